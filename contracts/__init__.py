@@ -1,0 +1,16 @@
+"""What is said: every value that crosses a boundary, as frozen pydantic models.
+
+value       the two base classes: `Value` (history, tolerant) and `Edge` (outside, strict)
+duration    "30s", "15m", "2h" as `timedelta`
+events      the agentic.* events, field for field as their source has them
+signals     what people send to a run: answers and cancel requests
+question    the one open question of a run
+agent       an agent's definition and the snapshot a run keeps of it
+limits      steps, turns, reframes, time
+tool        what a tool is, one call of it, what came back
+turn        one model call: request and reply
+transcript  parts, cursor, page, segment: the conversation by reference
+journal     the eight sections of the run journal
+run         a run's state, and the view of it that `state` answers
+failures    the kinds of failure, by whose fault they are
+"""

@@ -1,0 +1,27 @@
+"""Durations as people write them: "500ms", "30s", "15m", "2h", "7d", or a number of seconds."""
+
+import re
+from datetime import timedelta
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_WRITTEN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*")
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError('expected a duration such as "30s"')  # noqa: TRY004 - pydantic reports ValueErrors
+    if isinstance(value, str) and (written := _WRITTEN.fullmatch(value)):
+        value = float(written[1]) * _UNITS[written[2]]
+    if isinstance(value, int | float):
+        if not 0 < value <= 366 * 86400:
+            raise ValueError("expected a duration above zero and up to 366 days")
+        return timedelta(seconds=value)
+    if isinstance(value, str) and not value.startswith("P"):
+        raise ValueError('expected a duration such as "500ms", "30s", "15m", "2h" or "7d"')
+    return value
+
+
+Duration = Annotated[timedelta, BeforeValidator(_read)]

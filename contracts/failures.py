@@ -1,0 +1,49 @@
+"""The kinds of failure, by whose fault they are. Each is the `type` of a Temporal ApplicationError."""
+
+from enum import StrEnum
+
+
+class RunFailure(StrEnum):
+    """Why a run ended Failed."""
+
+    invalid_input = "InvalidInput"  # the caller: the start event does not validate
+    unknown_agent = "UnknownAgent"  # the caller: no such agent in the worker's project
+    bad_project = "BadProject"  # the operator: perdure.toml or an agent file does not load
+    model_refused = "ModelRefused"  # the operator: key, model name or request refused (400, 401, 403, 404)
+    rate_limited = "RateLimited"  # the provider: 429 until the retries were used up
+    model_unavailable = "ModelUnavailable"  # the provider: 5xx, broken streams, no connection, to the end
+    context_too_long = "ContextTooLong"  # the conversation does not fit the model's window
+    model_unusable = "ModelUnusable"  # the model: nothing usable in several replies in a row
+
+
+class ToolFault(StrEnum):
+    """The `kind` of a tool's error, as the model sees it."""
+
+    unknown_tool = "unknown_tool"
+    not_allowed = "not_allowed"
+    invalid_arguments = "invalid_arguments"
+    broken_json = "broken_json"
+    budget = "budget"
+    denied = "denied"
+    timeout = "timeout"
+    unreachable = "unreachable"
+    blocked = "blocked"
+    too_large = "too_large"
+    not_found = "not_found"
+    http_error = "http_error"
+    tool_error = "tool_error"
+    in_doubt = "in_doubt"  # the call may have happened
+    interrupted = "interrupted"  # the run ended before the call did
+    not_finished = "not_finished"  # `finish` beside a call that failed
+
+
+class Escalation(StrEnum):
+    """The `reason` of an `agent.escalated` event."""
+
+    asked = "asked"  # the model called `escalate`
+    step_budget = "step_budget"
+    turn_budget = "turn_budget"
+    reframe_budget = "reframe_budget"
+    step_never_issued = "step_never_issued"
+    wrong_tool = "wrong_tool"
+    model_declined = "model_declined"

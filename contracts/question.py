@@ -1,0 +1,24 @@
+"""The one open question of a run. Whatever its cause, it is answered the same way."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from contracts.value import Value
+
+
+class QuestionKind(StrEnum):
+    question = "question"  # the agent asks
+    approval = "approval"  # a tool wants to run
+    resume_unsafe = "resume_unsafe"  # a call may have happened
+
+
+class Question(Value):
+    """`options` are the decisions, or suggested texts, that answer it; empty means any text does."""
+
+    id: str
+    kind: QuestionKind
+    text: str
+    options: tuple[str, ...] = ()
+    step: int | None = None
+    tool: str | None = None
+    asked_at: datetime

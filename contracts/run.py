@@ -1,0 +1,150 @@
+"""A run's state, which is also what it carries over continue-as-new, and the view that `state` answers."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Literal
+
+from contracts.journal import Journal
+from contracts.limits import Limits
+from contracts.question import Question
+from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
+from contracts.transcript import Segment
+from contracts.turn import Usage
+from contracts.value import Value
+
+
+class RunStatus(StrEnum):
+    queued = "queued"
+    running = "running"
+    waiting_on_tool = "waiting_on_tool"
+    waiting_on_human = "waiting_on_human"
+    completed = "completed"
+    escalated = "escalated"
+    cancelled = "cancelled"
+    timed_out = "timed_out"
+    failed = "failed"
+
+
+class Pending(Value):
+    """A tool action that was issued and has no result yet (A3)."""
+
+    step: int
+    tool: str
+    since: datetime
+    attempt: int = 1
+    outside: bool = False  # awaited as a `tool_result` signal
+
+
+class Call(Value):
+    """One tool use of the current turn. `step` is None where it takes none. `outcome` is None until settled."""
+
+    tool_use_id: str
+    tool: str
+    kind: ToolKind
+    effect: Effect
+    step: int | None
+    arguments: dict[str, Any]
+    outcome: ToolOutcome | None = None
+
+
+class Ending(Value):
+    """How the run ends: the terminal status, and what is said of it."""
+
+    status: Literal[RunStatus.completed, RunStatus.escalated, RunStatus.failed]
+    text: str  # the outcome, or the detail of an escalation or failure
+    reason: str = ""  # `Escalation` or `RunFailure`
+
+
+class RunState(Value):
+    run_id: str
+    goal: str
+    agent: str
+    context: dict[str, Any]
+    conversation_id: str | None
+    created_at: datetime
+    updated_at: datetime
+    limits: Limits
+    status: RunStatus = RunStatus.queued
+    model: str = ""
+    definition: str = ""
+    workspace: str = ""
+    tools: tuple[ToolRoute, ...] = ()
+    approved_tools: tuple[str, ...] = ()
+    step: int = 0
+    turns: int = 0
+    reframes: int = 0
+    questions: int = 0
+    unusable_replies: int = 0  # in a row
+    pending: tuple[Pending, ...] = ()
+    calls: tuple[Call, ...] = ()
+    question: Question | None = None
+    usage: Usage = Usage()
+    cost_usd: float | None = 0.0  # None once a model without a known price was used
+    artifacts: tuple[str, ...] = ()
+    journal: Journal = Journal()
+    plan: str = ""
+    last_finding: str = ""
+    ignored: tuple[str, ...] = ()  # the latest signals that had no effect, and why
+    ending: Ending | None = None
+
+
+class Continuation(Value):
+    """The input of `AgentRun` after continue-as-new: the state, and the transcript by reference."""
+
+    type: Literal["agentic.continue"] = "agentic.continue"
+    state: RunState
+    segments: tuple[Segment, ...]
+
+
+class QuestionView(Value):
+    id: str
+    kind: str
+    text: str
+    options: tuple[str, ...]
+
+
+class PendingView(Value):
+    step: int
+    tool: str
+    since: datetime
+    attempt: int
+
+
+class RunView(Value):
+    """The answer of the query `state` (A8)."""
+
+    run_id: str
+    status: RunStatus
+    goal: str
+    agent: str
+    model: str
+    created_at: datetime
+    updated_at: datetime
+    step: int
+    max_steps: int
+    turns: int
+    reframes: int
+    max_reframes: int
+    pending: tuple[PendingView, ...]
+    completed_steps: tuple[int, ...]
+    workspace: str
+    artifacts: tuple[str, ...]
+    question: QuestionView | None
+    usage: Usage
+    cost_usd: float | None
+    ignored: tuple[str, ...]
+
+
+class CloseRequest(Value):
+    """The input of the activity `close_segment`: archive the live parts; at a run's end, finish its files."""
+
+    start: int
+    length: int
+    head: str
+    state: RunState | None = None  # only at the end of the run
+    event: dict[str, Any] | None = None  # the completion event
+    cancel: str | None = None  # ask the server to cancel this run, for this reason
+
+
+class Closed(Value):
+    segment: Segment | None

@@ -1,0 +1,59 @@
+"""The conversation: parts, and the ways to speak of them by reference.
+
+A part is the smallest thing that enters the conversation at once: the goal, a reply of the model, one tool's
+result, a note of the runtime. Each part enters history once, as the result or signal that brought it.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from contracts.value import Edge, Value
+
+
+class PartKind(StrEnum):
+    goal = "goal"
+    reply = "reply"  # of the model
+    result = "result"  # of one tool call
+    note = "note"  # of the runtime to the model
+
+
+class Part(Value):
+    """`content` holds Messages API content blocks; `about` what people want to know of it (never sent on)."""
+
+    kind: PartKind
+    content: list[dict[str, Any]]
+    about: dict[str, Any] = Field(default_factory=dict)
+
+
+class Segment(Value):
+    """A closed stretch of the transcript in the run's store: parts [start, end), and the hash at its end."""
+
+    ref: str
+    start: int
+    end: int
+    head: str
+
+
+class TranscriptQuery(Edge):
+    """The optional argument of the query `transcript`: `{"from": 0, "limit": 50}`."""
+
+    model_config = ConfigDict(validate_by_name=True)
+
+    start: int = Field(default=0, alias="from", ge=0)
+    limit: int | None = Field(default=None, ge=1)
+
+
+class Page(Value):
+    """An answer of the query `transcript`: parts from `start` on, about 1 MB of them at most.
+
+    Parts before `live_from` lie in `segments` (in the run's store) and are not in the answer.
+    """
+
+    start: int
+    total: int
+    head: str
+    live_from: int
+    parts: list[Part]
+    segments: tuple[Segment, ...] = ()

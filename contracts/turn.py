@@ -1,0 +1,47 @@
+"""One model call: what the activities `plan` and `reflect` take and bring back."""
+
+from typing import Any
+
+from contracts.value import Value
+
+
+class Usage(Value):
+    """Tokens as the provider counted them. `input` leaves out what was written to or read from the cache."""
+
+    input: int = 0
+    output: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            input=self.input + other.input,
+            output=self.output + other.output,
+            cache_read=self.cache_read + other.cache_read,
+            cache_write=self.cache_write + other.cache_write,
+        )
+
+
+class TurnRequest(Value):
+    """A cursor into the transcript, and the definition by its hash: never the conversation itself."""
+
+    turn: int
+    length: int
+    head: str
+    definition: str
+
+
+class ModelTurn(Value):
+    """A reply. `content` holds the Messages API's content blocks as they came.
+
+    `broken` names the tool uses whose arguments were not valid JSON; their `input` is empty then.
+    `cost_usd` is None where the model's price is not known.
+    """
+
+    content: list[dict[str, Any]]
+    stop_reason: str | None
+    model: str
+    usage: Usage
+    duration_ms: int
+    cost_usd: float | None = None
+    broken: tuple[str, ...] = ()

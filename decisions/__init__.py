@@ -1,0 +1,14 @@
+"""What next: pure functions and values. No clock, no randomness, no I/O; these come in as facts.
+
+ids         every id and dedupe key, one function each
+limits      which limit is in force
+builtins    the tools that are decisions themselves, and their schemas
+calls       a reply of the model -> the calls it asks for, in batches
+loop        the run's state machine: what to do next, and what each answer makes of the state
+correlate   what a `tool_result` means to this run (A5)
+question    which answers a question takes
+transcript  the conversation as a hash chain of parts
+endings     how a run's end is told: completion and escalation events, hand-off
+journal     the journal as Markdown
+narrate     what a person reads: summaries, current details, the state view
+"""

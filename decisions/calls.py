@@ -1,0 +1,94 @@
+"""A reply of the model -> the calls it asks for, each with its step or its refusal, and their batches."""
+
+from collections.abc import Iterable
+from itertools import takewhile
+from typing import Any
+
+from contracts.failures import ToolFault
+from contracts.run import Call, RunState
+from contracts.tool import Approval, Effect, ToolKind, ToolRoute, failed
+from contracts.turn import ModelTurn
+from decisions.builtins import CONTROL
+
+
+def text_of(content: Iterable[dict[str, Any]]) -> str:
+    """The text blocks of a message, joined."""
+    return "\n".join(str(b.get("text", "")) for b in content if b.get("type") == "text").strip()
+
+
+def calls_of(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
+    """Every tool use of a reply, in the model's order.
+
+    Steps are counted on from the run's last one, never reused. A call that cannot be made is settled here, with
+    an error that the model can act on; so the allow-list binds whatever the prompt says (A12).
+    """
+    routes = {route.name: route for route in state.tools}
+    calls: list[Call] = []
+    step = state.step
+    for block in turn.content:
+        if block.get("type") != "tool_use":
+            continue
+        call = _refused(block, turn, routes)
+        if call is None:
+            route = routes[block["name"]]
+            call = _asked(block, route, step + 1 if route.takes_step else None)
+            if route.takes_step and step >= state.limits.max_steps:
+                used_up = f"step budget used up ({state.limits.max_steps} steps): finish with what there is"
+                call = call.model_copy(update={"step": None, "outcome": failed(ToolFault.budget, used_up)})
+            elif route.takes_step:
+                step += 1
+        calls.append(call)
+    return tuple(calls)
+
+
+def _asked(block: dict[str, Any], route: ToolRoute, step: int | None) -> Call:
+    return Call(
+        tool_use_id=block["id"],
+        tool=route.name,
+        kind=route.kind,
+        effect=route.effect,
+        step=step,
+        arguments=block["input"],
+    )
+
+
+def _refused(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolRoute]) -> Call | None:
+    name = str(block.get("name"))
+    if name not in routes:
+        tools = ", ".join(routes)
+        outcome = failed(ToolFault.unknown_tool, f"there is no tool {name!r} here; the tools are: {tools}")
+    elif block["id"] in turn.broken:
+        outcome = failed(ToolFault.broken_json, "the arguments were not valid JSON; make the call again, whole")
+    elif not isinstance(block.get("input"), dict):
+        outcome = failed(ToolFault.invalid_arguments, "the arguments must be a JSON object")
+    else:
+        return None
+    return Call(
+        tool_use_id=block["id"],
+        tool=name[:200],
+        kind=ToolKind.builtin,
+        effect=Effect.read,
+        step=None,
+        arguments={},
+        outcome=outcome,
+    )
+
+
+def needs_approval(state: RunState, call: Call) -> bool:
+    route = next((r for r in state.tools if r.name == call.tool), None)
+    return route is not None and route.approval is Approval.always and call.tool not in state.approved_tools
+
+
+def next_batch(state: RunState) -> tuple[Call, ...]:
+    """The calls to make now: neighbouring reads together, everything else alone and in the model's order.
+
+    `finish`, `escalate` and `reframe` come last, since they judge what the others brought.
+    """
+    waiting = [call for call in state.calls if call.outcome is None]
+    work = [call for call in waiting if call.tool not in CONTROL]
+    reads = tuple(takewhile(lambda call: _is_parallel(state, call), work))
+    return reads or tuple((work or waiting)[:1])
+
+
+def _is_parallel(state: RunState, call: Call) -> bool:
+    return call.effect is Effect.read and call.kind is not ToolKind.builtin and not needs_approval(state, call)

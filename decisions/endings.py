@@ -1,0 +1,44 @@
+"""How a run's end is told: exactly one event, and what a person needs to take over."""
+
+from contracts.events import CompletedEvent, CompletedPayload, EscalatedEvent, EscalatedPayload
+from contracts.run import RunState, RunStatus
+
+
+def ending_event(state: RunState) -> CompletedEvent | EscalatedEvent:
+    """The event of a run that completed or escalated."""
+    if state.ending is None:
+        raise AssertionError("the run has not ended")
+    if state.ending.status is RunStatus.completed:
+        return CompletedEvent(
+            payload=CompletedPayload(
+                run_id=state.run_id,
+                goal=state.goal,
+                outcome=state.ending.text,
+                steps_taken=state.step,
+                artifacts=state.artifacts,
+            )
+        )
+    return EscalatedEvent(
+        payload=EscalatedPayload(
+            run_id=state.run_id,
+            goal=state.goal,
+            reason=state.ending.reason,
+            detail=state.ending.text,
+            steps_taken=state.step,
+            artifacts=state.artifacts,
+            handoff=handoff(state),
+        )
+    )
+
+
+def handoff(state: RunState) -> str:
+    """Objective, state reached, what stands in the way, next action: for the person who takes over."""
+    journal = state.journal
+    blocker = state.ending.text if state.ending else ""
+    lines = (
+        ("Objective", journal.objective or state.goal),
+        ("State", journal.current_state or state.last_finding or f"{state.step} steps taken"),
+        ("Blocker", journal.blockers[0] if journal.blockers else blocker),
+        ("Next", journal.handoff_next_action or "a person decides how to go on"),
+    )
+    return "\n".join(f"{name}: {' '.join(text.split())[:600]}" for name, text in lines)

@@ -1,0 +1,35 @@
+"""Every id and dedupe key, made in one place."""
+
+from hashlib import blake2b
+
+
+def run_workflow_id(run_id: str) -> str:
+    return f"run:{run_id}"
+
+
+def run_id_of(workflow_id: str) -> str:
+    """The id after `run:`; a workflow started under another id is its own run id."""
+    return workflow_id.removeprefix("run:")
+
+
+def run_id_for(dedupe_key: str) -> str:
+    """Two starts with one dedupe key find the same run (A10)."""
+    return "k-" + blake2b(dedupe_key.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
+
+
+def start_key(request_id: str) -> str:
+    return f"agentic:start:{request_id}"
+
+
+def request_key(run_id: str, step: int, attempt: int = 1) -> str:
+    """The idempotency key of a tool call. A person's `run_again` opens a new generation of it."""
+    key = f"agentic:run:{run_id}:step:{step}:request"
+    return key if attempt == 1 else f"{key}:{attempt}"
+
+
+def result_key(run_id: str, step: int) -> str:
+    return f"agentic:run:{run_id}:step:{step}:result"
+
+
+def question_id(number: int) -> str:
+    return f"q{number}"

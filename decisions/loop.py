@@ -1,0 +1,244 @@
+"""The run's state machine: what to do next, and what each answer makes of the state.
+
+A turn is one model call and the calls it asked for. A run thinks (`plan` first, `reflect` after), makes the calls
+of the turn batch by batch, and thinks again, until there is an ending.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from contracts.failures import Escalation, RunFailure, ToolFault
+from contracts.run import Call, Ending, Pending, RunState, RunStatus
+from contracts.tool import ToolKind, ToolOutcome, failed
+from contracts.turn import ModelTurn
+from decisions.builtins import ESCALATE, FINISH, REFRAME
+from decisions.calls import calls_of, next_batch, text_of
+
+MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
+EXCERPT = 600  # characters of a finding or plan that the state keeps for people
+
+
+@dataclass(frozen=True)
+class Think:
+    """Call the model."""
+
+
+@dataclass(frozen=True)
+class Act:
+    """Make these calls at the same time."""
+
+    batch: tuple[Call, ...]
+
+
+@dataclass(frozen=True)
+class CloseTurn:
+    """Every call has its outcome: hand the results to the conversation."""
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """Continue as new: the history is long, and nothing is in flight."""
+
+
+@dataclass(frozen=True)
+class End:
+    ending: Ending
+
+
+Move = Think | Act | CloseTurn | Rotate | End
+
+
+def next_move(state: RunState, *, history_is_long: bool) -> Move:
+    """What the run does next. Nothing is in flight when this is asked."""
+    if batch := next_batch(state):
+        return Act(batch)
+    if state.calls:
+        return CloseTurn()
+    if state.ending is not None:
+        return End(state.ending)
+    if state.turns >= state.limits.max_turns:
+        detail = f"all {state.limits.max_turns} turns are used up"
+        return End(Ending(status=RunStatus.escalated, text=detail, reason=Escalation.turn_budget))
+    if history_is_long:
+        return Rotate()
+    return Think()
+
+
+@dataclass(frozen=True)
+class TurnTaken:
+    """What a reply made of the run: whether it enters the conversation, and a note to the model about it."""
+
+    state: RunState
+    keep: bool = True
+    note: str | None = None
+
+
+def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
+    """A reply without any tool call ends the run: its text is the outcome."""
+    state = _counted(state, turn)
+    calls = calls_of(state, turn)
+    text = text_of(turn.content)
+    if turn.stop_reason == "refusal":
+        return TurnTaken(_escalated(state, Escalation.model_declined, text or "the model declined"), keep=False)
+    if not calls and turn.stop_reason == "pause_turn":
+        return TurnTaken(state)
+    if not calls and turn.stop_reason == "max_tokens":
+        note = "Your reply was cut off by the length limit. Go on in smaller pieces."
+        return _unusable(state, keep=bool(text), note=note)
+    if not calls and not text:
+        return _unusable(state, keep=False, note="Your reply was empty. Call a tool, or answer in text.")
+    state = _heard(state.model_copy(update={"unusable_replies": 0}), text)
+    if not calls:
+        return TurnTaken(_completed(state, text, ()))
+    if state.step >= state.limits.max_steps and any(_asks_for_a_step(call) for call in calls):
+        detail = f"all {state.limits.max_steps} steps are used up, and the agent asked for one more"
+        state = _escalated(state, Escalation.step_budget, detail)
+    last = max([call.step for call in calls if call.step is not None], default=state.step)
+    return TurnTaken(state.model_copy(update={"calls": calls, "step": last}))
+
+
+def _asks_for_a_step(call: Call) -> bool:
+    return call.outcome is not None and call.outcome.error is not None and call.outcome.error.kind == ToolFault.budget
+
+
+def _counted(state: RunState, turn: ModelTurn) -> RunState:
+    cost = None if state.cost_usd is None or turn.cost_usd is None else state.cost_usd + turn.cost_usd
+    return state.model_copy(
+        update={
+            "turns": state.turns + 1,
+            "usage": state.usage + turn.usage,
+            "cost_usd": cost,
+            "model": turn.model,
+        }
+    )
+
+
+def _unusable(state: RunState, *, keep: bool, note: str) -> TurnTaken:
+    count = state.unusable_replies + 1
+    state = state.model_copy(update={"unusable_replies": count})
+    if count < MAX_UNUSABLE_REPLIES:
+        return TurnTaken(state, keep=keep, note=note)
+    text = f"{count} replies in a row were empty or cut off"
+    ending = Ending(status=RunStatus.failed, text=text, reason=RunFailure.model_unusable)
+    return TurnTaken(state.model_copy(update={"ending": ending}), keep=keep)
+
+
+def _heard(state: RunState, text: str) -> RunState:
+    """Frame and plan are read from what the model says; no format is forced on it."""
+    if not text:
+        return state
+    if state.turns > 1:
+        journal = state.journal.model_copy(update={"current_state": text[:EXCERPT]})
+        return state.model_copy(update={"last_finding": text[:EXCERPT], "journal": journal})
+    frame = re.search(r"^\W*frame\W+(.+)$", text, re.IGNORECASE | re.MULTILINE)
+    plan = re.search(r"^\W*plan\b\W*(.+)", text, re.IGNORECASE | re.MULTILINE | re.DOTALL)
+    objective = frame[1].strip() if frame else state.goal
+    journal = state.journal.model_copy(update={"objective": objective[:EXCERPT]})
+    return state.model_copy(update={"plan": (plan[1] if plan else text).strip()[:EXCERPT], "journal": journal})
+
+
+def issued(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunState:
+    """The calls stand as pending before anything is dispatched (A3)."""
+    pending = tuple(
+        Pending(step=call.step, tool=call.tool, since=now, outside=call.kind is ToolKind.signal)
+        for call in batch
+        if call.step is not None
+    )
+    return state.model_copy(update={"pending": state.pending + pending, "updated_at": now})
+
+
+def reissued(state: RunState, step: int, now: datetime) -> RunState:
+    """A person decided "run again": the same step, one attempt more."""
+    pending = tuple(
+        p.model_copy(update={"attempt": p.attempt + 1, "since": now}) if p.step == step else p for p in state.pending
+    )
+    return state.model_copy(update={"pending": pending, "updated_at": now})
+
+
+def settled(state: RunState, call: Call, outcome: ToolOutcome, now: datetime) -> RunState:
+    """A call has its outcome, and is pending no longer."""
+    calls = tuple(
+        c.model_copy(update={"outcome": outcome}) if c.tool_use_id == call.tool_use_id else c for c in state.calls
+    )
+    artifacts = state.artifacts + tuple(a for a in outcome.artifacts if a not in state.artifacts)
+    update = {
+        "calls": calls,
+        "artifacts": artifacts,
+        "pending": tuple(p for p in state.pending if p.step != call.step),
+        "journal": state.journal.model_copy(update={"artifacts": artifacts}),
+        "updated_at": now,
+    }
+    return state.model_copy(update=update)
+
+
+def controlled(state: RunState, call: Call, now: datetime) -> RunState:
+    """Carries out `finish`, `escalate` or `reframe`."""
+    said = {key: value for key, value in call.arguments.items() if isinstance(value, str)}
+    if state.ending is not None:
+        return settled(state, call, failed(ToolFault.interrupted, "the run has ended"), now)
+    if call.tool == FINISH:
+        return _finish(state, call, said.get("outcome", ""), now)
+    if call.tool == ESCALATE:
+        state = _escalated(state, Escalation.asked, said.get("reason") or "the agent gave no reason")
+        return settled(state, call, ToolOutcome(result="escalated"), now)
+    if call.tool == REFRAME:
+        return _reframe(state, call, said.get("frame", ""), now)
+    raise AssertionError(f"{call.tool} is no control tool")
+
+
+def _finish(state: RunState, call: Call, outcome: str, now: datetime) -> RunState:
+    sibling = next((c for c in state.calls if c.outcome is not None and c.outcome.status == "error"), None)
+    if sibling is not None:
+        fault = failed(ToolFault.not_finished, f"not finished: {sibling.tool} failed in this turn; look at its error")
+        return settled(state, call, fault, now)
+    if not outcome.strip():
+        fault = failed(ToolFault.invalid_arguments, "`outcome` is required: say what was achieved")
+        return settled(state, call, fault, now)
+    named = call.arguments.get("artifacts")
+    artifacts = tuple(a for a in named if isinstance(a, str)) if isinstance(named, list) else ()
+    return settled(_completed(state, outcome.strip(), artifacts), call, ToolOutcome(result="finished"), now)
+
+
+def _reframe(state: RunState, call: Call, frame: str, now: datetime) -> RunState:
+    count, most = state.reframes + 1, state.limits.max_reframes
+    if count > most:
+        state = _escalated(state, Escalation.reframe_budget, f"all {most} reframes are used up")
+        return settled(state, call, failed(ToolFault.budget, f"reframes used up ({most})"), now)
+    journal = state.journal.model_copy(update={"objective": frame[:EXCERPT] or state.journal.objective})
+    state = state.model_copy(update={"reframes": count, "journal": journal})
+    return settled(state, call, ToolOutcome(result=f"reframed ({count} of {most})"), now)
+
+
+def closed_turn(state: RunState) -> RunState:
+    return state.model_copy(update={"calls": ()})
+
+
+def ended(state: RunState, ending: Ending, now: datetime) -> RunState:
+    return state.model_copy(update={"ending": ending, "status": ending.status, "updated_at": now})
+
+
+def halted(state: RunState, now: datetime) -> RunState:
+    """Answers what is still open: every tool use gets its result, also when the run ends before the call."""
+    interrupted = failed(ToolFault.interrupted, "the run ended before this call was made")
+    for call in state.calls:
+        if call.outcome is None:
+            state = settled(state, call, interrupted, now)
+    return state
+
+
+def violated(state: RunState, reason: Escalation, detail: str) -> RunState:
+    """A result from outside broke the protocol: the run escalates (A5)."""
+    return _escalated(state, reason, detail)
+
+
+def _completed(state: RunState, outcome: str, artifacts: tuple[str, ...]) -> RunState:
+    found = state.artifacts + tuple(a for a in artifacts if a not in state.artifacts)
+    ending = Ending(status=RunStatus.completed, text=outcome)
+    return state.model_copy(update={"ending": ending, "artifacts": found})
+
+
+def _escalated(state: RunState, reason: Escalation, detail: str) -> RunState:
+    if state.ending is not None:
+        return state
+    return state.model_copy(update={"ending": Ending(status=RunStatus.escalated, text=detail, reason=reason)})
