@@ -1,0 +1,17 @@
+"""How: the only I/O. Each activity does one outside thing; its clients are given in.
+
+turn         `plan` and `reflect`: one model call each
+model        the Messages API behind them, and the translation of its failures
+tool         `call_tool`
+toolkit      what every tool looks like to it
+run          `open_run` and `close_segment`: a run's files and its store
+project      what a worker offers: agents, tools, model settings
+transcript   the worker's cache of conversations, and how it gets what it misses
+workspace    a run's folder, and nothing outside it
+heartbeat    how an activity says that it is alive
+
+fetch        the tool that fetches pages (guard, addresses: only public ones; webpage: HTML to Markdown)
+files        the tools that read, write and list files of the workspace
+python_tool, http_tool, signal_tool   the kinds of `perdure.toml`
+rehearsal    the rule-based stand-in for a model (critique: what it writes; messages_sse: how it is streamed)
+"""

@@ -1,0 +1,80 @@
+"""Which addresses an agent may reach: public ones. What counts is the number that will be connected to."""
+
+import socket
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+
+Address = IPv4Address | IPv6Address
+
+# The instance metadata services of the clouds: who may ask them gets the machine's keys.
+METADATA_NAMES = frozenset({"metadata.google.internal", "metadata.goog"})
+METADATA_ADDRESSES = frozenset(
+    ip_address(text)
+    for text in (
+        "100.100.100.200",
+        "168.63.129.16",
+        "169.254.169.254",
+        "169.254.170.2",
+        "169.254.170.23",
+        "192.0.0.192",
+        "fd00:ec2::254",
+        "fd20:ce::254",
+    )
+)
+
+# What `is_global` leaves open, or decides differently from one Python release to the next.
+_NOT_PUBLIC = [
+    ip_network(text)
+    for text in ("100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4")
+]
+_GLOBAL_UNICAST = ip_network("2000::/3")
+_CARRIES_IPV4 = [ip_network("64:ff9b::/96"), ip_network("::/96")]  # NAT64, and the old "compatible" form
+
+
+def literal(host: str) -> Address | None:
+    """The address that `host` spells, also in the odd ways of `inet_aton` (127.1, 0x7f000001); None for a name."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        pass
+    if not host.isascii() or not host[:1].isdigit():
+        return None
+    try:
+        return IPv4Address(socket.inet_aton(host))
+    except OSError:
+        return None
+
+
+def is_metadata(address: Address) -> bool:
+    """True for the addresses that stay blocked even on a host that is allowed."""
+    return _unwrapped(address) in METADATA_ADDRESSES or address in METADATA_ADDRESSES
+
+
+def is_public(address: Address) -> bool:
+    """True if anyone on the internet would reach the same thing there."""
+    inner = _unwrapped(address)
+    if not inner.is_global or inner.is_multicast or any(inner in network for network in _NOT_PUBLIC):
+        return False
+    return inner.version == 4 or inner in _GLOBAL_UNICAST
+
+
+def is_own(address: Address) -> bool:
+    """True if this machine has the address, so that what listens there is ours; nothing is sent to find out."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((str(address), 9))
+        except (OSError, ValueError):
+            return False
+        # To itself a machine speaks from the very address it speaks to.
+        return ip_address(str(probe.getsockname()[0]).partition("%")[0]) == address
+
+
+def _unwrapped(address: Address) -> Address:
+    """The IPv4 address inside an IPv6 one, where the network would take it out and go there."""
+    if isinstance(address, IPv4Address):
+        return address
+    if inner := address.ipv4_mapped or address.sixtofour:
+        return inner
+    if any(address in network for network in _CARRIES_IPV4):
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address

@@ -1,0 +1,246 @@
+"""The tool `fetch`: one page by GET, with caps on time, size and redirects."""
+
+import asyncio
+import re
+import ssl
+import zlib
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urljoin
+
+import httpcore
+import httpx
+
+from activities.guard import BlockedAddress, GuardedTransport, Resolver, resolve
+from activities.toolkit import CallContext, TransientFailure
+from activities.webpage import Tangled, Webpage, read_webpage
+from contracts.agent import ToolSchema
+from contracts.failures import ToolFault
+from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute, failed
+
+MOST_REDIRECTS = 5
+_MAY_PASS = {408, 425, 429}
+_GONE = {404, 410}
+_HOST = re.compile(rb"[A-Za-z0-9._:-]+")
+_MOST_HEADER = 200  # characters of what a server says that are told on
+_MOST_URL = 300
+_HEADERS = {
+    "user-agent": "Perdure (fetch tool)",
+    "accept": "text/html, text/markdown, text/plain, application/json, */*;q=0.5",
+    "accept-encoding": "gzip",  # what `_inflated` can unpack under a cap
+}
+_DESCRIPTION = (
+    "Fetch a public web page or text document by HTTP GET. HTML comes back as Markdown with absolute links, "
+    "other text as it is, after a few lines with the final url, status, content type and title. Binary files "
+    "are only described. Addresses inside private networks are blocked."
+)
+
+
+class _Refused(Exception):
+    """The fetch ends here, for a reason that the model should read."""
+
+    def __init__(self, kind: ToolFault, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+
+
+@dataclass(frozen=True)
+class _Answer:
+    url: httpx.URL
+    status: int
+    content_type: str
+    body: bytes
+
+
+class FetchTool:
+    """`allow_hosts` holds "host" and "host:port": there, private addresses are allowed, but no metadata service.
+
+    `timeout` covers the whole call with its redirects; `max_bytes` the body once unpacked.
+    """
+
+    def __init__(
+        self,
+        allow_hosts: frozenset[str],
+        timeout: timedelta = timedelta(seconds=30),
+        max_bytes: int = 5 * 1024 * 1024,
+        resolver: Resolver = resolve,
+    ) -> None:
+        self._allow_hosts = frozenset(host.lower() for host in allow_hosts)
+        self._timeout = timeout
+        self._max_bytes = max_bytes
+        self._resolver = resolver
+        self._tls = httpx.create_ssl_context(trust_env=False)
+        self.route = ToolRoute(name="fetch", kind=ToolKind.native, effect=Effect.read, timeout=timeout)
+        self.schema = ToolSchema(
+            name="fetch",
+            description=_DESCRIPTION,
+            input_schema={
+                "type": "object",
+                "properties": {
+                    "url": {"type": "string", "description": "The whole address, such as https://example.com/page"}
+                },
+                "required": ["url"],
+                "additionalProperties": False,
+            },
+        )
+
+    async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:  # noqa: ARG002 - needs none
+        asked = arguments["url"].strip()
+        seconds = self._timeout.total_seconds()
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await self._get(asked)
+                return await self._told(answer)
+        except _Refused as refused:
+            return failed(refused.kind, refused.message)
+        except BlockedAddress as blocked:
+            return failed(ToolFault.blocked, f"{_brief(asked)}: {blocked}")
+        except (TimeoutError, httpcore.TimeoutException):
+            message = f"no whole answer within {seconds:g} s: {_brief(asked)}"
+            raise TransientFailure(ToolFault.timeout, message) from None
+        except (httpcore.NetworkError, httpcore.ProtocolError) as error:
+            if isinstance(error.__cause__, ssl.SSLCertVerificationError):
+                reason = error.__cause__.verify_message
+                return failed(ToolFault.unreachable, f"the certificate is not trusted ({reason}): {_brief(asked)}")
+            message = f"cannot reach {_brief(asked)}: {_one_line(error)}"
+            raise TransientFailure(ToolFault.unreachable, message) from None
+
+    async def _get(self, asked: str) -> _Answer:
+        """Follows redirects by hand, so that each hop is looked at before it is taken."""
+        url = _checked(asked)
+        timeouts = httpx.Timeout(self._timeout.total_seconds()).as_dict()
+        # No `httpx.AsyncClient`: it would log the URL, read the environment and judge redirects before us.
+        async with GuardedTransport(self._tls, self._allow_hosts, self._resolver) as transport:
+            for _ in range(MOST_REDIRECTS + 1):
+                request = httpx.Request("GET", url, headers=_HEADERS, extensions={"timeout": timeouts})
+                response = await transport.handle_async_request(request)
+                try:
+                    if not response.has_redirect_location:
+                        return await self._answer(url, response)
+                finally:
+                    await response.aclose()
+                url = _next_hop(url, response.headers["location"])
+        raise _Refused(ToolFault.http_error, f"more than {MOST_REDIRECTS} redirects: {_brief(asked)}")
+
+    async def _answer(self, url: httpx.URL, response: httpx.Response) -> _Answer:
+        status = response.status_code
+        if status >= 500 or status in _MAY_PASS:
+            wait = _retry_after(response.headers.get("retry-after", ""))
+            raise TransientFailure(ToolFault.http_error, f"{_named(status)}: {_brief(str(url))}", wait)
+        if not 200 <= status < 300:
+            kind = ToolFault.not_found if status in _GONE else ToolFault.http_error
+            raise _Refused(kind, f"{_named(status)}: {_brief(str(url))}")
+        body = await _inflated(url, response, self._max_bytes)
+        if body is None:
+            message = f"the page is larger than the cap of {self._max_bytes:,} bytes: {_brief(str(url))}"
+            raise _Refused(ToolFault.too_large, message)
+        return _Answer(url, status, response.headers.get("content-type", "")[:_MOST_HEADER], body)
+
+    async def _told(self, answer: _Answer) -> ToolOutcome:
+        # A third of the time: where reading takes longer, the page is at fault, and asking again is no use.
+        patience = self._timeout / 3
+        try:
+            page = await asyncio.to_thread(read_webpage, answer.body, answer.content_type, str(answer.url), patience)
+        except Tangled:
+            message = f"the markup of this page is too tangled to read: {_brief(str(answer.url))}"
+            return failed(ToolFault.too_large, message)
+        return ToolOutcome(result=_text(answer, page))
+
+
+def _checked(text: str) -> httpx.URL:
+    """Only what plainly is http or https. The address behind it is checked when connecting."""
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise _Refused(ToolFault.blocked, f"not a usable URL ({error}): {_brief(text)}") from None
+    if url.userinfo:
+        # Not quoted: it would put the password into history.
+        raise _Refused(ToolFault.blocked, "URLs with a user name or password in them are refused")
+    if url.port is not None and not 0 < url.port < 65536:
+        raise _Refused(ToolFault.blocked, f"not a usable port: {_brief(text)}")
+    if url.scheme not in {"http", "https"} or not _HOST.fullmatch(url.raw_host) or "\\" in text:
+        message = "only http and https URLs such as https://example.com/page are fetched, not "
+        raise _Refused(ToolFault.blocked, message + _brief(text))
+    return url.copy_with(fragment=None)
+
+
+def _next_hop(url: httpx.URL, location: str) -> httpx.URL:
+    try:
+        return _checked(urljoin(str(url), location))
+    except ValueError:
+        raise _Refused(ToolFault.http_error, f"a redirect that leads nowhere, from {_brief(str(url))}") from None
+    except _Refused as refused:
+        message = f"redirect from {_brief(str(url))} refused: {refused.message}"
+        raise _Refused(refused.kind, message) from None
+
+
+async def _inflated(url: httpx.URL, response: httpx.Response, most: int) -> bytes | None:
+    """The body, unpacked; None if it is larger. httpx would unpack a whole chunk, a thousand times its size."""
+    encoding = response.headers.get("content-encoding", "").strip().lower()
+    if encoding not in {"", "identity", "gzip", "x-gzip", "deflate"}:
+        raise _Refused(ToolFault.http_error, f"the server sent an encoding we did not ask for: {encoding[:50]!a}")
+    if encoding in {"", "identity"}:
+        return await _plain(response, most)
+    body, inflate = bytearray(), zlib.decompressobj(wbits=47)  # 47: gzip or zlib, by what it starts with
+    try:
+        async for chunk in response.aiter_raw():
+            body += inflate.decompress(chunk, most + 1 - len(body))
+            if len(body) > most:
+                return None
+    except zlib.error:
+        raise _Refused(ToolFault.http_error, f"the answer cannot be unpacked: {_brief(str(url))}") from None
+    return bytes(body)
+
+
+async def _plain(response: httpx.Response, most: int) -> bytes | None:
+    length = response.headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > most:
+        return None
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) > most:
+            return None
+    return bytes(body)
+
+
+def _text(answer: _Answer, page: Webpage) -> str:
+    lines = [f"url: {answer.url}", f"status: {_named(answer.status)}"]
+    lines.append(f"content-type: {answer.content_type or 'not given'}")
+    if page.title is not None:
+        lines.append(f"title: {page.title}")
+    text = page.text
+    if text is None:
+        text = f"[not text: {len(answer.body):,} bytes, not shown]"
+    return "\n".join((*lines, "", text or "[the page has no text]"))
+
+
+def _retry_after(value: str) -> float | None:
+    """Seconds, from seconds or an HTTP date; None where the server did not say."""
+    if re.fullmatch(r"[0-9]{1,9}", value.strip()):
+        return float(value)
+    try:
+        moment = parsedate_to_datetime(value)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    except (ValueError, OverflowError):
+        return None
+
+
+def _named(status: int) -> str:
+    return f"{status} {httpx.codes.get_reason_phrase(status)}".rstrip()
+
+
+def _brief(text: str) -> str:
+    """A URL for a message of one line, without user name and password."""
+    bare = re.sub(r"//[^/?#]*@", "//", text[: 4 * _MOST_URL])
+    line = "".join(character if character.isprintable() else "?" for character in bare)
+    return line if len(line) <= _MOST_URL else line[:_MOST_URL] + "…"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:_MOST_HEADER] or type(error).__name__

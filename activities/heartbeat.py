@@ -1,0 +1,33 @@
+"""How an activity says that it is alive. Without beats a dead worker is found only when the call times out."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from temporalio import activity
+
+ALIVE_EVERY = 3.0  # seconds; well inside the heartbeat timeout of the policies
+LOOK_EVERY = 0.25  # seconds between looks for something new to show
+
+
+@asynccontextmanager
+async def beating(progress: Callable[[], Any] | None = None) -> AsyncIterator[None]:
+    """Beats while the block runs. `progress` gives the details a watcher sees; a change is sent at once."""
+    task = asyncio.create_task(_beat(progress))
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _beat(progress: Callable[[], Any] | None) -> None:
+    last, silent = None, 0.0
+    pause = LOOK_EVERY if progress else ALIVE_EVERY
+    while True:
+        await asyncio.sleep(pause)
+        silent += pause
+        details = progress() if progress else None
+        if silent >= ALIVE_EVERY or details != last:
+            activity.heartbeat(details)
+            last, silent = details, 0.0

@@ -1,0 +1,101 @@
+"""The kind `http`: the tool request event is POSTed, and the answer is the result."""
+
+import asyncio
+from contextlib import suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from math import isfinite
+from typing import Any
+
+import httpx
+from pydantic_core import from_json
+
+from activities.toolkit import CallContext, TransientFailure
+from contracts.agent import ToolSchema
+from contracts.events import ToolRequestEvent, ToolRequestPayload
+from contracts.failures import ToolFault
+from contracts.tool import ToolOutcome, ToolRoute, failed
+
+PASSING = frozenset({408, 425, 429})  # and all of 5xx
+MOST_BYTES = 64 * 1024 * 1024  # of an answer
+
+
+def request_event(tool: str, arguments: dict[str, Any], context: CallContext) -> ToolRequestEvent:
+    """What a tool outside receives: the same on every attempt of the call."""
+    return ToolRequestEvent(
+        type=f"agentic.tool_request.{tool}",
+        payload=ToolRequestPayload(
+            run_id=context.run_id,
+            step=context.step,
+            tool=tool,
+            tool_payload=arguments,
+            requested_at=context.requested_at,
+        ),
+        dedupe_key=context.idempotency_key,
+    )
+
+
+class HttpTool:
+    """2xx is the result (JSON or text); timeouts, refused connections, 408, 425, 429 and 5xx pass; other 4xx go
+    to the model.
+    """
+
+    def __init__(self, route: ToolRoute, schema: ToolSchema, url: str, client: httpx.AsyncClient) -> None:
+        self.route = route
+        self.schema = schema
+        self._url = url
+        self._client = client
+
+    async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
+        event = request_event(self.route.name, arguments, context)
+        status, content_type, body = await post(self._client, self._url, event, self.route.timeout.total_seconds())
+        if status is None:
+            return failed(ToolFault.too_large, f"the answer is larger than {MOST_BYTES:,} bytes")
+        if not 200 <= status < 300:
+            return failed(
+                ToolFault.http_error, f"{status} from {self.route.name}: {body[:2000].decode(errors='replace')}"
+            )
+        if "json" in content_type:
+            with suppress(ValueError):
+                return ToolOutcome(result=from_json(body))
+        return ToolOutcome(result=body.decode(errors="replace"))
+
+
+async def post(
+    client: httpx.AsyncClient, url: str, event: ToolRequestEvent, timeout: float
+) -> tuple[int | None, str, bytes]:
+    """Status, content type and body; status None where the body is over the limit. Raises TransientFailure."""
+    headers = {"idempotency-key": event.dedupe_key, "content-type": "application/json"}
+    tool = event.payload.tool
+    body = bytearray()
+    try:
+        async with (
+            asyncio.timeout(timeout),  # of the whole call; httpx counts from one byte to the next
+            client.stream("POST", url, content=event.model_dump_json(), headers=headers, timeout=timeout) as response,
+        ):
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > MOST_BYTES:
+                    return None, "", b""
+    except (TimeoutError, httpx.TimeoutException) as error:
+        raise TransientFailure(ToolFault.timeout, f"{tool} did not answer within {timeout:g} s") from error
+    except httpx.HTTPError as error:
+        raise TransientFailure(ToolFault.unreachable, f"{tool} cannot be reached: {error}") from error
+    if response.status_code in PASSING or response.status_code >= 500:
+        said = bytes(body[:2000]).decode(errors="replace")
+        raise TransientFailure(
+            ToolFault.http_error, f"{response.status_code} from {tool}: {said}", retry_after(response)
+        )
+    return response.status_code, response.headers.get("content-type", ""), bytes(body)
+
+
+def retry_after(response: httpx.Response) -> float | None:
+    """Seconds that the server asked for, whether it gave a number or a date."""
+    asked = response.headers.get("retry-after")
+    if asked is None:
+        return None
+    with suppress(ValueError):
+        return seconds if isfinite(seconds := float(asked)) else None
+    with suppress(ValueError, TypeError):  # a date without a zone cannot be compared
+        return (parsedate_to_datetime(asked) - datetime.now(UTC)).total_seconds()
+    return None

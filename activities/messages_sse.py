@@ -1,0 +1,227 @@
+"""The provider's half of the Messages API: what it refuses, and a reply as the events it streams."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+_STATUS_OF_TYPE = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "api_error": 500,
+    "overloaded_error": 529,
+}
+TYPE_OF_STATUS = {status: name for name, status in _STATUS_OF_TYPE.items()}
+
+
+def error_body(type_: str, message: str) -> Json:
+    """The JSON of an error, as a body of its own and as the data of an `error` event."""
+    return {"type": "error", "error": {"type": type_, "message": message}}
+
+
+def encode_event(data: Json) -> bytes:
+    """One server-sent event; its name is the `type` of its data."""
+    return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+def encode_stream(message: Json, piece: int = 24) -> Iterator[bytes]:
+    """The events of one complete reply, one by one, with `piece` characters in a delta.
+
+    A `tool_use` whose `input` is a string streams that string as it is: so broken arguments can be told.
+    """
+    usage = message["usage"]
+    opening = {
+        "type": "message",
+        **message,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {**usage, "output_tokens": 1},
+    }
+    yield encode_event({"type": "message_start", "message": opening})
+    for index, block in enumerate(message["content"]):
+        start, deltas = _block_events(block, piece)
+        yield encode_event({"type": "content_block_start", "index": index, "content_block": start})
+        if index == 0:
+            yield encode_event({"type": "ping"})
+        for delta in deltas:
+            yield encode_event({"type": "content_block_delta", "index": index, "delta": delta})
+        yield encode_event({"type": "content_block_stop", "index": index})
+    ending = {"stop_reason": message["stop_reason"], "stop_sequence": message.get("stop_sequence")}
+    yield encode_event({"type": "message_delta", "delta": ending, "usage": usage})
+    yield encode_event({"type": "message_stop"})
+
+
+def _block_events(block: Json, piece: int) -> tuple[Json, list[Json]]:
+    """The block as it starts, and the deltas that fill it."""
+    match block["type"]:
+        case "text":
+            deltas = [{"type": "text_delta", "text": part} for part in _pieces(block["text"], piece)]
+            return {**block, "text": ""}, deltas
+        case "tool_use":
+            raw = block["input"] if isinstance(block["input"], str) else json.dumps(block["input"])
+            parts = ["", *_pieces(raw, piece)]  # the real stream opens with an empty piece
+            return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": part} for part in parts]
+        case "thinking":
+            deltas = [{"type": "thinking_delta", "thinking": part} for part in _pieces(block["thinking"], piece)]
+            signed = {"type": "signature_delta", "signature": block.get("signature", "")}
+            return {**block, "thinking": "", "signature": ""}, [*deltas, signed]
+        case _:
+            return block, []
+
+
+def _pieces(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+def refusal(body: Any) -> str | None:
+    """Why the API would answer this request with 400, or None. A `tool_use` without its result is the classic."""
+    if not isinstance(body, dict):
+        return "the body is not a JSON object"
+    if fault := _field_fault(body):
+        return fault
+    faults = (_message_fault(at, message) for at, message in enumerate(body["messages"]))
+    return next((fault for fault in faults if fault), None) or _pairing_fault(body["messages"])
+
+
+def _field_fault(body: Json) -> str | None:
+    tools = body.get("tools") or []
+    named = isinstance(tools, list) and all(isinstance(t, dict) and isinstance(t.get("name"), str) for t in tools)
+    sound = {
+        "model: Field required": isinstance(body.get("model"), str),
+        "max_tokens: a number above zero is required": isinstance(body.get("max_tokens"), int)
+        and body["max_tokens"] > 0,
+        "tools: each needs a name": named,
+        "tool_choice: Input should be a valid dictionary": isinstance(body.get("tool_choice") or {}, dict),
+        "messages: at least one message is required": isinstance(body.get("messages"), list)
+        and len(body["messages"]) > 0,
+    }
+    if fault := next((message for message, is_sound in sound.items() if not is_sound), None):
+        return fault
+    forced = (body.get("tool_choice") or {}).get("name")
+    known = forced is None or any(tool["name"] == forced for tool in tools)
+    return None if known else f"tool_choice: tool '{forced}' not found in provided tools"
+
+
+def _message_fault(at: int, message: Any) -> str | None:
+    if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
+        return f"messages.{at}: a role of user, assistant or system is required"
+    content = message.get("content")
+    if isinstance(content, str) and content:
+        return None
+    if not isinstance(content, list) or not content:
+        return f"messages.{at}: content must be non-empty"
+    return next((f"messages.{at}.{fault}" for block in content if (fault := _block_fault(block))), None)
+
+
+def _block_fault(block: Any) -> str | None:
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return None if text else "content: text content blocks must be non-empty"
+        case {"type": "tool_use", "id": str(), "name": str(), "input": dict()}:
+            return None
+        case {"type": "tool_result", "tool_use_id": str()}:
+            content = block.get("content", "")
+            sound = isinstance(content, str) or (
+                isinstance(content, list) and all(isinstance(part, dict) for part in content)
+            )
+            return None if sound else "content: a tool_result holds a string or blocks"
+        case {"type": "text" | "tool_use" | "tool_result"} | {"type": None}:
+            return "content: a block lacks a field, or has one of the wrong type"
+        case {"type": str()}:
+            return None
+        case _:
+            return "content: a block without a type"
+
+
+def _pairing_fault(messages: list[Json]) -> str | None:
+    """Each `tool_use` must be answered by one leading `tool_result` of the very next user turn."""
+    if messages[0]["role"] != "user":
+        return "messages: first message must use the user role"
+    open_ids: list[str] = []
+    seen: set[str] = set()
+    for role, content in _turns(messages):
+        if role == "assistant":
+            open_ids = [block["id"] for block in content if block["type"] == "tool_use"]
+            if len({*open_ids} - seen) < len(open_ids):
+                return "messages: `tool_use` ids must be unique"
+            seen.update(open_ids)
+            continue
+        results = _leading_results(content)
+        if missing := [name for name in open_ids if name not in results]:
+            return "`tool_use` ids were found without `tool_result` blocks immediately after: " + ", ".join(missing)
+        if extra := [name for name in results if name not in open_ids]:
+            return "unexpected `tool_use_id` found in `tool_result` blocks: " + ", ".join(extra)
+        if len({*results}) < len(results):
+            return "each tool_use must have a single result"
+        open_ids = []
+    return "`tool_use` ids were found without `tool_result` blocks: " + ", ".join(open_ids) if open_ids else None
+
+
+def _turns(messages: list[Json]) -> list[tuple[str, list[Json]]]:
+    """Messages with neighbours of the same role joined, as the API joins them; system messages left out."""
+    turns: list[tuple[str, list[Json]]] = []
+    for message in messages:
+        if message["role"] == "system":
+            continue
+        content = blocks_of(message)
+        if turns and turns[-1][0] == message["role"]:
+            turns[-1][1].extend(content)
+        else:
+            turns.append((message["role"], list(content)))
+    return turns
+
+
+def _leading_results(content: list[Json]) -> list[str]:
+    results: list[str] = []
+    for block in content:
+        if block["type"] != "tool_result":
+            break
+        results.append(block["tool_use_id"])
+    return results
+
+
+def blocks_of(message: Json) -> list[Json]:
+    """The content blocks of a message; a plain string is one text block."""
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """One tool use of a conversation, with what came back: None while it is open."""
+
+    name: str
+    arguments: Json
+    result: str | None
+    is_error: bool
+
+
+def tool_uses(messages: list[Json]) -> list[ToolUse]:
+    """The tool uses of a conversation that `refusal` lets pass, in order."""
+    blocks = [block for message in messages for block in blocks_of(message)]
+    results = {block["tool_use_id"]: block for block in blocks if block["type"] == "tool_result"}
+    return [
+        ToolUse(block["name"], block["input"], _result_text(found), bool(found and found.get("is_error")))
+        for block in blocks
+        if block["type"] == "tool_use"
+        for found in [results.get(block["id"])]
+    ]
+
+
+def _result_text(result: Json | None) -> str | None:
+    if result is None:
+        return None
+    content = result.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(str(part.get("text", "")) for part in content)
+
+
+def estimate_tokens(value: Any) -> int:
+    """A token for four characters of its JSON: plain arithmetic, for `usage` figures that need no tokenizer."""
+    return max(1, len(json.dumps(value, ensure_ascii=False)) // 4)

@@ -1,0 +1,237 @@
+"""The Messages API behind `plan` and `reflect`, and the translation of its failures into named kinds."""
+
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import anthropic
+import httpx2
+from anthropic import AsyncAnthropic
+from anthropic.types import RawMessageStreamEvent
+from pydantic_core import from_json
+from temporalio.exceptions import ApplicationError
+
+from contracts.agent import Definition
+from contracts.failures import RunFailure
+from contracts.turn import Usage
+
+MOST_WAIT = 60.0  # seconds; a server that asks for more is asked again by then
+REFUSED = frozenset({400, 401, 402, 403, 404, 413, 422})
+TOO_LONG = ("prompt is too long", "exceed_context_size", "context length", "maximum context")
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """`on_text` is told the text so far, each time there is more of it."""
+
+    definition: Definition
+    messages: list[dict[str, Any]]
+    on_text: Callable[[str], object] = lambda _: None
+
+
+@dataclass(frozen=True)
+class ModelReply:
+    """`broken` names the tool uses whose arguments were not valid JSON."""
+
+    content: list[dict[str, Any]]
+    stop_reason: str | None
+    model: str
+    usage: Usage
+    broken: tuple[str, ...] = ()
+
+
+class MessagesModel:
+    """Any server that speaks the Messages API, through the `anthropic` SDK. The client's own retries are off."""
+
+    def __init__(self, client: AsyncAnthropic) -> None:
+        self._client = client
+
+    async def reply(self, call: ModelCall) -> ModelReply:
+        """One streamed call. Raises ApplicationError of a `RunFailure` type, retryable or not."""
+        stream = _Accumulated(call.on_text)
+        try:
+            async with await self._client.messages.create(stream=True, **_request(call)) as events:
+                async for event in events:
+                    stream.take(event)
+        except (anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError) as error:
+            raise translated(error, self._client.api_key) from None
+        if stream.stop_reason is None:
+            raise unavailable("the model's answer was cut off in the middle of the stream")
+        return stream.reply()
+
+
+def _request(call: ModelCall) -> dict[str, Any]:
+    """The prompt's fixed front and its last message are marked for the provider's cache."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    definition = call.definition
+    last = call.messages[-1]
+    marked = {**last, "content": [*last["content"][:-1], {**last["content"][-1], **mark}]}
+    if last["content"][-1].get("type") in ("thinking", "redacted_thinking"):
+        marked = last
+    request: dict[str, Any] = {
+        "model": definition.model,
+        "max_tokens": definition.max_tokens,
+        "system": [{"type": "text", "text": definition.system, **mark}],
+        "messages": [*call.messages[:-1], marked],
+    }
+    if definition.tools:
+        request["tools"] = [tool.model_dump() for tool in definition.tools]
+    return request
+
+
+@dataclass
+class _Accumulated:
+    """A reply as its stream brings it. The SDK's own accumulator gives up at broken tool arguments; a model that
+    writes some should hear of it instead.
+    """
+
+    on_text: Callable[[str], object]
+    content: list[dict[str, Any]] = field(default_factory=list)
+    stop_reason: str | None = None
+    model: str = ""
+    usage: Usage = field(default_factory=Usage)
+    broken: list[str] = field(default_factory=list)
+    _arguments: dict[int, str] = field(default_factory=dict)
+    _text: str = ""
+
+    def take(self, event: RawMessageStreamEvent) -> None:
+        match event.type:
+            case "message_start":
+                self.model = event.message.model
+                self._count(event.message.usage.model_dump())
+            case "content_block_start":
+                self.content.append(self._named(event.content_block.model_dump(mode="json", exclude_none=True)))
+            case "content_block_delta":
+                self._grow(self.content[event.index], event.index, event.delta.model_dump())
+            case "content_block_stop":
+                self._close(self.content[event.index], event.index)
+            case "message_delta":
+                self.stop_reason = event.delta.stop_reason
+                self._count(event.usage.model_dump())
+            case "message_stop":
+                pass
+
+    def _named(self, block: dict[str, Any]) -> dict[str, Any]:
+        """Some servers use an id twice in a reply, or none; but a result must belong to one tool use."""
+        taken = {earlier.get("id") for earlier in self.content}
+        if block["type"] == "tool_use" and (not block["id"] or block["id"] in taken):
+            return {**block, "id": f"{block['id'] or 'call'}_{len(self.content)}"}
+        return block
+
+    def _grow(self, block: dict[str, Any], index: int, delta: dict[str, Any]) -> None:
+        match delta["type"]:
+            case "text_delta":
+                block["text"] += delta["text"]
+                self._text += delta["text"]
+                self.on_text(self._text)
+            case "input_json_delta":
+                self._arguments[index] = self._arguments.get(index, "") + delta["partial_json"]
+            case "thinking_delta":
+                block["thinking"] += delta["thinking"]
+            case "signature_delta":
+                block["signature"] = delta["signature"]
+            case "citations_delta":
+                block.setdefault("citations", []).append(delta["citation"])
+            case _:
+                pass  # a kind of delta that came after this was written
+
+    def _close(self, block: dict[str, Any], index: int) -> None:
+        written = self._arguments.pop(index, "")
+        if not written:
+            return
+        try:
+            block["input"] = read_arguments(written)
+        except ValueError:
+            block["input"] = {}
+            self.broken.append(block["id"])
+
+    def _count(self, usage: dict[str, Any]) -> None:
+        """Figures of a later event replace those of an earlier one; they are totals, not increments."""
+        names = {
+            "input": "input_tokens",
+            "output": "output_tokens",
+            "cache_read": "cache_read_input_tokens",
+            "cache_write": "cache_creation_input_tokens",
+        }
+        found = {ours: usage[theirs] for ours, theirs in names.items() if usage.get(theirs) is not None}
+        self.usage = self.usage.model_copy(update=found)
+
+    def reply(self) -> ModelReply:
+        content = [self._whole(block) for block in self.content if block.get("type") != "text" or block.get("text")]
+        return ModelReply(content, self.stop_reason, self.model, self.usage, tuple(self.broken))
+
+    def _whole(self, block: dict[str, Any]) -> dict[str, Any]:
+        return {**block, "input": {}} if block.get("type") == "tool_use" and block.get("input") is None else block
+
+
+def read_arguments(written: str) -> dict[str, Any]:
+    """A tool use's arguments. Raises ValueError for what is no JSON object, or none that history can hold.
+
+    Lone surrogates, NaN and very deep nesting are valid for some parsers, and would fail on their way to the run.
+    """
+    levels = 16  # more than those around the arguments wherever they are stored, so that they can be read back there
+    from_json(f"{'[' * levels}{written}{']' * levels}")
+    value = json.loads(written, parse_float=_finite, parse_constant=_finite)
+    if not isinstance(value, dict):
+        raise ValueError("a JSON object is expected")  # noqa: TRY004 - callers tell all of these alike
+    return value
+
+
+def _finite(written: str) -> float:
+    number = float(written)
+    if not math.isfinite(number):
+        raise ValueError(f"{written} is no number of JSON")
+    return number
+
+
+def translated(error: Exception, secret: str | None = None) -> ApplicationError:
+    """Each failure of the provider as a named kind: retryable or not, with the delay that the server asked for.
+
+    Some servers repeat the key they were sent: `secret` is taken out of what they say.
+    """
+    message = _said(error)
+    if secret:
+        message = message.replace(secret, "[key]")
+    if isinstance(error, anthropic.APIStatusError):
+        kind, status = str(getattr(error, "type", None) or ""), error.status_code
+        if any(sign in message.lower() for sign in TOO_LONG):
+            return _final(RunFailure.context_too_long, message)
+        if status == 429 or kind == "rate_limit_error":
+            return _again(RunFailure.rate_limited, f"the provider limits the rate: {message}", error.response.headers)
+        if status in REFUSED:
+            return _final(RunFailure.model_refused, f"the provider refused the request ({status}): {message}")
+        return _again(
+            RunFailure.model_unavailable, f"the provider failed ({status}): {message}", error.response.headers
+        )
+    if isinstance(error, anthropic.APIConnectionError):
+        return unavailable(f"no connection to the model: {message}")
+    return unavailable(f"the model's answer broke off: {type(error).__name__} {message}")
+
+
+def unavailable(message: str) -> ApplicationError:
+    return ApplicationError(message, type=RunFailure.model_unavailable)
+
+
+def _said(error: Exception) -> str:
+    body = error.body if isinstance(error, anthropic.APIStatusError) else None
+    if isinstance(body, dict) and isinstance(body.get("error"), dict) and body["error"].get("message"):
+        return str(body["error"]["message"])[:2000]
+    return str(error.__cause__ or error)[:2000]
+
+
+def _final(kind: RunFailure, message: str) -> ApplicationError:
+    return ApplicationError(message, type=kind, non_retryable=True)
+
+
+def _again(kind: RunFailure, message: str, headers: httpx2.Headers) -> ApplicationError:
+    """With the server's `retry-after`, capped, and spread so that many runs do not come back at once."""
+    try:
+        asked = _finite(headers.get("retry-after", ""))
+    except ValueError:
+        return ApplicationError(message, type=kind)
+    wait = min(max(asked, 0.0), MOST_WAIT) * random.uniform(1.0, 1.1)  # noqa: S311 - spreads load, guards nothing
+    return ApplicationError(message, type=kind, next_retry_delay=timedelta(seconds=wait))

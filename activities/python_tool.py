@@ -1,0 +1,110 @@
+"""The kind `python`: a typed function with a docstring; its schema is derived from both."""
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
+from pydantic_core import from_json, to_json
+
+from activities.toolkit import CallContext, TransientFailure
+from contracts.agent import ToolSchema
+from contracts.failures import ToolFault
+from contracts.tool import ToolOutcome, ToolRoute, failed
+
+KEY_PARAMETER = "idempotency_key"  # a function that declares it is given the call's key
+
+
+class BadTarget(ValueError):
+    """`target` does not name a function that can be a tool. The message says what is wrong."""
+
+
+class PythonTool:
+    """Calls `target` ("package.module:function"); a plain function runs in a thread, a coroutine on the loop.
+
+    A ConnectionError or TimeoutError out of it counts as passing, every other exception goes to the model.
+    """
+
+    def __init__(self, route: ToolRoute, target: str, description: str | None = None) -> None:
+        self.route = route
+        self._function = load(target)
+        parameters = _parameters(self._function, target)
+        self._takes_key = KEY_PARAMETER in parameters
+        fields: dict[str, Any] = {}
+        for name, parameter in parameters.items():
+            if name == KEY_PARAMETER:
+                continue
+            if parameter.annotation is inspect.Parameter.empty or parameter.kind in _UNNAMED:
+                raise BadTarget(f"{target}: parameter {name!r} needs a name and a type")
+            fields[name] = (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
+        self._arguments = _model(f"{route.name}_arguments", fields, target)
+        told = description or inspect.getdoc(self._function)
+        if not told:
+            raise BadTarget(f"{target}: needs a docstring, or a `description` in perdure.toml")
+        schema = self._arguments.model_json_schema()
+        schema.pop("title", None)
+        self.schema = ToolSchema(name=route.name, description=told, input_schema=schema)
+
+    async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
+        try:
+            checked = self._arguments.model_validate(arguments)
+        except ValidationError as error:
+            return failed(ToolFault.invalid_arguments, _first(error))
+        values = {name: getattr(checked, name) for name in type(checked).model_fields}
+        if self._takes_key:
+            values[KEY_PARAMETER] = context.idempotency_key
+        try:
+            if inspect.iscoroutinefunction(self._function):
+                result = await self._function(**values)
+            else:
+                result = await asyncio.to_thread(self._function, **values)
+        except (ConnectionError, TimeoutError) as error:
+            raise TransientFailure(ToolFault.unreachable, f"{type(error).__name__}: {error}") from error
+        except Exception as error:  # noqa: BLE001 - whatever the user's function raises is for the model to read
+            return failed(ToolFault.tool_error, f"{type(error).__name__}: {error}")
+        try:
+            return ToolOutcome(result=from_json(to_json(result, fallback=str)))
+        except ValueError as error:
+            return failed(ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {error}")
+
+
+_UNNAMED = (
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.VAR_KEYWORD,
+    inspect.Parameter.POSITIONAL_ONLY,
+)
+
+
+def load(target: str) -> Callable[..., Any]:
+    """The function that "package.module:function" names. Raises BadTarget."""
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise BadTarget(f'{target!r}: expected "package.module:function"')
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except Exception as error:  # importing runs the user's code, which may raise anything
+        raise BadTarget(f"{target}: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise BadTarget(f"{target} is not a function")
+    return function  # type: ignore[no-any-return]  # narrowed by callable()
+
+
+def _parameters(function: Callable[..., Any], target: str) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function, eval_str=True).parameters
+    except (NameError, TypeError, ValueError, SyntaxError) as error:
+        raise BadTarget(f"{target}: its signature cannot be read: {error}") from error
+
+
+def _model(name: str, fields: dict[str, Any], target: str) -> type[BaseModel]:
+    try:
+        return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+    except (PydanticUserError, NameError) as error:
+        raise BadTarget(f"{target}: a parameter cannot be described to a model: {error}") from error
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(p) for p in first['loc']) or 'arguments'}: {first['msg']}"

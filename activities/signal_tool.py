@@ -1,0 +1,35 @@
+"""The kind `signal`: the request is handed out, and the result comes back as the signal `tool_result`."""
+
+from typing import Any
+
+import httpx
+
+from activities.http_tool import post, request_event
+from activities.toolkit import CallContext
+from contracts.agent import ToolSchema
+from contracts.failures import ToolFault
+from contracts.tool import ToolOutcome, ToolRoute, failed
+
+HAND_OUT_TIMEOUT = 30.0  # seconds; the route's own timeout is how long the run waits for the result
+
+
+class SignalTool:
+    """With a `url` the request event is POSTed there; without one, whoever does the work reads it from the run."""
+
+    def __init__(self, route: ToolRoute, schema: ToolSchema, url: str | None, client: httpx.AsyncClient) -> None:
+        self.route = route
+        self.schema = schema
+        self._url = url
+        self._client = client
+
+    async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
+        """Hands the request out. The outcome only says whether that worked."""
+        if self._url is None:
+            return ToolOutcome(result="waiting for the result")
+        event = request_event(self.route.name, arguments, context)
+        status, _, body = await post(self._client, self._url, event, HAND_OUT_TIMEOUT)
+        if status is None or not 200 <= status < 300:
+            return failed(
+                ToolFault.http_error, f"{status} from {self.route.name}: {body[:2000].decode(errors='replace')}"
+            )
+        return ToolOutcome(result="handed out")

@@ -1,0 +1,45 @@
+"""What every tool looks like to the activity `call_tool`."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from activities.workspace import Workspace
+from contracts.agent import ToolSchema
+from contracts.tool import ToolOutcome, ToolRoute
+
+
+@dataclass(frozen=True)
+class CallContext:
+    """What a tool may know of the call besides its arguments.
+
+    `idempotency_key` is the same on every attempt of the call, also after a crash.
+    """
+
+    run_id: str
+    step: int
+    idempotency_key: str
+    requested_at: datetime
+    workspace: Workspace
+
+
+class TransientFailure(Exception):
+    """The other side failed in a way that may pass. `retry_after` is in seconds, where it asked for a delay."""
+
+    def __init__(self, kind: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.retry_after = retry_after
+
+
+class Tool(Protocol):
+    """A permanent failure is returned (`contracts.tool.failed`), a passing one raised (`TransientFailure`)."""
+
+    @property
+    def route(self) -> ToolRoute: ...
+
+    @property
+    def schema(self) -> ToolSchema: ...
+
+    async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome: ...

@@ -1,0 +1,167 @@
+"""The worker's cache of conversations.
+
+Model and tool activities feed it as they finish, so that a turn's input is a cursor and not the conversation.
+What is missing is read from the run's store (closed segments) and asked of the run by query (the rest), from the
+longest prefix that is here; the hash chain proves that what was put together is the run's own transcript.
+"""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter
+from temporalio import activity
+from temporalio.client import Client
+
+from activities.workspace import Workspace
+from contracts.transcript import Page, Part, Segment
+from decisions.transcript import Transcript, add_message
+
+_PARTS = TypeAdapter(list[Part])
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A run's first `length` parts, whose hash is `head`; its closed segments lie in `workspace`."""
+
+    workflow_id: str
+    run_id: str
+    length: int
+    head: str
+    workspace: Workspace
+
+    @classmethod
+    def here(cls, length: int, head: str, workspace: Workspace) -> "Wanted":
+        """Of the run that the current activity belongs to."""
+        info = activity.info()
+        return cls(info.workflow_id or "", info.workflow_run_id or "", length, head, workspace)
+
+
+class TranscriptMismatch(Exception):
+    """What the run answered is not the transcript that the turn was asked for: it has moved on, or was reset."""
+
+
+@dataclass
+class Conversation:
+    """One run's transcript as far as this worker knows it."""
+
+    transcript: Transcript = field(default_factory=Transcript)
+    reply: Part | None = None  # fed, but not yet known to be part of the transcript
+    results: dict[str, Part] = field(default_factory=dict)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    weighed: int = 0  # bytes of it that count in the cache's total
+    _messages: list[dict[str, Any]] = field(default_factory=list)
+    _rendered: int = 0
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The parts as Messages API messages; only what is new is rendered."""
+        for part in self.transcript.parts[self._rendered :]:
+            add_message(self._messages, part)
+        self._rendered = len(self.transcript.parts)
+        return self._messages
+
+    def truncate(self, length: int) -> None:
+        self.transcript.truncate(length)
+        if self._rendered > length:
+            self._messages, self._rendered = [], 0
+
+    def extend(self, length: int, head: str) -> bool:
+        """Appends what was fed since, and tells whether that is the asked transcript."""
+        known = self.transcript.length
+        if self.reply is not None:
+            self.transcript.append(self.reply)
+        last = self.transcript.parts[-1:]
+        asked = [b["id"] for part in last for b in part.content if b.get("type") == "tool_use"]
+        for part in [self.results[i] for i in asked if i in self.results]:
+            self.transcript.append(part)
+        if self.transcript.head_at(length) == head:
+            self.truncate(length)
+            self.reply = None
+            return True
+        self.truncate(known)
+        return False
+
+
+class Transcripts:
+    """Conversations by workflow id, the least recently used dropped above `max_bytes` of parts."""
+
+    def __init__(self, client: Client, max_bytes: int = 256 * 1024 * 1024) -> None:
+        self._client = client
+        self._max_bytes = max_bytes
+        self._held: OrderedDict[str, Conversation] = OrderedDict()
+        self._bytes = 0
+
+    def feed_reply(self, workflow_id: str, part: Part) -> None:
+        conversation = self._of(workflow_id)
+        conversation.reply, conversation.results = part, {}
+
+    def feed_result(self, workflow_id: str, tool_use_id: str, part: Part) -> None:
+        self._of(workflow_id).results[tool_use_id] = part
+
+    async def at(self, wanted: Wanted) -> Conversation:
+        """The run's conversation, exactly as long as wanted, and proven by its hash.
+
+        Raises TranscriptMismatch where the run does not (or no longer) have that transcript.
+        """
+        conversation = self._of(wanted.workflow_id)
+        async with conversation.lock:
+            if conversation.transcript.head_at(wanted.length) == wanted.head:
+                conversation.truncate(wanted.length)
+            elif not conversation.extend(wanted.length, wanted.head):
+                await self._refill(conversation, wanted)
+            self._weigh(conversation)
+        return conversation
+
+    def forget(self, workflow_id: str) -> None:
+        if conversation := self._held.pop(workflow_id, None):
+            self._bytes -= conversation.weighed
+
+    def _of(self, workflow_id: str) -> Conversation:
+        conversation = self._held.setdefault(workflow_id, Conversation())
+        self._held.move_to_end(workflow_id)
+        return conversation
+
+    def _weigh(self, conversation: Conversation) -> None:
+        self._bytes += conversation.transcript.size - conversation.weighed
+        conversation.weighed = conversation.transcript.size
+        while self._bytes > self._max_bytes and len(self._held) > 1:
+            self.forget(next(iter(self._held)))
+
+    async def _refill(self, conversation: Conversation, wanted: Wanted) -> None:
+        """Tries the known prefix first; if the chain does not close over it, starts from nothing."""
+        for keep in dict.fromkeys((min(conversation.transcript.length, wanted.length), 0)):
+            conversation.truncate(keep)
+            conversation.reply, conversation.results = None, {}
+            await self._load(conversation.transcript, wanted)
+            if conversation.transcript.head_at(wanted.length) == wanted.head:
+                conversation.truncate(wanted.length)
+                return
+        conversation.truncate(0)
+        raise TranscriptMismatch(f"{wanted.workflow_id} has no transcript of {wanted.length} parts, hash {wanted.head}")
+
+    async def _load(self, transcript: Transcript, wanted: Wanted) -> None:
+        handle = self._client.get_workflow_handle(wanted.workflow_id, run_id=wanted.run_id)
+        while transcript.length < wanted.length:
+            before = transcript.length
+            page = await handle.query("transcript", {"from": before}, result_type=Page)
+            for segment in page.segments:
+                if segment.end > transcript.length:
+                    _append_from(transcript, segment.start, await read_segment(wanted.workspace, segment))
+            _append_from(transcript, page.start, page.parts)
+            if transcript.length == before:
+                return
+
+
+def _append_from(transcript: Transcript, start: int, parts: list[Part]) -> None:
+    for part in parts[max(transcript.length - start, 0) :]:
+        transcript.append(part)
+
+
+async def read_segment(workspace: Workspace, segment: Segment) -> list[Part]:
+    data = await asyncio.to_thread(workspace.read_own, segment.ref)
+    return _PARTS.validate_json(data)
+
+
+def dump_parts(parts: list[Part]) -> bytes:
+    return _PARTS.dump_json(parts)

@@ -1,0 +1,112 @@
+"""The activities `plan` and `reflect`: one model call each, over the conversation that a cursor names."""
+
+import json
+from time import perf_counter
+from typing import Protocol
+
+from temporalio import activity
+
+from activities.heartbeat import beating
+from activities.model import ModelCall, ModelReply
+from activities.project import Price, Project
+from activities.run import definition_of
+from activities.transcript import Transcripts, Wanted
+from activities.workspace import Workspace
+from contracts.agent import Definition
+from contracts.turn import ModelTurn, TurnRequest, Usage
+from decisions.calls import text_of
+from decisions.ids import run_id_of
+from decisions.narrate import call_line, cut
+from decisions.transcript import reply_part
+
+SHOWN_TAIL = 2000  # characters of the partial answer that a heartbeat carries
+
+
+class Model(Protocol):
+    """Whoever answers. `call.on_text` is told the text so far, each time there is more of it."""
+
+    async def reply(self, call: ModelCall) -> ModelReply: ...
+
+
+class Turns:
+    def __init__(self, model: Model, transcripts: Transcripts, project: Project) -> None:
+        self._model = model
+        self._transcripts = transcripts
+        self._project = project
+        self._definitions: dict[str, Definition] = {}
+
+    @activity.defn
+    async def plan(self, request: TurnRequest) -> ModelTurn:
+        """The first turn: frame, plan, first actions."""
+        turn = await self._turn(request, "plan")
+        plan = text_of(turn.content)
+        if plan:
+            self._workspace().write_own("plan.md", f"# Plan\n\n{plan}\n".encode())
+        return turn
+
+    @activity.defn
+    async def reflect(self, request: TurnRequest) -> ModelTurn:
+        """Every later turn: judge the results, adjust the plan, next actions or done."""
+        return await self._turn(request, "reflect")
+
+    def _workspace(self) -> Workspace:
+        return self._project.workspace(run_id_of(activity.info().workflow_id or ""))
+
+    async def _turn(self, request: TurnRequest, phase: str) -> ModelTurn:
+        workspace = self._workspace()
+        shown = {"text": ""}
+        async with beating(lambda: {"turn": request.turn, "text": shown["text"]}):
+            conversation = await self._transcripts.at(Wanted.here(request.length, request.head, workspace))
+            definition = await self._definition(request.definition, workspace)
+            call = ModelCall(
+                definition=definition,
+                messages=conversation.messages(),
+                on_text=lambda text: shown.update(text=text[-SHOWN_TAIL:]),
+            )
+            started = perf_counter()
+            reply = await self._model.reply(call)
+        turn = ModelTurn(
+            content=reply.content,
+            stop_reason=reply.stop_reason,
+            model=reply.model,
+            usage=reply.usage,
+            duration_ms=round((perf_counter() - started) * 1000),
+            cost_usd=cost(reply.usage, self._project.prices.get(definition.model)),
+            broken=reply.broken,
+        )
+        self._transcripts.feed_reply(activity.info().workflow_id or "", reply_part(turn))
+        workspace.append_line("trace.jsonl", _trace(request.turn, phase, turn))
+        return turn
+
+    async def _definition(self, ref: str, workspace: Workspace) -> Definition:
+        if ref not in self._definitions:
+            self._definitions[ref] = await definition_of(workspace, ref)
+        return self._definitions[ref]
+
+
+def cost(usage: Usage, price: Price | None) -> float | None:
+    """USD of one call; None where the model's price is not known."""
+    if price is None:
+        return None
+    return (
+        usage.input * price.input
+        + usage.output * price.output
+        + usage.cache_read * price.cache_read
+        + usage.cache_write * price.cache_write
+    ) / 1e6
+
+
+def _trace(number: int, phase: str, turn: ModelTurn) -> str:
+    calls = [call_line(b["name"], b["input"]) for b in turn.content if b.get("type") == "tool_use"]
+    line = {
+        "key": f"turn:{number}",
+        "event": phase,
+        "turn": number,
+        "says": cut(text_of(turn.content), 2000),
+        "calls": calls,
+        "stop_reason": turn.stop_reason,
+        "model": turn.model,
+        "usage": turn.usage.model_dump(),
+        "ms": turn.duration_ms,
+    }
+    return json.dumps(line, ensure_ascii=False)

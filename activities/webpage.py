@@ -1,0 +1,220 @@
+"""What a fetched body says, as text a model can read. Markup is hostile: effort and output are bounded."""
+
+import codecs
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+from urllib.parse import urljoin
+
+from bs4 import BeautifulSoup, Tag
+from bs4.element import NavigableString
+from markdownify import ATX, MarkdownConverter
+
+_TEXT_TYPES = re.compile(
+    r"text/.*|.*[/+](?:json|xml|yaml|x-yaml|toml|javascript|x-javascript|x-ndjson|ndjson|jsonl|json5)"
+    r"|application/(?:x-www-form-urlencoded|sql|graphql|x-sh|rtf|x-subrip)"
+)
+_HTML_TYPES = {"text/html", "application/xhtml+xml"}
+_UNSAID = {"", "application/octet-stream", "application/unknown", "binary/octet-stream"}
+_LOOKS_LIKE_HTML = re.compile(rb"\s*<(?:!doctype\s+html|html)\b", re.IGNORECASE)
+_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
+_META_CHARSET = re.compile(rb"<meta\b[^<>]*?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
+# Encodings of the web; some others that Python knows (punycode) take for ever on purpose-made input.
+_WEB_ENCODING = re.compile(r"(utf-(8|16|32)|cp\d|iso8859|iso2022|koi8|gb|big5|euc_|shift_|mac|hz|johab|tis)")
+_MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_UNREAD = ["script", "style", "noscript", "svg", "template", "title"]
+# markdownify's patterns take the square of a run's length.
+_LONG_BLANK = re.compile(r"[ \t\r\n\f\v]{64,}")
+_MOST_TITLE = 300
+
+
+class Tangled(Exception):
+    """The markup takes more effort than a page is worth."""
+
+
+@dataclass(frozen=True)
+class Webpage:
+    """`text` is None for what is not text. `title` is None where there is none."""
+
+    title: str | None
+    text: str | None
+
+
+def read_webpage(body: bytes, content_type: str, url: str, patience: timedelta) -> Webpage:
+    """HTML as Markdown with absolute links, other text as it is.
+
+    Blocks for up to `patience` of CPU time, then raises `Tangled`.
+    """
+    media_type = content_type.partition(";")[0].strip().lower()
+    declared = _CHARSET.search(content_type)
+    text = _decoded(body, media_type, declared[1] if declared else None)
+    if text is None:
+        return Webpage(None, None)
+    if media_type in _HTML_TYPES or (media_type in _UNSAID and _LOOKS_LIKE_HTML.match(body)):
+        return _Reader(patience).read(text, url)
+    return Webpage(None, text)
+
+
+def _decoded(body: bytes, media_type: str, declared: str | None) -> str | None:
+    """The text, by byte order mark, header, meta tag, else UTF-8; None if it is none."""
+    if media_type not in _UNSAID and not _TEXT_TYPES.fullmatch(media_type):
+        return None
+    mark = next((encoding for mark, encoding in _MARKS if body.startswith(mark)), None)
+    meta = _META_CHARSET.search(body[:4096])
+    encoding = mark or _web_encoding(declared) or _web_encoding(meta[1].decode() if meta else None)
+    if b"\0" in body[:4096] and not (encoding or "").startswith(("utf-16", "utf-32")):
+        return None
+    if encoding is not None:
+        return body.decode(encoding, errors="replace")
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None if media_type in _UNSAID else body.decode("cp1252", errors="replace")
+
+
+def _web_encoding(name: str | None) -> str | None:
+    try:
+        canonical = codecs.lookup(name or "").name
+    except LookupError:
+        return None
+    if canonical == "iso8859-1":
+        return "cp1252"  # as every browser reads it
+    return canonical if _WEB_ENCODING.match(canonical) else None
+
+
+class _Effort:
+    """CPU time of this thread, so that a busy machine does not make a good page a tangled one."""
+
+    def __init__(self, patience: timedelta) -> None:
+        self._end = time.thread_time() + patience.total_seconds()
+
+    def check(self) -> None:
+        if time.thread_time() > self._end:
+            raise Tangled
+
+
+class _Reader:
+    def __init__(self, patience: timedelta) -> None:
+        self._effort = _Effort(patience)
+
+    def read(self, html: str, url: str) -> Webpage:
+        # No processing instructions: bs4 warns of those it takes for XML. A file, not a string: bs4 also
+        # warns of strings that look like an address.
+        soup = _Soup(StringIO(re.sub(r"<\?(?:[^<>]*>)?", " ", html)), self._effort)
+        title = " ".join(soup.title.get_text().split())[:_MOST_TITLE] if soup.title else ""
+        self._tidy(soup, url)
+        try:
+            markdown = _Converter(self._effort, len(html)).convert_soup(soup)
+        except Tangled:
+            raise
+        except Exception:  # noqa: BLE001 - a page that breaks the converter still has its text
+            markdown = soup.get_text("\n", strip=True)
+        lines = (line.rstrip() for line in markdown.splitlines())
+        return Webpage(title or None, re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip())
+
+    def _tidy(self, soup: BeautifulSoup, url: str) -> None:
+        """Takes out what nobody reads, makes links absolute."""
+        for tag in self._each(soup, _UNREAD):
+            tag.decompose()
+        for tag in self._each(soup, ["td", "th"]):
+            tag.attrs.pop("colspan", None)  # each asks for up to a thousand columns
+        base = soup.find("base", href=True)
+        start = _joined(url, str(base["href"])) if isinstance(base, Tag) else url
+        for tag in self._each(soup, ["a"]):
+            _make_absolute(tag, "href", start or url)
+        for tag in self._each(soup, ["img"]):
+            _make_absolute(tag, "src", start or url)
+            if not tag.get("alt"):
+                tag.decompose()
+            elif not tag.get("src"):
+                tag.replace_with(str(tag["alt"]))
+        for text in soup.find_all(string=_LONG_BLANK):
+            self._effort.check()
+            if type(text) is NavigableString:  # and no comment, which would turn into text
+                text.replace_with(_LONG_BLANK.sub(_shortened, text))
+
+    def _each(self, soup: BeautifulSoup, names: list[str]) -> Iterator[Tag]:
+        for tag in soup.find_all(names):
+            self._effort.check()
+            if not tag.decomposed:  # with one around it
+                yield tag
+
+
+class _Soup(BeautifulSoup):
+    """Python's parser can take the square of the input's length; between its steps we can stop it."""
+
+    def __init__(self, html: StringIO, effort: _Effort) -> None:
+        self._effort = effort
+        super().__init__(html, "html.parser")
+
+    def handle_starttag(self, *args: Any, **kwargs: Any) -> Tag | None:
+        self._effort.check()
+        return super().handle_starttag(*args, **kwargs)
+
+    def handle_endtag(self, *args: Any, **kwargs: Any) -> None:
+        self._effort.check()
+        super().handle_endtag(*args, **kwargs)
+
+    def handle_data(self, data: str) -> None:
+        self._effort.check()
+        super().handle_data(data)
+
+
+class _Converter(MarkdownConverter):
+    """`size` is the HTML's, in characters; Markdown that outgrows it comes from nesting, not from reading."""
+
+    def __init__(self, effort: _Effort, size: int) -> None:
+        # Unescaped, names_like_this stay readable; without stripping, `pre` needs none of its slow patterns.
+        super().__init__(
+            heading_style=ATX,
+            bullets="-",
+            escape_asterisks=False,
+            escape_underscores=False,
+            strip_pre=None,
+            table_infer_header=True,
+        )
+        self._effort = effort
+        self._most = 4 * size + 100_000
+
+    def process_tag(self, node: Tag, parent_tags: set[str] | None = None) -> str:
+        self._effort.check()
+        text = str(super().process_tag(node, parent_tags=parent_tags))  # type: ignore[misc] # missing in the stub
+        if len(text) > self._most:
+            raise Tangled
+        return text
+
+    def convert_pre(self, el: Tag, text: str, parent_tags: set[str]) -> str:
+        return str(super().convert_pre(el, text.strip("\n"), parent_tags))  # type: ignore[misc] # missing in the stub
+
+
+def _shortened(blank: re.Match[str]) -> str:
+    return "\n\n" if "\n" in blank[0] else " "
+
+
+def _joined(base: str, reference: str) -> str | None:
+    """The address a reference stands for; None for one nobody could follow."""
+    with suppress(ValueError):
+        address = urljoin(base, reference.strip())
+        if not address.lower().startswith(("javascript:", "data:", "vbscript:")):
+            return address
+    return None
+
+
+def _make_absolute(tag: Tag, attribute: str, base: str) -> None:
+    if (reference := tag.get(attribute)) is None:
+        return
+    if (address := _joined(base, str(reference))) is None:
+        del tag[attribute]
+    else:
+        tag[attribute] = address

@@ -1,0 +1,282 @@
+"""A run's folder, and nothing outside it.
+
+Every path is opened folder by folder without following links, so a link swapped in between check and open
+leads nowhere. Names that begin with a dot are the runtime's own. POSIX only.
+"""
+
+import errno
+import os
+import re
+import secrets
+import stat
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+ARTIFACTS = "artifacts"
+RUNTIME_FILES = frozenset({"context.md", "memory.md", "plan.md", "trace.jsonl"})
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
+_MOST_PARTS = 32  # each open folder of a path costs a descriptor while the tree is listed
+_MOST_BYTES = 1000  # of a whole path; what comes after the root must stay below PATH_MAX
+_MOST_NAME_BYTES = 255
+_ENCODED = re.compile(r"%(25)*(2e|2f|5c|00)", re.IGNORECASE)
+_SUFFIXES = {
+    "application/json": ".json",
+    "application/pdf": ".pdf",
+    "application/xhtml+xml": ".html",
+    "application/xml": ".xml",
+    "image/gif": ".gif",
+    "image/jpeg": ".jpg",
+    "image/png": ".png",
+    "image/svg+xml": ".svg",
+    "image/webp": ".webp",
+    "text/csv": ".csv",
+    "text/html": ".html",
+    "text/markdown": ".md",
+    "text/xml": ".xml",
+}
+
+
+class OutsideWorkspace(ValueError):
+    """The path is none that a run's tool may use. The message is one line, fit for the model."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """`root` is the run's folder. Paths are relative to it, with forward slashes.
+
+    All methods raise `OutsideWorkspace` for a path that is refused, and `OSError` for what the disk says.
+    """
+
+    root: Path
+
+    def create(self) -> None:
+        """Makes the folder, with `artifacts/` in it, where they are missing."""
+        (self.root / ARTIFACTS).mkdir(parents=True, exist_ok=True)
+
+    def resolve(self, relative: str, *, writing: bool = False) -> Path:
+        """The absolute path of what a tool calls `relative`, which need not exist; good for showing, not opening."""
+        parts = _tool_parts(relative, writing=writing)
+        path = self.root
+        for part in parts:
+            path /= part
+            if path.is_symlink():
+                raise _refused(relative, "a link is in the way")
+        return path
+
+    def open(self, relative: str) -> BinaryIO:
+        """Opens a regular file for reading, as a tool may."""
+        return self._open(_tool_parts(relative, writing=False))
+
+    def read_bytes(self, relative: str, limit: int) -> bytes:
+        """The first `limit` bytes of a file, as a tool may read it."""
+        with self.open(relative) as file:
+            return file.read(limit)
+
+    def read_own(self, relative: str) -> bytes:
+        """A whole file; for the runtime, which may also read what is hidden."""
+        with self._open(_parts(relative)) as file:
+            return file.read()
+
+    def write(self, relative: str, data: bytes) -> None:
+        """Replaces a file atomically, as a tool may; makes the folders above it."""
+        self._replace(_tool_parts(relative, writing=True), data)
+
+    def write_own(self, relative: str, data: bytes) -> None:
+        """As `write`; for the runtime, whose files tools may not write."""
+        self._replace(_parts(relative), data)
+
+    def append_line(self, name: str, line: str) -> None:
+        """Appends one line in one write, so that lines of several workers stay whole; for the runtime."""
+        if "\n" in line:
+            raise ValueError("a line has no line break inside")
+        *folders, last = _parts(name)
+        data = line.encode(errors="replace") + b"\n"
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+        with self._folder(folders, create=True) as folder, _opened(last, flags, folder) as descriptor:
+            _must_be_file(descriptor, name)
+            if os.write(descriptor, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def listing(self, limit: int) -> list[tuple[str, int]]:
+        """Up to `limit` files with their sizes in bytes, sorted by path; without links and hidden names."""
+        with self._folder([]) as folder:
+            return list(islice(_files(folder, "", _MOST_PARTS), limit))
+
+    def artifact_path(self, stem: str, content_type: str) -> str:
+        """Where an artifact goes: ("fetch-01", "text/html") gives `artifacts/fetch-01.html`."""
+        media_type = content_type.partition(";")[0].strip().lower()
+        suffix = _SUFFIXES.get(media_type) or _suffix_of_family(media_type)
+        return f"{ARTIFACTS}/{re.sub(r'[^A-Za-z0-9_-]+', '-', stem)[:100] or 'artifact'}{suffix}"
+
+    def _open(self, parts: list[str]) -> BinaryIO:
+        *folders, last = parts
+        # Non-blocking: to open a named pipe would otherwise wait for its other end.
+        with (
+            self._folder(folders) as folder,
+            _opened(last, os.O_RDONLY | os.O_NONBLOCK, folder) as descriptor,
+        ):
+            _must_be_file(descriptor, "/".join(parts))
+            return os.fdopen(os.dup(descriptor), "rb")
+
+    def _replace(self, parts: list[str], data: bytes) -> None:
+        *folders, last = parts
+        temporary = f".tmp-{secrets.token_hex(8)}"
+        with self._folder(folders, create=True) as folder:
+            if _is_link(last, folder):
+                raise _refused("/".join(parts), "a link is in the way")
+            try:
+                with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as descriptor:
+                    _write_all(descriptor, data)
+                    os.fsync(descriptor)
+                os.replace(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=folder)
+                raise
+
+    @contextmanager
+    def _folder(self, parts: list[str], *, create: bool = False) -> Iterator[int]:
+        """A descriptor of the folder, reached one name at a time."""
+        descriptor = os.open(self.root, _FOLDER)
+        try:
+            for part in parts:
+                if create:
+                    with suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=descriptor)
+                inner = _open_at(part, _FOLDER, descriptor)
+                os.close(descriptor)
+                descriptor = inner
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def folder_name(run_id: str) -> str:
+    """An id from outside as the name of one folder: different ids, different names; ordinary ids as they are.
+
+    At most 100 bytes of letters, digits and `_-.%`; never empty, never with a leading dot.
+    """
+    if not run_id:
+        return "%empty"
+    bare = run_id.lstrip(".")
+    dots = len(run_id) - len(bare)
+    encoded = "%2E" * dots + re.sub(r"[^A-Za-z0-9_.-]", lambda found: _percent(found[0]), bare, flags=re.ASCII)
+    if len(encoded) <= 100:
+        return encoded
+    # "%-" cannot come from encoding, so no short id has the name of a long one.
+    return f"{encoded[:66]}%-{sha256(run_id.encode(errors='surrogatepass')).hexdigest()[:32]}"
+
+
+def _percent(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode(errors="surrogatepass"))
+
+
+def _parts(relative: str) -> list[str]:
+    """The names on the path, if it stays below the root however it is read."""
+    if relative.startswith("/") or re.match(r"[A-Za-z]:", relative):
+        raise _refused(relative, "it must be relative to the workspace")
+    if "\\" in relative or _ENCODED.search(relative):
+        raise _refused(relative, "backslashes and percent-encoded dots or slashes are not allowed")
+    if not relative.isprintable():  # also NUL, line breaks, lone surrogates, invisible characters
+        raise _refused(relative, "it has characters that cannot be printed")
+    parts = [part for part in relative.split("/") if part not in {"", "."}]
+    if not parts:
+        raise _refused(relative, "it names no file")
+    if ".." in parts or any(part.startswith("~") for part in parts):
+        raise _refused(relative, "`..` and `~` are not allowed")
+    if len(parts) > _MOST_PARTS or len(relative.encode()) > _MOST_BYTES:
+        raise _refused(relative, "it is too long")
+    if any(len(part.encode()) > _MOST_NAME_BYTES for part in parts):
+        raise _refused(relative, "a name in it is too long")
+    return parts
+
+
+def _tool_parts(relative: str, *, writing: bool) -> list[str]:
+    """As `_parts`, and what is there is a tool's to read or write."""
+    parts = _parts(relative)
+    # A file system may take ".GIT", or a look-alike of it, for ".git".
+    plain = [unicodedata.normalize("NFKC", part).casefold() for part in parts]
+    if any(part.startswith(".") for part in plain):
+        raise _refused(relative, "names that begin with a dot are reserved")
+    if writing and plain[0] in RUNTIME_FILES:
+        raise _refused(relative, "this file is written by the runtime; choose another name")
+    return parts
+
+
+def _refused(relative: str, why: str) -> OutsideWorkspace:
+    return OutsideWorkspace(f"path {relative[:200]!a} is refused: {why}")
+
+
+def _suffix_of_family(media_type: str) -> str:
+    if media_type.endswith("+json"):
+        return ".json"
+    if media_type.endswith("+xml"):
+        return ".xml"
+    return ".txt" if media_type.startswith("text/") else ".bin"
+
+
+def _is_link(name: str, folder: int) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _open_at(name: str, flags: int, folder: int) -> int:
+    try:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+    except OSError as error:
+        # What a link gives here depends on the flags and the system, so look instead of guessing.
+        if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.EMLINK} and _is_link(name, folder):
+            raise _refused(name, "a link is in the way") from None
+        raise
+
+
+@contextmanager
+def _opened(name: str, flags: int, folder: int) -> Iterator[int]:
+    descriptor = _open_at(name, flags, folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _must_be_file(descriptor: int, name: str) -> None:
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    if not stat.S_ISREG(mode):
+        raise _refused(name, "it is not a regular file")
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _files(folder: int, above: str, depth: int) -> Iterator[tuple[str, int]]:
+    """Files below, lazily and in the order of their paths: a folder sorts as its name and a slash."""
+    with os.scandir(folder) as entries:
+        found = [
+            (entry.name + "/" if entry.is_dir(follow_symlinks=False) else entry.name, entry)
+            for entry in entries
+            if not entry.name.startswith(".") and not entry.is_symlink()
+        ]
+    for name, entry in sorted(found, key=lambda pair: pair[0]):
+        # What vanishes, or turns into a link, while the tree is read is left out.
+        with suppress(FileNotFoundError, NotADirectoryError, OutsideWorkspace):
+            if not name.endswith("/"):
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    yield above + name, status.st_size
+            elif depth > 1:
+                with _opened(entry.name, _FOLDER, folder) as inner:
+                    yield from _files(inner, above + name, depth - 1)

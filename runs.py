@@ -1,0 +1,329 @@
+"""Runs from the outside: connect to Temporal, start a run once, find it, speak to it.
+
+Failures of Temporal's client become one of three: not reachable, no such run, refused. Each message is one line.
+"""
+
+import asyncio
+import ipaddress
+import os
+import secrets
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn
+
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.client import (
+    Client,
+    WorkflowExecution,
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowQueryFailedError,
+    WorkflowQueryRejectedError,
+    WorkflowUpdateFailedError,
+)
+from temporalio.common import SearchAttributeIndexedValueType, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.envconfig import ClientConfig
+from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from contracts.events import StartEvent
+from contracts.run import RunStatus, RunView
+from contracts.signals import CancelRequest, HumanInput
+from contracts.transcript import Page
+from decisions import ids
+from decisions.narrate import cut
+from workflows import attributes
+
+QUERY_PATIENCE = timedelta(seconds=3)  # a run without a worker answers no query
+MOST_ID_BYTES = 900  # the server takes 1,000 for the whole workflow id
+
+
+class NotReachable(Exception):
+    """Temporal does not answer, or must not be spoken to as it is configured."""
+
+
+class NoSuchRun(Exception):
+    """There is no run of this id."""
+
+
+class Refused(Exception):
+    """The run, or the server, does not take what was sent."""
+
+
+def configured_address() -> str | None:
+    """The Temporal address from TEMPORAL_* or a profile; None where nothing is configured. Raises NotReachable."""
+    try:
+        return ClientConfig.load_client_connect_config().get("target_host")
+    except (RuntimeError, OSError, ValueError) as error:
+        raise NotReachable(f"Temporal's configuration does not load: {cut(str(error), 300)}") from None
+
+
+async def connect(address: str | None = None) -> Client:
+    """A client for the configured Temporal, or for `address`. Raises NotReachable."""
+    configured_address()
+    config = ClientConfig.load_client_connect_config()
+    if address:
+        config["target_host"] = address
+    target = config.setdefault("target_host", "localhost:7233")
+    if not _is_loopback(target) and not config.get("tls") and not config.get("api_key"):
+        raise NotReachable(
+            f"{target} is not on this machine: set TEMPORAL_TLS or TEMPORAL_API_KEY before speaking to it"
+        )
+    try:
+        return await Client.connect(**config, data_converter=pydantic_data_converter)
+    except (RuntimeError, OSError, ValueError, RPCError) as error:
+        why = "connection refused" if "ConnectionRefused" in str(error) else cut(str(error), 200)
+        raise NotReachable(f"no Temporal server answers at {target}: {why}") from None
+
+
+def _is_loopback(target: str) -> bool:
+    host = target.rsplit(":", 1)[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def register_search_attributes(client: Client) -> None:
+    """Makes sure that they exist with the right type: an upsert of an unknown one would leave the run stuck.
+
+    Raises NotReachable where they are missing and this client may not add them.
+    """
+    wanted = {key.name: _indexed(key.indexed_value_type) for key in attributes.KEYS}
+    known = await client.operator_service.list_search_attributes(
+        ListSearchAttributesRequest(namespace=client.namespace)
+    )
+    wrong = [name for name, kind in wanted.items() if known.custom_attributes.get(name, kind) != kind]
+    if wrong:
+        raise NotReachable(f"search attribute {wrong[0]} exists with another type in namespace {client.namespace}")
+    missing = {name: kind for name, kind in wanted.items() if name not in known.custom_attributes}
+    if not missing:
+        return
+    try:
+        await client.operator_service.add_search_attributes(
+            AddSearchAttributesRequest(namespace=client.namespace, search_attributes=missing)
+        )
+    except RPCError as error:
+        names = ", ".join(missing)
+        message = f"search attributes are missing in namespace {client.namespace} and cannot be added ({error.message})"
+        raise NotReachable(f"{message}; add them: {names}") from None
+
+
+def _indexed(kind: SearchAttributeIndexedValueType) -> IndexedValueType.ValueType:
+    return IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.name}")
+
+
+def new_run_id() -> str:
+    """Sorts by day, is short enough to type, and is not guessed twice."""
+    return f"{datetime.now(UTC):%y%m%d}-{secrets.token_hex(4)}"
+
+
+async def start(
+    client: Client, task_queue: str, event: StartEvent, run_id: str | None = None
+) -> WorkflowHandle[Any, Any]:
+    """The run of this event: a new one, or the one that the same id or dedupe key has started before.
+
+    Raises Refused.
+    """
+    if run_id is None:
+        run_id = ids.run_id_for(event.dedupe_key) if event.dedupe_key else new_run_id()
+    if not run_id.strip() or len(run_id.encode("utf-8", "surrogatepass")) > MOST_ID_BYTES:
+        raise Refused(f"a run id has 1 to {MOST_ID_BYTES} bytes")
+    workflow_id = ids.run_workflow_id(run_id)
+    try:
+        return await client.start_workflow(
+            "AgentRun",
+            event.model_dump(mode="json", exclude_none=True),
+            id=workflow_id,
+            task_queue=task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+            static_summary=cut(event.payload.goal, 200),
+            result_type=dict[str, Any],
+        )
+    except WorkflowAlreadyStartedError as started:
+        return client.get_workflow_handle(workflow_id, run_id=started.run_id, result_type=dict[str, Any])
+    except RPCError as error:
+        raise Refused(f"the server does not take the start: {cut(error.message, 300)}") from None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run as the server knows it, without asking a worker."""
+
+    run_id: str
+    execution: WorkflowExecution
+
+    @property
+    def is_open(self) -> bool:
+        return self.execution.status is WorkflowExecutionStatus.RUNNING
+
+    @property
+    def status(self) -> str:
+        """The agent's status; where the run ended without saying so, Temporal's."""
+        said = self.execution.typed_search_attributes.get(attributes.AGENT_STATUS)
+        if self.is_open:
+            return said or RunStatus.queued
+        ends = {
+            WorkflowExecutionStatus.COMPLETED: said or RunStatus.completed,
+            WorkflowExecutionStatus.CANCELED: RunStatus.cancelled,
+            WorkflowExecutionStatus.TERMINATED: RunStatus.cancelled,
+            WorkflowExecutionStatus.TIMED_OUT: RunStatus.timed_out,
+        }
+        status = self.execution.status
+        return ends.get(status, RunStatus.failed) if status else RunStatus.failed
+
+    @property
+    def first_execution(self) -> str:
+        """The Temporal run id that the run began with, before any continue-as-new."""
+        info = getattr(self.execution, "raw_description", None)
+        first = info.workflow_execution_info.first_run_id if info is not None else ""
+        return first or self.execution.run_id
+
+    @property
+    def waiting_for(self) -> str:
+        return (self.execution.typed_search_attributes.get(attributes.WAITING_FOR) or "") if self.is_open else ""
+
+    @property
+    def agent(self) -> str:
+        return self.execution.typed_search_attributes.get(attributes.AGENT_NAME) or ""
+
+    @property
+    def is_wedged(self) -> bool:
+        """Its workflow tasks fail: code that does not fit its history, or a bug."""
+        reported = "TemporalReportedProblems"
+        return any(pair.key.name == reported for pair in self.execution.typed_search_attributes)
+
+
+async def find(client: Client, run_id: str) -> Found:
+    """Raises NoSuchRun."""
+    handle = client.get_workflow_handle(ids.run_workflow_id(ids.run_id_of(run_id)))
+    try:
+        execution = await handle.describe()
+    except RPCError as error:
+        raise _translated(error, run_id) from None
+    return Found(ids.run_id_of(execution.id), execution)
+
+
+async def listing(client: Client, *, waiting: bool = False, limit: int = 50) -> AsyncIterator[Found]:
+    """Runs, the latest first."""
+    query = "WorkflowType = 'AgentRun'"
+    if waiting:
+        query += " AND AgentStatus = 'waiting_on_human' AND ExecutionStatus = 'Running'"
+    try:
+        async for execution in client.list_workflows(query, limit=limit):
+            if execution.status is not WorkflowExecutionStatus.CONTINUED_AS_NEW:
+                yield Found(ids.run_id_of(execution.id), execution)
+    except RPCError as error:
+        raise NotReachable(f"the list cannot be read: {cut(error.message, 200)}") from None
+
+
+async def state(client: Client, run_id: str) -> RunView | None:
+    """What the run says of itself; None where no worker is there to answer. Raises NoSuchRun, Refused."""
+    handle = client.get_workflow_handle(ids.run_workflow_id(ids.run_id_of(run_id)))
+    try:
+        view: RunView = await handle.query("state", result_type=RunView, rpc_timeout=QUERY_PATIENCE)
+        return view
+    except WorkflowQueryFailedError as error:
+        raise Refused(cut(error.message, 300)) from None
+    except WorkflowQueryRejectedError:
+        return None
+    except RPCError as error:
+        if error.status in (
+            RPCStatusCode.DEADLINE_EXCEEDED,
+            RPCStatusCode.CANCELLED,
+            RPCStatusCode.FAILED_PRECONDITION,
+        ):
+            return None
+        raise _translated(error, run_id) from None
+
+
+async def transcript(client: Client, run_id: str) -> AsyncIterator[Page]:
+    """The live pages of a conversation, from where its archived segments end."""
+    handle = client.get_workflow_handle(ids.run_workflow_id(ids.run_id_of(run_id)))
+    start = 0
+    while True:
+        try:
+            page = await handle.query("transcript", {"from": start}, result_type=Page)
+        except RPCError as error:
+            raise _translated(error, run_id) from None
+        yield page
+        start = page.start + len(page.parts)
+        if start >= page.total:
+            return
+
+
+async def answer(client: Client, run_id: str, body: HumanInput) -> None:
+    """Accepted, or Refused with the run's own reason. Raises NoSuchRun."""
+    handle = client.get_workflow_handle(ids.run_workflow_id(ids.run_id_of(run_id)))
+    said = body.model_dump(mode="json", exclude_none=True)
+    try:
+        await asyncio.wait_for(handle.execute_update("answer", said, id=secrets.token_hex(8)), timeout=20)
+    except WorkflowUpdateFailedError as error:
+        cause = error.cause
+        raise Refused(cause.message if isinstance(cause, ApplicationError) else str(cause)) from None
+    except TimeoutError:
+        raise NotReachable("no worker took the answer within 20 s: is one running? (perdure worker)") from None
+    except RPCError as error:
+        raise _translated(error, run_id) from None
+
+
+async def cancel(client: Client, run_id: str, body: CancelRequest) -> None:
+    """Asks the run to stop. Raises NoSuchRun, Refused where it has ended."""
+    handle = client.get_workflow_handle(ids.run_workflow_id(ids.run_id_of(run_id)))
+    try:
+        await handle.signal("cancel", body.model_dump(mode="json", exclude_none=True))
+    except RPCError as error:
+        raise _translated(error, run_id) from None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: its event, or the failure with the hand-off to a person."""
+
+    status: str
+    event: dict[str, Any] | None = None
+    kind: str = ""
+    message: str = ""
+    handoff: str = ""
+
+
+async def ended(client: Client, run_id: str) -> Ended:
+    """Waits for the end, across continue-as-new."""
+    handle = client.get_workflow_handle(ids.run_workflow_id(ids.run_id_of(run_id)), result_type=dict[str, Any])
+    try:
+        event = await handle.result()
+    except WorkflowFailureError as error:
+        cause = error.cause
+        if isinstance(cause, CancelledError):
+            return Ended(RunStatus.cancelled)
+        if isinstance(cause, ApplicationError):
+            details = cause.details[0] if cause.details and isinstance(cause.details[0], dict) else {}
+            return Ended(RunStatus.failed, None, cause.type or "", cause.message, str(details.get("handoff", "")))
+        return Ended(RunStatus.failed, None, type(cause).__name__, str(cause))
+    except RPCError as error:
+        raise _translated(error, run_id) from None
+    return Ended(RunStatus.completed if event["type"] == "agent.completed" else RunStatus.escalated, event)
+
+
+def _translated(error: RPCError, run_id: str) -> Exception:
+    if error.status is RPCStatusCode.NOT_FOUND:
+        closed = "already completed" in error.message
+        return Refused(f"run {run_id} has ended") if closed else NoSuchRun(f"there is no run {run_id}")
+    if error.status is RPCStatusCode.UNAVAILABLE:
+        return NotReachable(f"Temporal does not answer: {cut(error.message, 200)}")
+    return Refused(cut(error.message, 300))
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process at once. The SDK's threads can crash an interpreter that shuts down (sdk-python#300)."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

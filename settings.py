@@ -1,0 +1,257 @@
+"""What a project and its environment set: `perdure.toml`, `agents/*.md`, and the PERDURE_* variables.
+
+A project is the folder that holds `perdure.toml`; all of it is optional. Whatever does not load becomes one line that
+names the file, the line where that can be told, and what was expected.
+"""
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from contracts.agent import DEFAULT_AGENT, Agent
+from contracts.duration import Duration
+from contracts.limits import LimitOverrides
+from contracts.tool import Approval, Effect
+from contracts.value import Edge
+from decisions import builtins
+
+DEFAULT_MODEL = "claude-sonnet-5-5"
+REHEARSAL = "rehearsal"
+NATIVE_TOOLS = ("fetch", "read_file", "write_file", "list_files")
+TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # what the Messages API takes
+
+
+class ProjectError(Exception):
+    """The project does not load. The message is one line for the person who can mend it."""
+
+
+class _Tool(Edge):
+    effect: Effect = Effect.once  # nothing declared: assume the worst
+    approval: Approval = Approval.never
+    description: str | None = Field(default=None, min_length=1, max_length=10_000)
+    timeout: Duration = timedelta(seconds=30)
+
+
+class PythonToolSettings(_Tool):
+    kind: Literal["python"]
+    target: str
+
+
+class _Described(_Tool):
+    description: str = Field(min_length=1, max_length=10_000)
+    input_schema: dict[str, Any] | str
+
+    @field_validator("input_schema")
+    @classmethod
+    def _takes_an_object(cls, schema: dict[str, Any] | str) -> dict[str, Any] | str:
+        if isinstance(schema, dict) and schema.get("type") != "object":
+            raise ValueError('expected a JSON Schema with type = "object"')
+        return schema
+
+
+class HttpToolSettings(_Described):
+    kind: Literal["http"]
+    url: str = Field(pattern=r"^https?://")
+
+
+class SignalToolSettings(_Described):
+    kind: Literal["signal"]
+    url: str | None = Field(default=None, pattern=r"^https?://")
+    timeout: Duration = timedelta(hours=24)
+
+
+ToolSettings = Annotated[PythonToolSettings | HttpToolSettings | SignalToolSettings, Field(discriminator="kind")]
+
+
+class ModelSettings(Edge):
+    default: str | None = Field(default=None, min_length=1)
+    max_tokens: int = Field(default=8192, ge=256, le=128_000)
+
+
+class FetchSettings(Edge):
+    """`allow_hosts`: "host" or "host:port" entries whose private addresses may be fetched."""
+
+    allow_hosts: tuple[str, ...] = ()
+
+
+class PriceSettings(Edge):
+    """USD per million tokens."""
+
+    input: float = Field(ge=0)
+    output: float = Field(ge=0)
+    cache_read: float = Field(default=0, ge=0)
+    cache_write: float = Field(default=0, ge=0)
+
+
+class ProjectFile(Edge):
+    """`perdure.toml`."""
+
+    tools: dict[Annotated[str, Field(pattern=TOOL_NAME)], ToolSettings] = Field(default_factory=dict)
+    model: ModelSettings = ModelSettings()
+    fetch: FetchSettings = FetchSettings()
+    limits: LimitOverrides = LimitOverrides()
+    prices: dict[str, PriceSettings] = Field(default_factory=dict)
+
+    @field_validator("tools")
+    @classmethod
+    def _names_are_free(cls, tools: dict[str, Any]) -> dict[str, Any]:
+        taken = [name for name in tools if name in builtins.NAMES or name in NATIVE_TOOLS]
+        if taken:
+            raise ValueError(f"{taken[0]!r} is the name of a tool that Perdure brings; choose another")
+        return tools
+
+
+class _FrontMatter(Edge):
+    name: str | None = Field(default=None, min_length=1, max_length=200)
+    description: str = ""
+    model: str | None = None
+    tools: tuple[str, ...] = NATIVE_TOOLS
+    limits: LimitOverrides = LimitOverrides()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`folder` is the project's; `home` holds state, `workspaces` a folder for each run."""
+
+    folder: Path
+    home: Path
+    workspaces: Path
+    task_queue: str
+    model: str
+    file: ProjectFile
+    agents: Mapping[str, Agent]
+    api_key: str | None
+    base_url: str | None
+
+    @property
+    def rehearses(self) -> bool:
+        """Without a key or an address of a model, the rehearsal model answers."""
+        return self.model == REHEARSAL
+
+
+def load(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
+    """The project in force. Raises ProjectError."""
+    env = os.environ if environment is None else environment
+    path = Path(env["PERDURE_CONFIG"]) if env.get("PERDURE_CONFIG") else (folder or Path.cwd()) / "perdure.toml"
+    if env.get("PERDURE_CONFIG") and not path.is_file():
+        raise ProjectError(f"PERDURE_CONFIG names {path}, and there is no such file")
+    root = path.resolve().parent
+    file = _read_file(path) if path.is_file() else ProjectFile()
+    home = Path(env.get("PERDURE_HOME") or root / ".perdure").resolve()
+    key, url = env.get("ANTHROPIC_API_KEY") or None, env.get("ANTHROPIC_BASE_URL") or None
+    model = env.get("PERDURE_MODEL") or (file.model.default or DEFAULT_MODEL if key or url else REHEARSAL)
+    if model != REHEARSAL and not (key or url):
+        raise ProjectError(f"model {model} needs ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL of a server that has it")
+    return Settings(
+        folder=root,
+        home=home,
+        workspaces=Path(env.get("PERDURE_WORKSPACE") or home / "runs").resolve(),
+        task_queue=env.get("PERDURE_TASK_QUEUE") or "perdure",
+        model=model,
+        file=file,
+        agents=_read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools)),
+        api_key=key,
+        base_url=url,
+    )
+
+
+def _read_file(path: Path) -> ProjectFile:
+    text = _text_of(path)
+    try:
+        return ProjectFile.model_validate(_with_schemas(tomllib.loads(text), path.parent))
+    except tomllib.TOMLDecodeError as error:
+        raise ProjectError(f"{path}: {error}") from None
+    except ValidationError as error:
+        where, expected = _first(error)
+        line = _line_of(text, where)
+        at = f"{path}, line {line}" if line else str(path)
+        raise ProjectError(f"{at}: {'.'.join(where)}: {expected}") from None
+
+
+def _with_schemas(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """An `input_schema` may be the path of a JSON file."""
+    tools = tables.get("tools")
+    for name, tool in tools.items() if isinstance(tools, dict) else ():
+        schema = tool.get("input_schema") if isinstance(tool, dict) else None
+        if isinstance(schema, str):
+            path = folder / schema
+            try:
+                tool["input_schema"] = json.loads(_text_of(path))
+            except ValueError as error:
+                raise ProjectError(f"{path} (input_schema of tool {name}): {error}") from None
+    return tables
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ProjectError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ProjectError(f"{path}: not UTF-8 text") from None
+
+
+def _first(error: ValidationError) -> tuple[list[str], str]:
+    """Where the first fault is, and what was expected there."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    tags = {"python", "http", "signal"}  # pydantic names the union's branch in the path
+    where = [str(part) for i, part in enumerate(first["loc"]) if not (i == 2 and part in tags)]
+    if first["type"] == "extra_forbidden":
+        return where, "no such setting in this version"
+    return where, first["msg"].removeprefix("Value error, ")
+
+
+def _line_of(text: str, where: list[str]) -> int | None:
+    """The line of a setting: its key below its table's header, or the header itself."""
+    best, table = None, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
+            table = header[1].replace('"', "").replace(" ", "")
+            if ".".join(where).startswith(table):
+                best = number
+        elif (key := re.match(r'\s*"?([\w.-]+)"?\s*=', line)) and f"{table}.{key[1]}".strip(".") == ".".join(where):
+            return number
+    return best
+
+
+def _read_agents(folder: Path, tools: tuple[str, ...]) -> dict[str, Agent]:
+    default = Agent(name=DEFAULT_AGENT, description="fetches pages and writes files", tools=NATIVE_TOOLS)
+    agents = {default.name: default}
+    for path in sorted(folder.glob("*.md")):
+        agent = _read_agent(path)
+        unknown = [name for name in agent.tools if name not in tools]
+        if unknown:
+            raise ProjectError(f"{path}: tools: there is no tool {unknown[0]!r}; the tools are: {', '.join(tools)}")
+        agents[agent.name] = agent
+    return agents
+
+
+def _read_agent(path: Path) -> Agent:
+    """Markdown with front matter; the body is the system prompt."""
+    parts = re.match(r"\A---\s*\n(.*?\n)?---\s*\n?(.*)\Z", _text_of(path), re.DOTALL)
+    if parts is None:
+        raise ProjectError(f'{path}: expected front matter between two lines "---"')
+    try:
+        head = _FrontMatter.model_validate(yaml.safe_load(parts[1] or "") or {})
+    except yaml.YAMLError as error:
+        raise ProjectError(f"{path}: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        where, expected = _first(error)
+        raise ProjectError(f"{path}: {'.'.join(where)}: {expected}") from None
+    return Agent(
+        name=head.name or path.stem,
+        description=head.description,
+        model=head.model,
+        tools=tuple(dict.fromkeys(name for name in head.tools if name not in builtins.NAMES)),
+        limits=head.limits,
+        prompt=parts[2],
+    )

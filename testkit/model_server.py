@@ -1,0 +1,260 @@
+"""A scripted Messages API on loopback. The answer is a function of the request, so a retried call gets it again."""
+
+import asyncio
+import hashlib
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from activities.messages_sse import (
+    TYPE_OF_STATUS,
+    Json,
+    encode_event,
+    encode_stream,
+    error_body,
+    estimate_tokens,
+    refusal,
+)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model says and calls. A call's input is a dict, or a string that is streamed as it is.
+
+    `stop_reason` None means `tool_use` where something is called, else `end_turn`.
+    """
+
+    text: str = ""
+    calls: tuple[tuple[str, Json | str], ...] = ()
+    stop_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An HTTP error. With `then`, it is lifted after `times` requests for the same conversation."""
+
+    status: int
+    type: str
+    message: str
+    retry_after: float | None = None  # seconds
+    times: int = 1
+    then: "Answer | None" = None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A stream that ends after `message_start`: silently, or with an `error` event of type `error`."""
+
+    reply: Reply
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A reply whose events are spread over so many seconds."""
+
+    reply: Reply
+    seconds: float
+
+
+Answer = Reply | Fault | Cut | Slow
+Script = Sequence[Answer] | Callable[[Json], Answer]
+
+
+def says(text: str, *, stop_reason: str | None = None) -> Reply:
+    """Text without a call: it ends a run."""
+    return Reply(text=text, stop_reason=stop_reason)
+
+
+def calls(*uses: tuple[str, Json], text: str = "") -> Reply:
+    """Tool uses, each a name and its input, after an optional text."""
+    return Reply(text=text, calls=uses)
+
+
+def broken_json(tool: str, raw: str = '{"path": "notes.md", "content": "cut off in mid', *, text: str = "") -> Reply:
+    """A tool use whose arguments are `raw`: no valid JSON. (Some parsers take the default for an empty object.)"""
+    return Reply(text=text, calls=((tool, raw),))
+
+
+def fails(  # noqa: PLR0913 - each argument is a fact of the error
+    status: int = 429,
+    *,
+    type: str | None = None,  # noqa: A002 - the API's own word
+    message: str = "a fault of the script",
+    retry_after: float | None = None,
+    times: int = 1,
+    then: Answer | None = None,
+) -> Fault:
+    """An HTTP error, for ever; with `then`, only for the first `times` requests of the same conversation."""
+    named = type or TYPE_OF_STATUS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return Fault(status=status, type=named, message=message, retry_after=retry_after, times=times, then=then)
+
+
+def cut(reply: Reply, *, error: str | None = None) -> Cut:
+    """The stream ends after `message_start`; with `error` ("overloaded_error"), it says so in mid-stream."""
+    return Cut(reply, error)
+
+
+def slow(reply: Reply, seconds: float) -> Slow:
+    """The reply comes in pieces, over `seconds`."""
+    return Slow(reply, seconds)
+
+
+class ScriptedModel:
+    """`with ScriptedModel(script) as model:` serves the script at `model.base_url`.
+
+    A list is indexed by turn, which is the number of assistant messages in the request; past its end the server
+    answers 400. A function takes the request's body instead. Conversations that the API would refuse (a
+    `tool_use` without its `tool_result`) are refused here too. The server ends with the `with` block.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._requests: list[Json] = []
+        self._seen: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+
+    @property
+    def requests(self) -> list[Json]:
+        """The bodies received so far, in order, refused and failed ones too."""
+        with self._lock:
+            return list(self._requests)
+
+    def __enter__(self) -> Self:
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        app = Starlette(routes=[Route("/v1/messages", self._messages, methods=["POST"])])
+        config = uvicorn.Config(
+            app,
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [listener]}, name="scripted-model", daemon=True
+        )
+        self._listener = listener
+        self._thread.start()
+        while not self._server.started:
+            if not self._thread.is_alive():
+                raise RuntimeError("the scripted model did not start")
+            time.sleep(0.005)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        self._server.should_exit = True
+        self._thread.join()
+        self._listener.close()
+
+    async def _messages(self, request: Request) -> Response:
+        try:
+            body = await request.json()
+        except ValueError:
+            return _error(400, "invalid_request_error", "the body is not JSON")
+        if not isinstance(body, dict):
+            return _error(400, "invalid_request_error", "the body is not a JSON object")
+        earlier = self._record(body)
+        if fault := refusal(body):
+            return _error(400, "invalid_request_error", fault)
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        answer = self._answer(body, turn)
+        while isinstance(answer, Fault):
+            if answer.then is None or earlier < answer.times:
+                return _error(answer.status, answer.type, answer.message, answer.retry_after)
+            earlier -= answer.times
+            answer = answer.then
+        return self._reply(answer, body, turn)
+
+    def _record(self, body: Json) -> int:
+        """Keep the body; how often this conversation was asked for before."""
+        key = _digest(body.get("messages"))
+        with self._lock:
+            self._requests.append(body)
+            self._seen[key] += 1
+            return self._seen[key] - 1
+
+    def _answer(self, body: Json, turn: int) -> Answer:
+        if callable(self._script):
+            return self._script(body)
+        if turn < len(self._script):
+            return self._script[turn]
+        message = f"the script has {len(self._script)} replies, and this is a request for turn {turn}"
+        return Fault(status=400, type="invalid_request_error", message=message)
+
+    def _reply(self, answer: Reply | Cut | Slow, body: Json, turn: int) -> Response:
+        reply = answer if isinstance(answer, Reply) else answer.reply
+        message = _message(reply, body, turn)
+        if not body.get("stream"):
+            return JSONResponse(message)
+        return StreamingResponse(self._stream(answer, list(encode_stream(message))), media_type="text/event-stream")
+
+    async def _stream(self, answer: Reply | Cut | Slow, events: list[bytes]) -> AsyncIterator[bytes]:
+        match answer:
+            case Reply():
+                yield b"".join(events)
+            case Cut(error=error):
+                yield events[0]
+                if error:
+                    yield encode_event(error_body(error, "a fault of the script"))
+            case Slow(seconds=seconds):
+                start = time.monotonic()
+                for number, event in enumerate(events, 1):
+                    yield event
+                    await self._until(start + seconds * number / len(events))
+
+    async def _until(self, due: float) -> None:
+        """Wait for a moment of the monotonic clock; at the server's end, no longer."""
+        while (left := due - time.monotonic()) > 0 and not self._closing.is_set():  # noqa: ASYNC110 - set by a thread
+            await asyncio.sleep(min(left, 0.02))
+
+
+def _message(reply: Reply, body: Json, turn: int) -> Json:
+    content: list[Json] = [{"type": "text", "text": reply.text}] if reply.text else []
+    content += [
+        {"type": "tool_use", "id": f"toolu_{turn}_{number}", "name": name, "input": arguments}
+        for number, (name, arguments) in enumerate(reply.calls)
+    ]
+    return {
+        "id": f"msg_{_digest(body['messages'])}",
+        "type": "message",
+        "role": "assistant",
+        "model": body["model"],
+        "content": content,
+        "stop_reason": reply.stop_reason or ("tool_use" if reply.calls else "end_turn"),
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": estimate_tokens(body),
+            "output_tokens": estimate_tokens(content),
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+        },
+    }
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _error(status: int, type_: str, message: str, retry_after: float | None = None) -> JSONResponse:
+    headers = {} if retry_after is None else {"retry-after": f"{retry_after:g}"}
+    return JSONResponse(error_body(type_, message), status_code=status, headers=headers)

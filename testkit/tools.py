@@ -1,0 +1,38 @@
+"""A tool whose behaviour the test writes, and which keeps count of its calls."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+from activities.toolkit import CallContext
+from contracts.agent import ToolSchema
+from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute
+
+Behaviour = Callable[[dict[str, Any], CallContext], Any]
+
+
+class ScriptedTool:
+    """`behaviour` may return a ToolOutcome or any JSON value, plainly or as an awaitable, or raise."""
+
+    def __init__(
+        self,
+        name: str,
+        behaviour: Behaviour = lambda arguments, _: f"ok {arguments}",
+        *,
+        effect: Effect = Effect.read,
+        kind: ToolKind = ToolKind.native,
+        approval: Approval = Approval.never,
+        timeout: timedelta = timedelta(seconds=30),
+    ) -> None:
+        self.route = ToolRoute(name=name, kind=kind, effect=effect, approval=approval, timeout=timeout)
+        self.schema = ToolSchema(name=name, description=f"The tool {name}.", input_schema={"type": "object"})
+        self.calls: list[tuple[dict[str, Any], CallContext]] = []
+        self._behaviour = behaviour
+
+    async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
+        self.calls.append((arguments, context))
+        result = self._behaviour(arguments, context)
+        if isinstance(result, Awaitable):
+            result = await asyncio.ensure_future(result)
+        return result if isinstance(result, ToolOutcome) else ToolOutcome(result=result)

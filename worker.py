@@ -1,0 +1,189 @@
+"""The worker: runs agent workflows and their activities on one task queue. `python worker.py` starts one.
+
+All wiring is here: which model answers, which tools there are, how Temporal is told of them.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from importlib.resources import files
+from typing import NoReturn
+
+import httpx
+import httpx2
+from anthropic import AsyncAnthropic
+from temporalio.client import Client
+from temporalio.worker import Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+from activities.fetch import FetchTool
+from activities.files import ListFiles, ReadFile, WriteFile
+from activities.http_tool import HttpTool
+from activities.model import MessagesModel
+from activities.project import Price, Project
+from activities.python_tool import BadTarget, PythonTool
+from activities.rehearsal import RehearsalTransport
+from activities.run import Runs
+from activities.signal_tool import SignalTool
+from activities.tool import ToolCalls
+from activities.toolkit import Tool
+from activities.transcript import Transcripts
+from activities.turn import Model, Turns
+from contracts.agent import ToolSchema
+from contracts.tool import ToolKind, ToolRoute
+from runs import NotReachable, connect, leave, register_search_attributes
+from settings import (
+    HttpToolSettings,
+    ProjectError,
+    PythonToolSettings,
+    Settings,
+    SignalToolSettings,
+    ToolSettings,
+    load,
+)
+from telemetry import log_to_stderr
+from workflows.agent_run import AgentRun
+from workflows.unknown import Unknown
+
+GRACE = timedelta(seconds=30)  # SIGTERM is no cancel: what runs is finished within this
+RECOVERY = timedelta(seconds=1)  # a killed worker's runs are picked up by another after this
+SHOWN_WITHIN = timedelta(milliseconds=200)  # a partial answer reaches a watcher
+
+
+def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
+    """What a worker of this project offers. Raises ProjectError."""
+    tools: dict[str, Tool] = {
+        tool.route.name: tool
+        for tool in (FetchTool(frozenset(settings.file.fetch.allow_hosts)), ReadFile(), WriteFile(), ListFiles())
+    }
+    for name, described in settings.file.tools.items():
+        tools[name] = _tool(name, described, settings, client)
+    return Project(
+        agents=settings.agents,
+        tools=tools,
+        model=settings.model,
+        max_tokens=settings.file.model.max_tokens,
+        limits=settings.file.limits,
+        workspaces=settings.workspaces,
+        instructions=files("activities").joinpath("prompts/loop.md").read_text(encoding="utf-8"),
+        prices={name: Price(**price.model_dump()) for name, price in settings.file.prices.items()},
+    )
+
+
+def _tool(name: str, described: ToolSettings, settings: Settings, client: httpx.AsyncClient) -> Tool:
+    route = ToolRoute(
+        name=name,
+        kind=ToolKind(described.kind),
+        effect=described.effect,
+        approval=described.approval,
+        timeout=described.timeout,
+    )
+    match described:
+        case PythonToolSettings():
+            folder = str(settings.folder)
+            if folder not in sys.path:
+                sys.path.append(folder)  # last, so that a user's module never hides one of ours
+            try:
+                return PythonTool(route, described.target, described.description)
+            except BadTarget as error:
+                raise ProjectError(f"perdure.toml: tools.{name}.target: {error}") from None
+        case HttpToolSettings():
+            return HttpTool(route, _schema(name, described), described.url, client)
+        case SignalToolSettings():
+            return SignalTool(route, _schema(name, described), described.url, client)
+
+
+def _schema(name: str, described: HttpToolSettings | SignalToolSettings) -> ToolSchema:
+    if not isinstance(described.input_schema, dict):
+        raise ProjectError(f"perdure.toml: tools.{name}.input_schema: expected a JSON Schema, or the path of one")
+    return ToolSchema(name=name, description=described.description, input_schema=described.input_schema)
+
+
+def model_of(settings: Settings) -> Model:
+    """The `anthropic` client in every case; without a key or an address the rehearsal answers behind its transport."""
+    if settings.rehearses:
+        transport = httpx2.AsyncClient(transport=RehearsalTransport())
+        return MessagesModel(AsyncAnthropic(api_key="rehearsal", max_retries=0, http_client=transport))
+    key = settings.api_key or "none"  # local servers ask for none, the SDK does
+    return MessagesModel(AsyncAnthropic(api_key=key, base_url=settings.base_url, max_retries=0))
+
+
+def build(client: Client, project: Project, task_queue: str, model: Model) -> Worker:
+    """A worker with everything that a run needs."""
+    transcripts = Transcripts(client)
+    turns, calls, runs = (
+        Turns(model, transcripts, project),
+        ToolCalls(transcripts, project),
+        Runs(client, transcripts, project),
+    )
+    return Worker(
+        client,
+        task_queue=task_queue,
+        workflows=[AgentRun, Unknown],
+        activities=[turns.plan, turns.reflect, calls.call_tool, runs.open_run, runs.close_segment],
+        workflow_runner=workflow_runner(),
+        sticky_queue_schedule_to_start_timeout=RECOVERY,
+        graceful_shutdown_timeout=GRACE,
+        max_heartbeat_throttle_interval=SHOWN_WITHIN,
+        default_heartbeat_throttle_interval=SHOWN_WITHIN,
+    )
+
+
+def workflow_runner() -> SandboxedWorkflowRunner:
+    """Our own modules hold constants only, so they need not be loaded anew for each run."""
+    ours = ("contracts", "decisions", "activities", "workflows", "pydantic_core")
+    restrictions = SandboxRestrictions.default
+    return SandboxedWorkflowRunner(restrictions=restrictions.with_passthrough_modules(*ours))
+
+
+@asynccontextmanager
+async def working(client: Client, settings: Settings) -> AsyncIterator[None]:
+    """A worker for as long as the block runs. Raises ProjectError before anything is started."""
+    async with httpx.AsyncClient(trust_env=False) as http:
+        project = project_of(settings, http)
+        async with build(client, project, settings.task_queue, model_of(settings)):
+            yield
+
+
+@asynccontextmanager
+async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
+    """Answers queries and takes updates while the block runs, but makes no call to a model or tool."""
+    async with Worker(
+        client,
+        task_queue=task_queue,
+        workflows=[AgentRun, Unknown],
+        workflow_runner=workflow_runner(),
+        sticky_queue_schedule_to_start_timeout=RECOVERY,
+    ):
+        yield
+
+
+async def serve(settings: Settings) -> None:
+    """Works until SIGTERM or SIGINT, then finishes what is running."""
+    client = await connect()
+    await register_search_attributes(client)
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with working(client, settings):
+        address, queue = client.service_client.config.target_host, settings.task_queue
+        print(f"worker ready: {address}, task queue {queue}, model {settings.model}", flush=True)
+        await stop.wait()
+
+
+def main() -> NoReturn:
+    """Exit code 0 after a stop by signal, 1 where the worker could not start."""
+    log_to_stderr()
+    try:
+        asyncio.run(serve(load()))
+    except (ProjectError, NotReachable) as error:
+        print(f"worker: {error}", file=sys.stderr)
+        leave(1)
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Carrying out the calls of a turn: each goes where its kind says, and ends with exactly one outcome."""
+
+import asyncio
+from datetime import timedelta
+
+from pydantic_core import to_json
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+from activities.tool import ToolCalls
+from contracts.failures import ToolFault
+from contracts.question import QuestionKind
+from contracts.run import Call
+from contracts.signals import Decision
+from contracts.tool import Effect, ToolCall, ToolKind, ToolOutcome, ToolRoute, failed
+from decisions import loop, narrate
+from decisions.builtins import ASK_HUMAN, CONTROL
+from decisions.calls import needs_approval
+from workflows.fate import Fate, fate, told
+from workflows.live_run import LiveRun
+from workflows.policies import HEARTBEAT, TOOL_RETRIES, WAIT_FOR_END
+
+INLINE_ARGUMENTS = 8 * 1024  # bytes; larger ones are named by the cursor, since history holds them already
+OUTSIDE_RETRIES = (0.5, 2.0, 8.0)  # seconds; B1 for results that come as signals
+
+
+async def act(run: LiveRun, batch: tuple[Call, ...]) -> None:
+    """Makes the calls of a batch at the same time. All of them have ended when this returns or raises."""
+    run.state = loop.issued(run.state, batch, workflow.now())
+    run.update()
+    ends = await asyncio.gather(*(_settle(run, call) for call in batch), return_exceptions=True)
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
+
+
+async def _settle(run: LiveRun, call: Call) -> None:
+    if call.tool in CONTROL:
+        run.state = loop.controlled(run.state, call, workflow.now())
+    else:
+        outcome = await _carry_out(run, call)
+        run.state = loop.settled(run.state, call, outcome, workflow.now())
+    run.update()
+
+
+async def _carry_out(run: LiveRun, call: Call) -> ToolOutcome:
+    if call.tool == ASK_HUMAN:
+        return await _ask(run, call)
+    if needs_approval(run.state, call) and (denied := await _approve(run, call)):
+        return denied
+    if call.kind is ToolKind.signal:
+        return await _hand_out(run, call)
+    return await _run_tool(run, call)
+
+
+async def _ask(run: LiveRun, call: Call) -> ToolOutcome:
+    text = call.arguments.get("question")
+    if not isinstance(text, str) or not text.strip():
+        return failed(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
+    offered = call.arguments.get("options")
+    options = [o for o in offered if isinstance(o, str)] if isinstance(offered, list) else []
+    answer = await run.ask(QuestionKind.question, text, options, step=call.step, tool=ASK_HUMAN)
+    return ToolOutcome(result=answer.text)
+
+
+async def _approve(run: LiveRun, call: Call) -> ToolOutcome | None:
+    """None once a person has approved exactly this call."""
+    wants = f"{narrate.call_line(call.tool, call.arguments)}\n\n{to_json(call.arguments, indent=2).decode()[:4000]}"
+    answer = await run.ask(QuestionKind.approval, wants, step=call.step, tool=call.tool)
+    if answer.decision is Decision.deny:
+        return failed(ToolFault.denied, f"a person denied this call: {answer.text or 'no reason given'}")
+    if answer.decision is Decision.approve_tool:
+        run.update(approved_tools=(*run.state.approved_tools, call.tool))
+    return None
+
+
+async def _run_tool(run: LiveRun, call: Call) -> ToolOutcome:
+    """One activity. A call that may have happened is never repeated by the runtime: a person settles it (B9)."""
+    attempt = 1
+    while True:
+        running = _schedule(run, call, attempt)
+        try:
+            # An effect is never cut in half: its end is awaited, whatever arrives.
+            return await (run.halt.stoppable(running) if call.effect is Effect.read else running)
+        except ActivityError as error:
+            end = fate(error)
+            if end is Fate.cancelled:
+                raise asyncio.CancelledError from None
+            if end is Fate.failed or call.effect is not Effect.once:
+                return told(error, call.effect)
+        settled = await _settle_doubt(run, call)
+        if settled is not None:
+            return settled
+        attempt += 1
+        run.state = loop.reissued(run.state, call.step or 0, workflow.now())
+
+
+async def _schedule(run: LiveRun, call: Call, attempt: int) -> ToolOutcome:
+    route = _route(run, call)
+    large = len(to_json(call.arguments)) > INLINE_ARGUMENTS
+    request = ToolCall(
+        step=call.step or 0,
+        tool=call.tool,
+        tool_use_id=call.tool_use_id,
+        arguments=None if large else call.arguments,
+        attempt=attempt,
+        length=run.transcript.length if large else 0,
+        head=run.transcript.head if large else "",
+    )
+    return await workflow.execute_activity_method(
+        ToolCalls.call_tool,
+        request,
+        start_to_close_timeout=route.timeout + timedelta(seconds=5),  # the tool's own timeout speaks first
+        heartbeat_timeout=HEARTBEAT,
+        retry_policy=TOOL_RETRIES[call.effect],
+        cancellation_type=WAIT_FOR_END,
+        summary=narrate.call_summary(call, attempt),
+    )
+
+
+async def _settle_doubt(run: LiveRun, call: Call) -> ToolOutcome | None:
+    """None where a person decides to run the call again."""
+    text = f"`{narrate.call_line(call.tool, call.arguments)}` was interrupted and may have happened. Run it again?"
+    answer = await run.ask(QuestionKind.resume_unsafe, text, step=call.step, tool=call.tool)
+    if answer.decision is Decision.run_again:
+        return None
+    if answer.decision is Decision.use_result:
+        outcome = ToolOutcome(result=answer.text)
+        if call.kind is ToolKind.signal:
+            run.keep_result(call.step or 0, outcome)
+        return outcome
+    return failed(ToolFault.in_doubt, "interrupted; may have happened")
+
+
+async def _hand_out(run: LiveRun, call: Call) -> ToolOutcome:
+    """The request goes out, the result comes back as a signal; an error that may pass is tried again (A11)."""
+    timeout = _route(run, call).timeout
+    for attempt, delay in enumerate((*OUTSIDE_RETRIES, None), start=1):
+        handed_out = await _run_tool(run, call)
+        if handed_out.status == "error":
+            return handed_out
+        outcome = await run.outside_result(call.step or 0, call.tool, timeout)
+        if outcome is None:
+            return failed(ToolFault.timeout, f"no result came within {timeout}")
+        again = outcome.error is not None and outcome.error.retryable and call.effect is not Effect.once
+        if not again or delay is None:
+            return outcome
+        await run.halt.stoppable(workflow.sleep(delay, summary=f"retry {attempt} of {call.tool} · step {call.step}"))
+        run.state = loop.reissued(run.state, call.step or 0, workflow.now())
+    raise AssertionError("the last attempt returns")
+
+
+def _route(run: LiveRun, call: Call) -> ToolRoute:
+    return next(route for route in run.state.tools if route.name == call.tool)

@@ -1,0 +1,245 @@
+"""`AgentRun`: plan, act, reflect, until there is an ending.
+
+The loop asks `decisions.loop` for the next move and makes it. Signals and updates are judged in their handlers, which
+append what they bring to the live run; the loop waits for it there.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import RawValue
+from temporalio.exceptions import ActivityError, ApplicationError
+
+from activities.run import Runs
+from activities.turn import Turns
+from contracts.agent import OpeningRequest
+from contracts.events import ToolResultEvent
+from contracts.failures import RunFailure
+from contracts.run import CloseRequest, Continuation, Ending, RunStatus
+from contracts.signals import CancelRequest, HumanInput
+from contracts.transcript import TranscriptQuery
+from contracts.turn import ModelTurn, TurnRequest
+from decisions import loop, narrate
+from decisions.endings import ending_event, handoff
+from decisions.limits import effective
+from decisions.transcript import call_part, note_part, reply_part
+from workflows.acting import act
+from workflows.fate import Fate, fate
+from workflows.handlers import invalid, read, read_optional
+from workflows.live_run import LiveRun, begin
+from workflows.policies import FILES, HEARTBEAT, MODEL_RETRIES, WAIT_FOR_END
+
+
+@workflow.defn
+class AgentRun:
+    """A run from goal to outcome. Input: the `agentic.start` event. Result: `agent.completed` or `agent.escalated`.
+
+    Cancelled runs end Canceled; failed ones with an ApplicationError whose type is a `RunFailure`.
+    """
+
+    @workflow.init
+    def __init__(self, *args: Any) -> None:
+        try:
+            self._live: LiveRun | ApplicationError = begin(args)
+        except ApplicationError as refused:
+            self._live = refused
+
+    @workflow.run
+    async def run(self, *args: Any) -> dict[str, Any]:  # noqa: ARG002 - read by __init__; Temporal wants both alike
+        run = self._run
+        try:
+            rotated = await run.halt.outlast(self._work(run))
+        except asyncio.CancelledError:
+            run.state = loop.halted(run.state, workflow.now())
+            rotated = False
+        if rotated:
+            workflow.continue_as_new(Continuation(state=run.state, segments=run.segments))
+        return await run.halt.outlast(self._end(run))
+
+    @property
+    def _run(self) -> LiveRun:
+        if isinstance(self._live, ApplicationError):
+            raise self._live
+        return self._live
+
+    async def _work(self, run: LiveRun) -> bool:
+        """Moves until there is an ending (False) or the history is long (True). Raises CancelledError at a halt."""
+        if run.state.status is RunStatus.queued:
+            await self._open(run)
+        while True:
+            run.halt.check()
+            match loop.next_move(run.state, history_is_long=workflow.info().is_continue_as_new_suggested()):
+                case loop.Think():
+                    await self._think(run)
+                case loop.Act(batch):
+                    await act(run, batch)
+                case loop.CloseTurn():
+                    _close_turn(run)
+                case loop.Rotate():
+                    await self._archive(run)
+                    run.halt.check()
+                    return True
+                case loop.End(ending):
+                    run.update(ending=ending)
+                    return False
+
+    async def _open(self, run: LiveRun) -> None:
+        run.set_status(RunStatus.running)
+        request = OpeningRequest(agent=run.state.agent, length=run.transcript.length, head=run.transcript.head)
+        try:
+            opening = await run.halt.stoppable(
+                workflow.execute_activity_method(
+                    Runs.open_run, request, cancellation_type=WAIT_FOR_END, summary="take the snapshot", **FILES
+                )
+            )
+        except ActivityError as error:
+            _fail(run, error, RunFailure.bad_project)
+            return
+        run.update(
+            agent=opening.agent,
+            model=opening.model,
+            definition=opening.definition,
+            tools=opening.tools,
+            workspace=opening.workspace,
+            limits=effective(*run.requested, opening.limits),
+        )
+
+    async def _think(self, run: LiveRun) -> None:
+        """One model call, and what it makes of the run."""
+        request = TurnRequest(
+            turn=run.state.turns + 1,
+            length=run.transcript.length,
+            head=run.transcript.head,
+            definition=run.state.definition,
+        )
+        call = workflow.execute_activity_method(
+            Turns.plan if run.state.turns == 0 else Turns.reflect,
+            request,
+            start_to_close_timeout=run.state.limits.turn_timeout,
+            heartbeat_timeout=HEARTBEAT,
+            retry_policy=MODEL_RETRIES,
+            cancellation_type=WAIT_FOR_END,
+            summary=narrate.turn_summary(run.state),
+        )
+        try:
+            turn: ModelTurn = await run.halt.stoppable(call)
+        except ActivityError as error:
+            _fail(run, error, RunFailure.model_unavailable)
+            return
+        taken = loop.take_turn(run.state, turn)
+        run.state = taken.state
+        if taken.keep:
+            run.transcript.append(reply_part(turn))
+        if taken.note:
+            run.transcript.append(note_part(taken.note))
+        run.update()
+
+    async def _archive(self, run: LiveRun, **end: Any) -> None:
+        """Closes the live stretch of the transcript into the run's store."""
+        request = CloseRequest(start=run.archived, length=run.transcript.length, head=run.transcript.head, **end)
+        summary = "finish the run's files" if end else "archive the transcript"
+        closed = await workflow.execute_activity_method(Runs.close_segment, request, summary=summary, **FILES)
+        if closed.segment is not None:
+            run.segments = (*run.segments, closed.segment)
+
+    async def _end(self, run: LiveRun) -> dict[str, Any]:
+        """Tells the ending once, and ends as Temporal should show it."""
+        _close_turn(run)
+        ending = run.state.ending
+        run.set_status(RunStatus.cancelled if ending is None else ending.status)
+        if ending is None:
+            native = workflow.cancellation_reason() is not None
+            await self._archive(run, state=run.state, cancel=None if native else run.halt.reason)
+            raise asyncio.CancelledError
+        if ending.status is RunStatus.failed:
+            await self._archive(run, state=run.state)
+            raise ApplicationError(ending.text, {"handoff": handoff(run.state)}, type=ending.reason, non_retryable=True)
+        event = ending_event(run.state).model_dump(mode="json")
+        await self._archive(run, state=run.state, event=event)
+        return event
+
+    @workflow.signal(description="A tool's result from outside: the agentic.tool_result event")
+    def tool_result(self, *args: Any) -> None:
+        try:
+            self._run.take_result(read(ToolResultEvent, args))
+        except ApplicationError as refused:
+            self._ignore("tool_result", refused.message)
+
+    @workflow.signal(description='Stop the run: {"reason"?, "by"?}; what is running is finished first')
+    def cancel(self, *args: Any) -> None:
+        try:
+            request = read_optional(CancelRequest, args)
+        except ApplicationError as refused:
+            self._ignore("cancel", refused.message)
+            return
+        if not isinstance(self._live, ApplicationError):
+            by = f" by {request.by}" if request.by else ""
+            self._live.halt.request((request.reason or "cancel signal") + by)
+
+    @workflow.signal(description='Answer the open question: {"text"} or {"decision"}, with "question_id"?, "by"?')
+    def human_input(self, *args: Any) -> None:
+        try:
+            answer = self._checked_answer(args)
+        except ApplicationError as refused:
+            self._ignore("human_input", refused.message)
+            return
+        self._run.take_answer(answer)
+
+    @workflow.update(description="As human_input, but refused with the reason where it does not fit")
+    def answer(self, *args: Any) -> dict[str, Any]:
+        answer = self._checked_answer(args)
+        question = self._run.state.question
+        self._run.take_answer(answer)
+        return {"run_id": self._run.state.run_id, "question_id": question.id if question else None, "accepted": True}
+
+    @answer.validator
+    def _answer_fits(self, *args: Any) -> None:
+        self._checked_answer(args)
+
+    def _checked_answer(self, args: Sequence[Any]) -> HumanInput:
+        answer = read(HumanInput, args)
+        if reason := self._run.refusal(answer):
+            raise invalid(reason)
+        return answer
+
+    @workflow.signal(dynamic=True)
+    def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
+        self._ignore(narrate.cut(name, 80), "no such signal; there are tool_result, human_input and cancel")
+
+    def _ignore(self, signal: str, why: str) -> None:
+        if isinstance(self._live, LiveRun):
+            self._live.ignore(signal, why)
+
+    @workflow.query(description="Status, step, pending actions, open question, usage")
+    def state(self, *_: Any) -> dict[str, Any]:
+        return narrate.view(self._run.state).model_dump(mode="json")
+
+    @workflow.query(description="The run journal, section by section")
+    def journal(self, *_: Any) -> dict[str, Any]:
+        return self._run.state.journal.model_dump(mode="json")
+
+    @workflow.query(description='The conversation, in pages: {"from", "limit"}?')
+    def transcript(self, *args: Any) -> dict[str, Any]:
+        asked, run = read_optional(TranscriptQuery, args), self._run
+        return run.transcript.page(asked.start, asked.limit, run.segments).model_dump(mode="json")
+
+
+def _close_turn(run: LiveRun) -> None:
+    """Hands the results of a turn to the conversation, in the order of its tool uses."""
+    for call in run.state.calls:
+        run.transcript.append(call_part(call))
+    run.state = loop.closed_turn(run.state)
+
+
+def _fail(run: LiveRun, error: ActivityError, otherwise: RunFailure) -> None:
+    """An activity failed for good: the run ends Failed, with the kind that the activity named."""
+    if fate(error) is Fate.cancelled:
+        raise asyncio.CancelledError from None
+    cause = error.cause
+    text, reason = f"{error.activity_type} did not end in time", otherwise
+    if isinstance(cause, ApplicationError):
+        text = cause.message
+        reason = next((kind for kind in RunFailure if kind == cause.type), otherwise)
+    run.update(ending=Ending(status=RunStatus.failed, text=text, reason=reason))

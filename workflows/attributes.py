@@ -1,0 +1,51 @@
+"""The search attributes: what a person can list and filter runs by.
+
+An upsert is an event in history, so they change with the run's status and not with each step. A value over 2 KiB
+would make the server end the run, so every text is cut.
+"""
+
+from typing import Any
+
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+
+from contracts.run import RunState
+from decisions.narrate import cut, waiting_for
+
+AGENT_NAME = SearchAttributeKey.for_keyword("AgentName")
+AGENT_STATUS = SearchAttributeKey.for_keyword("AgentStatus")
+WAITING_FOR = SearchAttributeKey.for_keyword("WaitingFor")
+AGENT_STEP = SearchAttributeKey.for_int("AgentStep")
+CONVERSATION_ID = SearchAttributeKey.for_keyword("ConversationId")
+PENDING_TOOLS = SearchAttributeKey.for_keyword_list("PendingTools")
+COST_USD = SearchAttributeKey.for_float("CostUsd")
+
+KEYS: tuple[SearchAttributeKey[Any], ...] = (
+    AGENT_NAME,
+    AGENT_STATUS,
+    WAITING_FOR,
+    AGENT_STEP,
+    CONVERSATION_ID,
+    PENDING_TOOLS,
+    COST_USD,
+)
+
+MOST = 200  # characters of a value
+
+
+def of(state: RunState) -> TypedSearchAttributes:
+    """The attributes of a run in this state; what does not apply is left out."""
+    pairs: list[SearchAttributePair[Any]] = [
+        SearchAttributePair(AGENT_NAME, cut(state.agent, MOST)),
+        SearchAttributePair(AGENT_STATUS, state.status.value),
+        SearchAttributePair(AGENT_STEP, state.step),
+    ]
+    if state.conversation_id:
+        pairs.append(SearchAttributePair(CONVERSATION_ID, cut(state.conversation_id, MOST)))
+    if state.question is not None:
+        pairs.append(SearchAttributePair(WAITING_FOR, waiting_for(state.question)))
+    outside = [f"{p.tool}:{p.step}" for p in state.pending if p.outside]
+    if outside:
+        pairs.append(SearchAttributePair(PENDING_TOOLS, [cut(tool, MOST) for tool in outside[:20]]))
+    if state.cost_usd:
+        pairs.append(SearchAttributePair(COST_USD, state.cost_usd))
+    return TypedSearchAttributes(pairs)

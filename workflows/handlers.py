@@ -1,0 +1,36 @@
+"""How workflow inputs and handlers read their one JSON argument.
+
+An argument that does not decode into a typed parameter, and an exception out of a signal handler, fail the workflow
+task for ever. So everything takes `*args` and is read here, where a bad one becomes a refusal.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from temporalio.exceptions import ApplicationError
+
+from contracts.failures import RunFailure
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def read(model: type[M], args: Sequence[Any]) -> M:
+    """The one argument as `model`. Raises ApplicationError `InvalidInput`: one line, no input echoed."""
+    if len(args) != 1:
+        raise invalid(f"one JSON argument expected, got {len(args)}")
+    try:
+        return model.model_validate(args[0])
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "input"
+        raise invalid(f"{where}: {first['msg']}") from None
+
+
+def read_optional(model: type[M], args: Sequence[Any]) -> M:
+    """As `read`, with the model's defaults where no argument (or null) is given."""
+    return read(model, [{}]) if not args or list(args) == [None] else read(model, args)
+
+
+def invalid(message: str) -> ApplicationError:
+    return ApplicationError(message[:500], type=RunFailure.invalid_input, non_retryable=True)

@@ -1,0 +1,179 @@
+"""A run while a worker has it in memory: its state and transcript, and what has arrived from outside.
+
+Handlers judge what arrives and keep it here; the loop waits for it here. Nothing is decided in this module.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import SearchAttributeUpdate, TypedSearchAttributes
+
+from contracts.agent import DEFAULT_AGENT
+from contracts.events import StartEvent, ToolResultEvent
+from contracts.failures import Escalation
+from contracts.limits import LimitOverrides, limits_in
+from contracts.question import Question, QuestionKind
+from contracts.run import Continuation, RunState, RunStatus
+from contracts.signals import HumanInput
+from contracts.tool import ToolOutcome
+from contracts.transcript import Segment
+from decisions import ids, loop, narrate
+from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
+from decisions.limits import effective
+from decisions.question import DECISIONS, refusal
+from decisions.transcript import PAGE_BYTES, Transcript, goal_part
+from workflows import attributes
+from workflows.halt import Halt
+from workflows.handlers import invalid, read
+
+KEPT_NOTICES = 20  # ignored signals that the state tells of
+
+
+class LiveRun:
+    def __init__(
+        self,
+        state: RunState,
+        transcript: Transcript,
+        segments: tuple[Segment, ...],
+        requested: tuple[LimitOverrides, ...] = (),
+    ) -> None:
+        self.state = state
+        self.requested = requested  # the limits of the start event; they count once the agent's are known
+        self.transcript = transcript
+        self.segments = segments
+        self.halt = Halt()
+        self._results: dict[int, ToolOutcome] = {}
+        self._answer: HumanInput | None = None
+        self._awaited = 0  # results from outside that the loop waits for
+        self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
+
+    @property
+    def archived(self) -> int:
+        """How many parts lie in the run's store."""
+        return self.segments[-1].end if self.segments else 0
+
+    def update(self, **changes: Any) -> None:
+        self.state = self.state.model_copy(update={**changes, "updated_at": workflow.now()})
+        workflow.set_current_details(narrate.details(self.state))
+
+    def set_status(self, status: RunStatus, **changes: Any) -> None:
+        """Changes the status, and the search attributes with it: at the price of one event."""
+        self.update(status=status, **changes)
+        new = attributes.of(self.state)
+        changed: list[SearchAttributeUpdate[Any]] = []
+        for key in attributes.KEYS:
+            value = new.get(key)
+            if value is None and self._shown.get(key) is not None:
+                changed.append(key.value_unset())
+            elif value is not None and value != self._shown.get(key):
+                changed.append(key.value_set(value))
+        if changed:
+            workflow.upsert_search_attributes(changed)
+        self._shown = new
+
+    def ignore(self, signal: str, why: str) -> None:
+        """What had no effect is told, in the log and in the state, and harms nothing."""
+        workflow.logger.warning("%s ignored: %s", signal, why)
+        notice = narrate.cut(f"{signal}: {why}", 300)
+        self.update(ignored=(*self.state.ignored, notice)[-KEPT_NOTICES:])
+
+    def take_result(self, event: ToolResultEvent) -> None:
+        """A `tool_result` from outside, judged in the order of A5."""
+        result = event.payload
+        verdict = correlate(self.state, result)
+        if verdict is Verdict.accepted and result.step not in self._results:
+            self.keep_result(result.step, outcome_of(result))
+        elif verdict in ESCALATES:
+            reason = Escalation(verdict.value)
+            detail = f"a result came for step {result.step}, tool {narrate.cut(result.tool, 80)}"
+            self.state = loop.violated(self.state, reason, detail)
+            self.halt.request(detail)
+        else:
+            why = Verdict.stale if verdict is Verdict.accepted else verdict
+            self.ignore("tool_result", f"{why} (step {result.step}, tool {narrate.cut(result.tool, 80)})")
+
+    def keep_result(self, step: int, outcome: ToolOutcome) -> None:
+        """What the wait for this step's result will find."""
+        self._results[step] = outcome
+
+    async def outside_result(self, step: int, tool: str, timeout: timedelta) -> ToolOutcome | None:
+        """Waits for the result of a step; None where it does not come in time."""
+        summary = f"result of {tool} · step {step}"
+        self._awaited += 1
+        self.set_status(RunStatus.waiting_on_tool)
+        wait = workflow.wait_condition(lambda: step in self._results, timeout=timeout, timeout_summary=summary)
+        try:
+            await self.halt.stoppable(wait)
+        except TimeoutError:
+            return None
+        finally:
+            self._awaited -= 1
+            self.set_status(RunStatus.waiting_on_tool if self._awaited else RunStatus.running)
+        return self._results.pop(step)
+
+    async def ask(
+        self,
+        kind: QuestionKind,
+        text: str,
+        options: Sequence[str] = (),
+        *,
+        step: int | None = None,
+        tool: str | None = None,
+    ) -> HumanInput:
+        """Opens the run's one question, and waits for the answer however long it takes."""
+        number = self.state.questions + 1
+        question = Question(
+            id=ids.question_id(number),
+            kind=kind,
+            text=text,
+            options=tuple(DECISIONS[kind]) or tuple(options),
+            step=step,
+            tool=tool,
+            asked_at=workflow.now(),
+        )
+        self.set_status(RunStatus.waiting_on_human, question=question, questions=number)
+        try:
+            await self.halt.stoppable(workflow.wait_condition(lambda: self._answer is not None))
+        finally:
+            answer, self._answer = self._answer, None
+            self.update(question=None)
+        if answer is None:
+            raise AssertionError("the wait for an answer ended without one")
+        self.set_status(RunStatus.running)
+        return answer
+
+    def refusal(self, answer: HumanInput) -> str | None:
+        question = None if self._answer is not None or self.halt.reason is not None else self.state.question
+        return refusal(question, answer)
+
+    def take_answer(self, answer: HumanInput) -> None:
+        self._answer = answer
+
+
+def begin(args: Sequence[Any]) -> LiveRun:
+    """The run of a start event, or of what an earlier execution carried over. Raises ApplicationError InvalidInput."""
+    if len(args) == 1 and isinstance(args[0], dict) and args[0].get("type") == "agentic.continue":
+        carried = read(Continuation, args)
+        last = carried.segments[-1]
+        return LiveRun(carried.state, Transcript(last.end, last.head), carried.segments)
+    payload = read(StartEvent, args).payload
+    requested = (payload.limits, limits_in(payload.context))
+    now = workflow.now()
+    state = RunState(
+        run_id=ids.run_id_of(workflow.info().workflow_id),
+        goal=payload.goal,
+        agent=payload.agent or DEFAULT_AGENT,
+        context=payload.context,
+        conversation_id=payload.conversation_id,
+        created_at=now,
+        updated_at=now,
+        limits=effective(*requested),
+    )
+    transcript = Transcript()
+    transcript.append(goal_part(payload.goal, payload.context))
+    if transcript.size > PAGE_BYTES:
+        took = f"goal and context take {transcript.size:,} bytes of conversation, and {PAGE_BYTES:,} is the most"
+        raise invalid(f"{took}: put the rest into a file that a tool can read")
+    return LiveRun(state, transcript, (), requested)

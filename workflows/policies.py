@@ -1,0 +1,48 @@
+"""Timeouts and retries of every activity, each with its why."""
+
+from datetime import timedelta
+from typing import Any
+
+from temporalio.common import RetryPolicy
+from temporalio.workflow import ActivityCancellationType
+
+from contracts.tool import Effect
+
+# A dead worker is found within this; the activities beat every 3 s.
+HEARTBEAT = timedelta(seconds=10)
+
+# Rate limits and overload pass within minutes. Six calls are about two minutes of waiting; a server's own
+# `retry-after` replaces the interval.
+MODEL_RETRIES = RetryPolicy(
+    initial_interval=timedelta(seconds=1),
+    backoff_coefficient=3.0,
+    maximum_interval=timedelta(seconds=60),
+    maximum_attempts=6,
+)
+
+# B1: three retries, after 0.5, 2 and 8 s, where a repeat does no harm.
+_REPEATABLE = RetryPolicy(
+    initial_interval=timedelta(seconds=0.5),
+    backoff_coefficient=4.0,
+    maximum_interval=timedelta(seconds=8),
+    maximum_attempts=4,
+)
+
+# B2: a repeat could do the thing twice, so there is none. What a lost worker leaves behind, a person settles.
+_NEVER_AGAIN = RetryPolicy(maximum_attempts=1)
+
+TOOL_RETRIES: dict[Effect, RetryPolicy] = {
+    Effect.read: _REPEATABLE,
+    Effect.keyed: _REPEATABLE,
+    Effect.once: _NEVER_AGAIN,
+}
+
+# Our own files: nothing is lost by trying until the disk is back, and the run must not end without its record.
+FILES: dict[str, Any] = {
+    "start_to_close_timeout": timedelta(minutes=5),
+    "heartbeat_timeout": HEARTBEAT,
+    "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
+}
+
+# Only with this the run hears how an activity ended that it asked to stop.
+WAIT_FOR_END = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
