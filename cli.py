@@ -1,0 +1,335 @@
+"""`perdure`: start agent runs, watch them, answer their questions, and run their workers.
+
+Every command prints for a person, or JSON where a program reads (`--json`). An error is one line on standard error.
+"""
+
+import asyncio
+import dataclasses
+import io
+import json
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+import click
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+
+from activities.workspace import folder_name
+from contracts.events import StartEvent
+from contracts.run import RunStatus
+from contracts.signals import CancelRequest, Decision, HumanInput
+from devserver import ServerDidNotStart
+from follow import DETACHED, follow, follow_json, happening_json, until_stopped
+from report import print_run, run_row, run_table, tool_row, tool_table
+from runs import NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, leave, listing, start, state
+from session import Needs, session
+from settings import ProjectError, load
+from terminal import Screen
+from watch import Watch
+
+# A pipe has no width; lines there should not break at 80.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+run_argument = click.argument("run_id", metavar="RUN")
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program instead.")
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Exit codes: 0 completed, 1 failed, 2 wrong usage, 3 escalated to a person, 4 cancelled, 130 left.",
+)
+@click.version_option(package_name="perdure", message="perdure %(version)s")
+def app() -> None:
+    """LLM agents that outlast their processes, on Temporal.
+
+    With no Temporal configured (TEMPORAL_ADDRESS or a profile), a command brings an embedded server; its state lies
+    in .perdure, beside perdure.toml.
+    """
+
+
+@app.command()
+@click.argument("goal")
+@click.option("--agent", help="The agent of agents/*.md that does it.")
+@click.option("--context", "-c", multiple=True, metavar="KEY=VALUE", help="Told to the agent; may be repeated.")
+@click.option("--max-steps", type=click.IntRange(min=1), help="Tool steps this run may take.")
+@click.option("--dedupe-key", help="Starting again with the same key finds the same run.")
+@click.option("--id", "run_id", help="The run's id; a new one where it is left out.")
+@click.option("--detach", "-d", is_flag=True, help="Print the id and leave; a worker does the run.")
+@as_json_option
+def run(
+    goal: str,
+    agent: str | None,
+    context: tuple[str, ...],
+    max_steps: int | None,
+    dedupe_key: str | None,
+    run_id: str | None,
+    detach: bool,
+    as_json: bool,
+) -> None:
+    """Start an agent run and follow it to its end.
+
+    GOAL says what to do, in words; "-" reads it from standard input.
+    """
+    event = _start_event(goal, agent, context, max_steps, dedupe_key)
+
+    async def main() -> int:
+        settings = load()
+        if event.payload.agent and event.payload.agent not in settings.agents:
+            known = ", ".join(settings.agents)
+            raise ProjectError(f"there is no agent {event.payload.agent!r}; the agents are: {known}")
+        if settings.rehearses and not as_json and not detach:
+            said = "No model is configured, so the rehearsal model answers, by rule. For a real one set"
+            console.print(f"[yellow]{said} ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL.[/]", soft_wrap=True)
+        async with session(settings, Needs.nothing if detach else Needs.work) as here:
+            handle = await start(here.client, settings.task_queue, event, run_id)
+            started = handle.id.removeprefix("run:")
+            if detach:
+                click.echo(json.dumps({"run_id": started}) if as_json else started)
+                return 0
+            return await (follow_json(here, started, every=False) if as_json else follow(here, started, console))
+
+    _go(main)
+
+
+@app.command()
+@run_argument
+@as_json_option
+def watch(run_id: str, as_json: bool) -> None:
+    """Follow a run: what has happened, and what happens.
+
+    The run's questions are asked here. Ctrl-C leaves the run; it goes on wherever a worker is.
+    """
+
+    async def main() -> int:
+        async with session(load(), Needs.work) as here:
+            await find(here.client, run_id)
+            return await (follow_json(here, run_id, every=True) if as_json else follow(here, run_id, console))
+
+    _go(main)
+
+
+@app.command("list")
+@click.option("--waiting", is_flag=True, help="Only runs that wait for a person.")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=30, show_default=True, help="How many at most.")
+@as_json_option
+def list_(waiting: bool, limit: int, as_json: bool) -> None:
+    """List runs, the latest first."""
+
+    async def main() -> int:
+        async with session(load(), Needs.nothing) as here:
+            found = [each async for each in listing(here.client, waiting=waiting, limit=limit)]
+        if as_json:
+            for each in found:
+                click.echo(json.dumps(run_row(each)))
+        elif not found:
+            console.print("no run waits for a person" if waiting else 'no runs yet; start one: perdure run "…"')
+        else:
+            console.print(run_table(found))
+        return 0
+
+    _go(main)
+
+
+@app.command()
+@run_argument
+@as_json_option
+def show(run_id: str, as_json: bool) -> None:
+    """Show one run: status, steps, question, cost, and where its files lie."""
+
+    async def main() -> int:
+        settings = load()
+        async with session(settings, Needs.answers) as here:
+            found = await find(here.client, run_id)
+            view = await state(here.client, run_id)
+            end = None if found.is_open else await ended(here.client, run_id)
+        if as_json:
+            said = view.model_dump(mode="json") if view else run_row(found)
+            click.echo(json.dumps({**said, "end": dataclasses.asdict(end) if end else None}))
+        else:
+            print_run(console, found, view, end, settings.workspaces / folder_name(found.run_id))
+        return 0
+
+    _go(main)
+
+
+@app.command()
+@run_argument
+@as_json_option
+def trace(run_id: str, as_json: bool) -> None:
+    """Print what a run did so far: each turn, each call, each result."""
+
+    async def main() -> int:
+        screen = Screen(console)
+        async with session(load(), Needs.nothing) as here:
+            async for happening in Watch(here.client, run_id, follow=False).happenings():
+                if as_json:
+                    click.echo(happening_json(happening))
+                else:
+                    screen.show(happening)
+        return 0
+
+    _go(main)
+
+
+@app.command("answer")
+@run_argument
+@click.argument("text", required=False)
+@click.option("--decision", type=click.Choice(list(Decision)), help="For approvals and calls in doubt.")
+@click.option("--question", metavar="ID", help="Answer only if this question is the open one.")
+@click.option("--by", help="Who answers.")
+def answer_(run_id: str, text: str | None, decision: str | None, question: str | None, by: str | None) -> None:
+    """Answer the open question of a run.
+
+    TEXT is the answer in words, or the result for the decision use_result.
+    """
+
+    async def main() -> int:
+        async with session(load(), Needs.answers) as here:
+            chosen = Decision(decision) if decision else None
+            await answer(here.client, run_id, HumanInput(question_id=question, text=text, decision=chosen, by=by))
+            worked_on = await here.has_worker()
+        console.print("accepted" if worked_on else f"accepted; no worker runs now: perdure watch {run_id} brings one")
+        return 0
+
+    _go(main)
+
+
+@app.command("cancel")
+@run_argument
+@click.option("--reason", help="Why; kept with the run.")
+def cancel_(run_id: str, reason: str | None) -> None:
+    """Stop a run. A side effect that is running is finished first, and its result kept."""
+
+    async def main() -> int:
+        async with session(load(), Needs.work) as here:
+            await cancel(here.client, run_id, CancelRequest(reason=reason, by="perdure cancel"))
+            console.print("asked to stop; waiting for what is running …")
+            end = await ended(here.client, run_id)
+        console.print(end.status)
+        return 0 if end.status == RunStatus.cancelled else 1
+
+    _go(main)
+
+
+@app.command()
+def worker() -> None:
+    """Run a worker against the configured Temporal. The same as `python worker.py`."""
+    from worker import main
+
+    main()
+
+
+@app.command()
+@click.option("--port", type=click.IntRange(1, 65535), help="Of the Temporal server; 7233 or a free one.")
+@click.option("--ui-port", type=click.IntRange(1, 65535), help="Of the Web UI; 8233 or a free one.")
+def dev(port: int | None, ui_port: int | None) -> None:
+    """Run the embedded Temporal server, its Web UI and a worker, until Ctrl-C."""
+
+    async def main() -> int:
+        settings = load()
+        async with session(settings, Needs.work, port=port, ui_port=ui_port) as here:
+            console.print(f"Temporal   {here.client.service_client.config.target_host}")
+            if here.ui:
+                console.print(f"Web UI     {here.ui}")
+            console.print(f"worker     task queue {settings.task_queue}, model {settings.model}")
+            console.print(f"state      {settings.home}", soft_wrap=True)
+            console.print("Ctrl-C stops all of it; runs go on at the next start.")
+            await until_stopped()
+            console.print("stopping …")
+        return 0
+
+    _go(main)
+
+
+@app.command()
+@as_json_option
+def tools(as_json: bool) -> None:
+    """Show the tool table: what each tool is, what it does to the world, whether it asks."""
+    import httpx
+
+    from worker import project_of
+
+    async def main() -> int:
+        settings = load()
+        async with httpx.AsyncClient() as http:
+            offered = project_of(settings, http).tools
+        rows = [tool_row(tool, list(settings.agents.values())) for tool in offered.values()]
+        if as_json:
+            click.echo(json.dumps(rows))
+        else:
+            console.print(tool_table(rows))
+        return 0
+
+    _go(main)
+
+
+@app.command()
+@as_json_option
+def doctor(as_json: bool) -> None:
+    """Check that everything a run needs is there, and say what to do where it is not."""
+    from doctor import examine
+
+    async def main() -> int:
+        well = True
+        async for check in examine():
+            well = well and check.ok
+            if as_json:
+                click.echo(json.dumps(dataclasses.asdict(check)))
+            else:
+                mark = "[green]✓[/]" if check.ok else "[red]✗[/]"
+                console.print(f"{mark} {check.name:<18} {escape(check.found)}", soft_wrap=True)
+        return 0 if well else 1
+
+    _go(main)
+
+
+def _start_event(
+    goal: str, agent: str | None, context: tuple[str, ...], max_steps: int | None, dedupe_key: str | None
+) -> StartEvent:
+    told: dict[str, Any] = {}
+    for pair in context:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise click.UsageError(f"--context takes KEY=VALUE, not {pair!r}")
+        told[key] = value
+    if max_steps is not None:
+        told["max_steps"] = max_steps
+    payload = {"goal": sys.stdin.read() if goal == "-" else goal, "context": told, "agent": agent}
+    try:
+        return StartEvent.model_validate({"type": "agentic.start", "payload": payload, "dedupe_key": dedupe_key})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "payload")
+        raise click.UsageError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _go(command: Callable[[], Coroutine[Any, Any, int]]) -> NoReturn:
+    """Runs a command to its exit code; what a person can mend becomes one line."""
+    try:
+        code = asyncio.run(command())
+    except (NoSuchRun, Refused, NotReachable, ProjectError, ServerDidNotStart) as error:
+        print(f"perdure: {error}", file=sys.stderr)
+        code = 1
+    except KeyboardInterrupt:
+        code = DETACHED
+    leave(code)
+
+
+def main() -> NoReturn:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # who reads a pipe sees each line as it comes
+    try:
+        app(standalone_mode=False)
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "perdure"
+        print(f"perdure: {error.format_message()} (see {command} --help)", file=sys.stderr)
+        leave(2)
+    except (click.Abort, KeyboardInterrupt):
+        leave(DETACHED)
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()

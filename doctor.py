@@ -1,0 +1,91 @@
+"""`perdure doctor`: everything a run needs, looked at one by one."""
+
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from importlib.metadata import packages_distributions, version
+
+from devserver import ServerDidNotStart
+from runs import NotReachable, configured_address, listing, register_search_attributes
+from session import Needs, session
+from settings import ProjectError, Settings, load
+
+OURS = ("contracts", "decisions", "workflows", "activities")
+
+
+@dataclass(frozen=True)
+class Check:
+    """`found` says what is there, or what to do."""
+
+    name: str
+    ok: bool
+    found: str
+
+
+async def examine() -> AsyncIterator[Check]:
+    """The checks, in the order in which a start would meet them."""
+    python = ".".join(str(n) for n in sys.version_info[:3])
+    yield Check("python", sys.version_info >= (3, 11), f"{python} (3.11 or later is needed)")
+    yield Check("temporal SDK", ok=True, found=version("temporalio"))
+    yield _names()
+    try:
+        settings = load()
+    except ProjectError as error:
+        yield Check("project", ok=False, found=str(error))
+        return
+    yield Check("project", ok=True, found=f"{settings.folder}, agents: {', '.join(settings.agents)}")
+    yield _model(settings)
+    yield await _tools(settings)
+    async for check in _server(settings):
+        yield check
+
+
+def _names() -> Check:
+    """Another distribution that installs one of our top-level names would be imported in its place."""
+    owners = packages_distributions()
+    foreign = {name: owner for name in OURS for owner in owners.get(name, ()) if owner != "perdure"}
+    if foreign:
+        told = ", ".join(f"{owner} also installs `{name}`" for name, owner in foreign.items())
+        return Check("import names", ok=False, found=f"{told}: use an environment without it")
+    return Check("import names", ok=True, found="no other package owns ours")
+
+
+def _model(settings: Settings) -> Check:
+    if settings.rehearses:
+        return Check(
+            "model", ok=True, found="rehearsal, by rule; ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL brings a real one"
+        )
+    key = "with a key" if settings.api_key else "without a key"
+    return Check("model", ok=True, found=f"{settings.model} at {settings.base_url or 'Anthropic'}, {key} (not called)")
+
+
+async def _tools(settings: Settings) -> Check:
+    import httpx
+
+    from worker import project_of
+
+    try:
+        async with httpx.AsyncClient() as http:
+            tools = project_of(settings, http).tools
+    except ProjectError as error:
+        return Check("tools", ok=False, found=str(error))
+    return Check("tools", ok=True, found=", ".join(tools))
+
+
+async def _server(settings: Settings) -> AsyncIterator[Check]:
+    try:
+        where = configured_address() or "embedded"
+        async with session(settings, Needs.nothing) as here:
+            address = here.client.service_client.config.target_host
+            yield Check("Temporal", ok=True, found=f"{where}: answers at {address}, namespace {here.client.namespace}")
+            await register_search_attributes(here.client)
+            yield Check("search attributes", ok=True, found="registered")
+            if where != "embedded":
+                worked_on = await here.has_worker()
+                found = "one is polling" if worked_on else "none is polling: start one with perdure worker"
+                yield Check("worker", worked_on, f"task queue {settings.task_queue}: {found}")
+            wedged = [run.run_id async for run in listing(here.client, limit=1000) if run.is_wedged and run.is_open]
+            found = f"{len(wedged)} cannot go on: {', '.join(wedged[:5])}" if wedged else "none is wedged"
+            yield Check("runs", not wedged, found)
+    except (NotReachable, ServerDidNotStart) as error:
+        yield Check("Temporal", ok=False, found=str(error))

@@ -1,0 +1,115 @@
+"""Following a run in the terminal to its end, asking its questions, until the person leaves."""
+
+import asyncio
+import dataclasses
+import json
+import signal
+import sys
+import time
+from typing import Any
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.markup import escape
+
+from activities.workspace import folder_name
+from contracts.run import RunStatus
+from report import near
+from runs import Refused, answer, ended, leave
+from session import Session
+from terminal import Screen
+from watch import Happening, Waiting, Watch
+
+EXIT_CODES = {RunStatus.completed: 0, RunStatus.escalated: 3, RunStatus.cancelled: 4}
+DETACHED = 130
+
+
+async def follow(here: Session, run_id: str, console: Console) -> int:
+    """Shows a run to its end. Gives the exit code that tells how it ended."""
+    screen = Screen(console)
+    console.print(f"[bold]run[/]   {escape(run_id)}")
+    if page := here.page_of(run_id):
+        console.print(f"[bold]page[/]  {page}", soft_wrap=True)
+    if not await here.has_worker():
+        console.print("[yellow]no worker on this task queue yet; start one: perdure worker[/]")
+    began = time.monotonic()
+    if await _left(_show(here, run_id, screen), run_id):
+        return DETACHED
+    end = await ended(here.client, run_id)
+    screen.end(end, time.monotonic() - began)
+    folder = here.settings.workspaces / folder_name(run_id)
+    for path in (end.event or {}).get("payload", {}).get("artifacts", ()):
+        console.print(f"  → {near(folder / path)}", soft_wrap=True)
+    return EXIT_CODES.get(RunStatus(end.status), 1)
+
+
+async def follow_json(here: Session, run_id: str, *, every: bool) -> int:
+    """As `follow`, for a program: a line for `every` happening, and one for the end."""
+
+    async def print_all() -> None:
+        async for happening in Watch(here.client, run_id).happenings():
+            if every:
+                print(happening_json(happening), flush=True)
+
+    if await _left(print_all(), run_id):
+        return DETACHED
+    end = await ended(here.client, run_id)
+    print(json.dumps({"run_id": run_id, **dataclasses.asdict(end)}, ensure_ascii=False), flush=True)
+    return EXIT_CODES.get(RunStatus(end.status), 1)
+
+
+async def _left(following: Any, run_id: str) -> bool:
+    """Whether the person left before the end."""
+    showing, stopped = asyncio.create_task(following), asyncio.create_task(until_stopped())
+    await asyncio.wait({showing, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if showing.done():
+        stopped.cancel()
+        showing.result()
+        return False
+    showing.cancel()
+    await asyncio.gather(showing, return_exceptions=True)
+    print(f"\nleft the run. Go on: perdure watch {run_id}   Stop it: perdure cancel {run_id}", file=sys.stderr)
+    print("Finishing what is running now (Ctrl-C again leaves at once) …", file=sys.stderr)
+    return True
+
+
+async def _show(here: Session, run_id: str, screen: Screen) -> None:
+    asking: asyncio.Task[None] | None = None
+    async with screen.following():
+        async for happening in Watch(here.client, run_id).happenings():
+            if asking is not None:
+                asking.cancel()  # answered, by whomever
+                asking = None
+            screen.show(happening)
+            if isinstance(happening, Waiting) and happening.question is not None:
+                asking = asyncio.create_task(_ask(here, run_id, screen, happening))
+
+
+async def _ask(here: Session, run_id: str, screen: Screen, waiting: Waiting) -> None:
+    if waiting.question is None:
+        return
+    while said := await screen.ask(waiting.question):
+        try:
+            await answer(here.client, run_id, said)
+            return
+        except Refused as refused:
+            screen.console.print(f"  [red]{escape(str(refused))}[/]")
+    screen.console.print(f'  answer it with: perdure answer {escape(run_id)} "…"')
+
+
+async def until_stopped() -> None:
+    """Returns at the first SIGINT or SIGTERM; the second ends the process."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, lambda: leave(DETACHED) if stop.is_set() else stop.set())
+    await stop.wait()
+
+
+def happening_json(happening: Happening) -> str:
+    """`{"happening": its kind, …}`."""
+
+    def plain(value: Any) -> Any:
+        return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
+
+    fields = {f.name: getattr(happening, f.name) for f in dataclasses.fields(happening)}
+    return json.dumps({"happening": type(happening).__name__.lower(), **fields}, default=plain, ensure_ascii=False)

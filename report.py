@@ -1,0 +1,135 @@
+"""Runs and tools as tables and pages in the terminal, and the same as JSON rows."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from activities.toolkit import Tool
+from contracts.agent import Agent
+from contracts.run import RunStatus, RunView
+from decisions.narrate import cut
+from runs import Ended, Found
+
+COLOURS = {
+    RunStatus.completed: "green",
+    RunStatus.escalated: "yellow",
+    RunStatus.waiting_on_human: "yellow",
+    RunStatus.waiting_on_tool: "cyan",
+    RunStatus.running: "cyan",
+    RunStatus.failed: "red",
+    RunStatus.timed_out: "red",
+    RunStatus.cancelled: "magenta",
+}
+
+
+def run_row(found: Found) -> dict[str, Any]:
+    """What the server knows of a run, for a program."""
+    closed = found.execution.close_time
+    return {
+        "run_id": found.run_id,
+        "status": found.status,
+        "agent": found.agent,
+        "waiting_for": found.waiting_for,
+        "wedged": found.is_wedged,
+        "started_at": found.execution.start_time.isoformat(),
+        "closed_at": closed.isoformat() if closed else None,
+    }
+
+
+def run_table(found: list[Found]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("run", "status", "agent", "age"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("waits for", overflow="ellipsis", no_wrap=True)
+    for each in found:
+        wedged = " [red](wedged)[/]" if each.is_wedged and each.is_open else ""
+        colour, started = COLOURS.get(RunStatus(each.status), "white"), age(each.execution.start_time)
+        status = f"[{colour}]{each.status}[/]{wedged}"
+        table.add_row(escape(each.run_id), status, escape(each.agent), started, escape(each.waiting_for))
+    return table
+
+
+def print_run(console: Console, found: Found, view: RunView | None, end: Ended | None, files: Path) -> None:
+    colour, started = COLOURS.get(RunStatus(found.status), "white"), age(found.execution.start_time)
+    console.print(f"[bold]{escape(found.run_id)}[/]  [{colour}]{found.status}[/]  started {started} ago")
+    if view is None:
+        console.print("  [yellow]no worker answers now; this is what the server knows[/]")
+    else:
+        _print_view(console, view)
+    if end is not None:
+        _print_end(console, end, files)
+    if files.is_dir():
+        console.print(f"  files    {near(files)}", soft_wrap=True)
+
+
+def _print_view(console: Console, view: RunView) -> None:
+    usage = view.usage
+    cost = f", USD {view.cost_usd:.4f}" if view.cost_usd else ""
+    reframes = f"{view.reframes} of {view.max_reframes} reframes"
+    console.print(f"  goal     {escape(cut(view.goal, 500))}")
+    console.print(f"  agent    {escape(view.agent)}, model {escape(view.model)}")
+    console.print(f"  steps    {view.step} of {view.max_steps}, {view.turns} turns, {reframes}")
+    console.print(f"  tokens   {usage.input + usage.cache_read + usage.cache_write:,} → {usage.output:,}{cost}")
+    for pending in view.pending:
+        console.print(f"  pending  step {pending.step} {escape(pending.tool)}, since {age(pending.since)}")
+    if view.question:
+        console.print(f"  [yellow]asks[/]     {escape(view.question.text)}")
+        console.print(f'           perdure answer {escape(view.run_id)} "…"')
+    for notice in view.ignored[-3:]:
+        console.print(f"  ignored  {escape(notice)}")
+
+
+def _print_end(console: Console, end: Ended, files: Path) -> None:
+    if end.event is None:
+        if end.message:
+            console.print(f"  [red]{end.kind}[/]  {escape(end.message)}")
+            console.print(f"  [dim]{escape(end.handoff)}[/]")
+        return
+    payload = end.event["payload"]
+    console.print(f"  ended    {escape(payload.get('outcome') or payload['reason'] + ': ' + payload['detail'])}")
+    if payload.get("handoff"):
+        console.print(f"  [dim]{escape(payload['handoff'])}[/]")
+    for path in payload["artifacts"]:
+        console.print(f"  file     {near(files / path)}", soft_wrap=True)
+
+
+def tool_row(tool: Tool, agents: list[Agent]) -> dict[str, Any]:
+    """One row of the static tool table (A7)."""
+    route = tool.route
+    return {
+        "tool": route.name,
+        "kind": route.kind,
+        "effect": route.effect,
+        "approval": route.approval,
+        "timeout_seconds": route.timeout.total_seconds(),
+        "agents": [agent.name for agent in agents if route.name in agent.tools],
+        "description": tool.schema.description,
+    }
+
+
+def tool_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("tool", "kind", "effect", "approval", "timeout", "agents"):
+        table.add_column(heading)
+    for row in rows:
+        plain = (row["tool"], row["kind"], row["effect"], row["approval"], f"{row['timeout_seconds']:g} s")
+        table.add_row(*plain, ", ".join(row["agents"]))
+    return table
+
+
+def age(since: datetime) -> str:
+    """How long ago: "12 s", "3 min", "5 h", "2 d"."""
+    seconds = (datetime.now(UTC) - since).total_seconds()
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def near(path: Path) -> str:
+    """A path as short as a person here needs it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,78 @@
+"""Where a command runs: the configured Temporal, or an embedded server with a worker of its own."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum
+
+from temporalio.client import Client
+
+from decisions import ids
+from devserver import NAMESPACE, embedded
+from runs import NotReachable, configured_address, connect, register_search_attributes
+from settings import Settings
+from telemetry import log_to
+
+
+class Needs(Enum):
+    """What a command needs beside the server. With a configured Temporal, workers are somebody else's."""
+
+    nothing = "nothing"
+    answers = "answers"  # queries and updates are answered
+    work = "work"  # runs go on
+
+
+@dataclass(frozen=True)
+class Session:
+    client: Client
+    settings: Settings
+    ui: str | None  # of the embedded server
+
+    def page_of(self, run_id: str) -> str | None:
+        """The run's page in the Web UI."""
+        return f"{self.ui}/namespaces/{NAMESPACE}/workflows/{ids.run_workflow_id(run_id)}" if self.ui else None
+
+    async def has_worker(self) -> bool:
+        """Whether anybody works on the task queue."""
+        from temporalio.api.enums.v1 import TaskQueueType
+        from temporalio.api.taskqueue.v1 import TaskQueue
+        from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+
+        answer = await self.client.workflow_service.describe_task_queue(
+            DescribeTaskQueueRequest(
+                namespace=self.client.namespace,
+                task_queue=TaskQueue(name=self.settings.task_queue),
+                task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+            )
+        )
+        return bool(answer.pollers)
+
+
+@asynccontextmanager
+async def session(
+    settings: Settings, needs: Needs, *, port: int | None = None, ui_port: int | None = None
+) -> AsyncIterator[Session]:
+    """Raises NotReachable, ProjectError, devserver.ServerDidNotStart."""
+    if configured_address() is not None:
+        if port or ui_port:
+            raise NotReachable("a Temporal server is configured by TEMPORAL_*; ports are for the embedded one")
+        yield Session(await connect(), settings, None)
+        return
+    async with embedded(settings.home, port=port, ui_port=ui_port) as server:
+        client = await connect(server.address)
+        await register_search_attributes(client)
+        found = Session(client, settings, server.ui)
+        if needs is Needs.nothing or (needs is Needs.answers and not server.started):
+            yield found
+            return
+        # Loading the worker's parts takes a second, so only commands that need one pay for it.
+        from worker import answering, working
+
+        if needs is Needs.answers:
+            async with answering(client, settings.task_queue):
+                yield found
+            return
+        log_to(logging.FileHandler(settings.home / "worker.log", encoding="utf-8"))
+        async with working(client, settings):
+            yield found

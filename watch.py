@@ -1,0 +1,290 @@
+"""A run as a stream of things that happen, read from its history as it grows.
+
+History tells each thing once and in order, costs the run nothing, and needs no worker. Only what is not in history
+yet, the model's partial answer and retries, is read from the pending activity.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from temporalio.api.common.v1 import Payload, Payloads
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from contracts.run import QuestionView, RunStatus
+from contracts.tool import ToolCall, ToolOutcome
+from contracts.turn import ModelTurn, TurnRequest
+from decisions import ids
+from decisions.narrate import cut
+from runs import NoSuchRun, Refused, find, state
+from workflows.attributes import AGENT_STATUS, WAITING_FOR
+
+LOOK_EVERY = 0.3  # seconds between looks at what is not in history yet
+
+
+@dataclass(frozen=True)
+class Started:
+    goal: str
+
+
+@dataclass(frozen=True)
+class Thinking:
+    phase: str  # plan or reflect
+    turn: int
+
+
+@dataclass(frozen=True)
+class Thought:
+    phase: str
+    turn: int
+    reply: ModelTurn
+
+
+@dataclass(frozen=True)
+class Calling:
+    call: ToolCall
+
+
+@dataclass(frozen=True)
+class Called:
+    call: ToolCall
+    outcome: ToolOutcome
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An activity failed for good; the run decides what that means."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The run waits for a person, or for a result from outside. `question` is None where no worker could tell."""
+
+    status: str
+    about: str
+    question: QuestionView | None = None
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What the run waited for has come."""
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """A signal reached the run."""
+
+    signal: str
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """The run continued as new."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """The model's answer so far; not in history yet."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Retrying:
+    """An activity failed and is tried again; not in history yet."""
+
+    what: str
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Over:
+    """The run has ended. How is told by `runs.ended`."""
+
+
+Happening = (
+    Started
+    | Thinking
+    | Thought
+    | Calling
+    | Called
+    | Failed
+    | Waiting
+    | Resumed
+    | Signalled
+    | Rotated
+    | Live
+    | Retrying
+    | Over
+)
+
+_ENDS = frozenset(
+    {
+        EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED,
+        EventType.EVENT_TYPE_WORKFLOW_EXECUTION_FAILED,
+        EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCELED,
+        EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TERMINATED,
+        EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TIMED_OUT,
+    }
+)
+
+T = TypeVar("T")
+
+
+@dataclass
+class Watch:
+    """Follows one run. Raises NoSuchRun."""
+
+    client: Client
+    run_id: str
+    follow: bool = True  # False: only what has happened so far
+    _scheduled: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    _queue: asyncio.Queue[Happening] = field(default_factory=asyncio.Queue)
+    _waiting: bool = False
+
+    async def happenings(self) -> AsyncIterator[Happening]:
+        """From the run's first event to its end."""
+        await find(self.client, self.run_id)
+        tasks = [asyncio.create_task(self._read_history())]
+        if self.follow:
+            tasks.append(asyncio.create_task(self._look_at_pending()))
+        try:
+            while True:
+                getting = asyncio.create_task(self._queue.get())
+                await asyncio.wait({getting, tasks[0]}, return_when=asyncio.FIRST_COMPLETED)
+                if not getting.done():
+                    getting.cancel()
+                    tasks[0].result()  # the reader ends at the end of history, or with an error
+                    return
+                yield getting.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def _workflow_id(self) -> str:
+        return ids.run_workflow_id(ids.run_id_of(self.run_id))
+
+    async def _read_history(self) -> None:
+        execution: str | None = (await find(self.client, self.run_id)).first_execution
+        while execution is not None:
+            handle = self.client.get_workflow_handle(self._workflow_id, run_id=execution)
+            execution = None
+            async for event in handle.fetch_history_events(wait_new_event=self.follow):
+                for happening in await self._read(event):
+                    self._queue.put_nowait(happening)
+                if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
+                    execution = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
+
+    async def _read(self, event: HistoryEvent) -> list[Happening]:
+        match event.event_type:
+            case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED:
+                started = event.workflow_execution_started_event_attributes
+                goal = await self._decoded(started.input, dict[str, Any])
+                return [] if started.continued_execution_run_id else [Started(str(_goal(goal)))]
+            case EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
+                return await self._scheduled_event(event)
+            case EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
+                done = event.activity_task_completed_event_attributes
+                return await self._completed(done.scheduled_event_id, done.result)
+            case EventType.EVENT_TYPE_ACTIVITY_TASK_FAILED:
+                failed = event.activity_task_failed_event_attributes
+                return self._failed(failed.scheduled_event_id, failed.failure.message)
+            case EventType.EVENT_TYPE_ACTIVITY_TASK_TIMED_OUT:
+                late = event.activity_task_timed_out_event_attributes
+                return self._failed(late.scheduled_event_id, "no end in time, or its worker died")
+            case EventType.EVENT_TYPE_UPSERT_WORKFLOW_SEARCH_ATTRIBUTES:
+                upsert = event.upsert_workflow_search_attributes_event_attributes
+                return await self._status(dict(upsert.search_attributes.indexed_fields))
+            case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED:
+                return [Signalled(event.workflow_execution_signaled_event_attributes.signal_name)]
+            case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
+                return [Rotated()]
+            case _:
+                return [Over()] if event.event_type in _ENDS else []
+
+    async def _scheduled_event(self, event: HistoryEvent) -> list[Happening]:
+        scheduled = event.activity_task_scheduled_event_attributes
+        kind = scheduled.activity_type.name
+        if kind in ("plan", "reflect"):
+            request = await self._decoded(scheduled.input, TurnRequest)
+            self._scheduled[event.event_id] = (kind, request)
+            return [Thinking(kind, request.turn)]
+        if kind == "call_tool":
+            call = await self._decoded(scheduled.input, ToolCall)
+            self._scheduled[event.event_id] = (kind, call)
+            return [Calling(call)]
+        self._scheduled[event.event_id] = (kind, None)
+        return []
+
+    async def _completed(self, scheduled: int, result: Payloads) -> list[Happening]:
+        kind, request = self._scheduled.pop(scheduled, ("", None))
+        if kind in ("plan", "reflect"):
+            return [Thought(kind, request.turn, await self._decoded(result, ModelTurn))]
+        if kind == "call_tool":
+            return [Called(request, await self._decoded(result, ToolOutcome))]
+        return []
+
+    def _failed(self, scheduled: int, why: str) -> list[Happening]:
+        kind, request = self._scheduled.pop(scheduled, ("", None))
+        return [Failed(f"{request.tool} · step {request.step}" if isinstance(request, ToolCall) else kind, why)]
+
+    async def _status(self, fields: dict[str, Payload]) -> list[Happening]:
+        if AGENT_STATUS.name not in fields:
+            return []
+        status = json.loads(fields[AGENT_STATUS.name].data)
+        if status not in (RunStatus.waiting_on_human, RunStatus.waiting_on_tool):
+            was, self._waiting = self._waiting, False
+            return [Resumed()] if was else []
+        self._waiting = True
+        about = json.loads(fields[WAITING_FOR.name].data) if WAITING_FOR.name in fields else "a result from outside"
+        question = None
+        if status == RunStatus.waiting_on_human:
+            with suppress(Refused, NoSuchRun):
+                view = await state(self.client, self.run_id)
+                question = view.question if view else None
+        return [Waiting(status, str(about), question)]
+
+    async def _look_at_pending(self) -> None:
+        handle = self.client.get_workflow_handle(self._workflow_id)
+        told: set[tuple[str, int]] = set()
+        shown = ""
+        while True:
+            await asyncio.sleep(LOOK_EVERY)
+            with suppress(RPCError):
+                for pending in (await handle.describe()).raw_description.pending_activities:
+                    key = (pending.activity_id, pending.attempt)
+                    if pending.attempt > 1 and key not in told:
+                        told.add(key)
+                        why = cut(pending.last_failure.message or "its worker died", 200)
+                        self._queue.put_nowait(Retrying(pending.activity_type.name, pending.attempt, why))
+                    text = await self._partial(pending.heartbeat_details)
+                    if text and text != shown:
+                        shown = text
+                        self._queue.put_nowait(Live(text))
+
+    async def _partial(self, details: Payloads) -> str:
+        if not details.payloads:
+            return ""
+        beat = (await self.client.data_converter.decode(details.payloads))[0]
+        return str(beat.get("text", "")) if isinstance(beat, dict) else ""
+
+    async def _decoded(self, payloads: Payloads, kind: type[T]) -> T:
+        value: T = (await self.client.data_converter.decode(payloads.payloads, [kind]))[0]
+        return value
+
+
+def _goal(start: Any) -> Any:
+    payload = start.get("payload") if isinstance(start, dict) else None
+    return payload.get("goal", "") if isinstance(payload, dict) else ""
