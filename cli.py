@@ -20,6 +20,7 @@ from activities.workspace import folder_name
 from contracts.events import StartEvent
 from contracts.run import RunStatus
 from contracts.signals import CancelRequest, Decision, HumanInput
+from decisions import ids
 from devserver import ServerDidNotStart
 from follow import DETACHED, follow, follow_json, happening_json, until_stopped
 from report import print_run, run_row, run_table, tool_row, tool_table
@@ -88,7 +89,12 @@ def run(
             if detach:
                 click.echo(json.dumps({"run_id": started}) if as_json else started)
                 return 0
-            return await (follow_json(here, started, every=False) if as_json else follow(here, started, console))
+            if as_json:
+                return await follow_json(here, started, every=False)
+            others = [each.run_id async for each in listing(here.client) if each.is_open and each.run_id != started]
+            if others:
+                console.print(f"[dim]other open runs go on too: {escape(', '.join(others[:5]))} (perdure list)[/]")
+            return await follow(here, started, console)
 
     _go(main)
 
@@ -296,9 +302,10 @@ def _start_event(
         told[key] = value
     if max_steps is not None:
         told["max_steps"] = max_steps
+    key = ids.start_key(dedupe_key) if dedupe_key else None
     payload = {"goal": sys.stdin.read() if goal == "-" else goal, "context": told, "agent": agent}
     try:
-        return StartEvent.model_validate({"type": "agentic.start", "payload": payload, "dedupe_key": dedupe_key})
+        return StartEvent.model_validate({"type": "agentic.start", "payload": payload, "dedupe_key": key})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"] if part != "payload")

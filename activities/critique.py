@@ -102,11 +102,20 @@ def open_page(url: str, text: str) -> Page:
         if field:
             head.setdefault(field[1].lower(), field[2].strip().strip('"'))
         lines.pop(0)
-    address = head.get("final url") or head.get("url") or url
+    addresses = (_joined(known, "") for known in (head.get("final url"), head.get("url"), url) if known)
+    address = next((known for known in addresses if known.startswith("http")), "about:blank")
     body = "\n".join(lines)
     if re.fullmatch(r"\[(not text|the page has no text)[^\n]*\]", body):
         body = ""
-    return read_page(address if address.startswith("http") else url, head.get("title"), body)
+    return read_page(address, head.get("title"), body)
+
+
+def _joined(base: str, target: str) -> str:
+    """An absolute address; nothing for what cannot be one."""
+    try:
+        return urlsplit(urljoin(base, target)).geturl()
+    except ValueError:
+        return ""
 
 
 def _unwrap(text: str) -> str:
@@ -129,9 +138,9 @@ def read_page(url: str, title: str | None, markdown: str) -> Page:
     body = re.sub(r"(?m)^([^\n#|>*+-][^\n]*)\n(=+|-{2,})[ \t]*$", _atx, re.sub(r"(?s)```.*?```", "", markdown))
     images = tuple(alt.strip() for alt, _ in _IMAGE.findall(body))
     body = _IMAGE.sub(lambda image: image[1], body)
-    links = tuple((plain(label), urljoin(url, target)) for label, target in _LINK.findall(body))
-    links += tuple((target, target) for target in re.findall(r"<(https?:[^>\s]+)>", body))
-    links = tuple((label, target) for label, target in links if target.startswith("http"))
+    found = [*_LINK.findall(body), *((target, target) for target in re.findall(r"<(https?:[^>\s]+)>", body))]
+    absolute = ((plain(label), _joined(url, target)) for label, target in found)
+    links = tuple((label, target) for label, target in absolute if target.startswith("http"))
     sections = tuple(_sections(body, title or ""))
     if title is None:
         title = next((section.title for section in sections if section.level == 1), "")
@@ -149,9 +158,9 @@ def _sections(body: str, title: str) -> Iterator[Section]:
             if level or paragraphs:
                 yield Section(level, name, tuple(paragraphs))
             level, name, paragraphs = len(heading[1]), plain(heading[2]), []
-            block = block[heading.end() :]
-        text = plain(block)
-        is_navigation = not re.sub(r"[\W_]+", "", _LINK.sub("", block))
+        rest = block[heading.end() :] if heading else block  # text may follow a heading on the next line
+        text = plain(rest)
+        is_navigation = not re.sub(r"[\W_]+", "", _LINK.sub("", rest))
         if text and not is_navigation and not text.startswith("|") and (level or text != title):
             paragraphs.append(text)
     yield Section(level, name, tuple(paragraphs))

@@ -16,6 +16,7 @@ from activities.transcript import Transcripts, Wanted, dump_parts
 from activities.workspace import Workspace
 from contracts.agent import Agent, Definition, Opening, OpeningRequest
 from contracts.failures import RunFailure
+from contracts.journal import Journal
 from contracts.limits import LimitOverrides
 from contracts.run import Closed, CloseRequest
 from contracts.transcript import Segment
@@ -114,6 +115,7 @@ def _merged(agent: Agent, project: Project) -> LimitOverrides:
 def _lay_out(workspace: Workspace, goal: str, agent: str, definition: Definition) -> str:
     workspace.create()
     workspace.write_own("context.md", f"# Goal\n\n{goal}\n\nAgent: {agent}, model {definition.model}\n".encode())
+    workspace.write_own("memory.md", render(Journal(objective=goal)).encode())
     data = definition.model_dump_json().encode()
     ref = blake2b(data, digest_size=12).hexdigest()
     workspace.write_own(_definition_path(ref), data)

@@ -19,7 +19,7 @@ from activities.transcript import Transcripts, Wanted
 from activities.workspace import Workspace
 from contracts.failures import ToolFault
 from contracts.tool import ToolCall, ToolKind, ToolOutcome, failed
-from decisions.ids import request_key, run_id_of
+from decisions.ids import request_key, result_key, run_id_of
 from decisions.narrate import call_line
 from decisions.transcript import result_part
 
@@ -79,7 +79,7 @@ class ToolCalls:
             part = result_part(call.tool_use_id, call.tool, call.step, outcome)
             self._transcripts.feed_result(activity.info().workflow_id or "", call.tool_use_id, part)
         line = {
-            "key": f"step:{call.step}:{call.attempt}",
+            "key": result_key(run_id_of(activity.info().workflow_id or ""), call.step, call.attempt),
             "event": "tool",
             "step": call.step,
             "call": call_line(call.tool, call.arguments or {}),

@@ -1,5 +1,6 @@
 """The activities `plan` and `reflect`: one model call each, over the conversation that a cursor names."""
 
+import asyncio
 import json
 from time import perf_counter
 from typing import Protocol
@@ -15,6 +16,7 @@ from activities.workspace import Workspace
 from contracts.agent import Definition
 from contracts.turn import ModelTurn, TurnRequest, Usage
 from decisions.calls import text_of
+from decisions.framing import framing
 from decisions.ids import run_id_of
 from decisions.narrate import call_line, cut
 from decisions.transcript import reply_part
@@ -39,9 +41,8 @@ class Turns:
     async def plan(self, request: TurnRequest) -> ModelTurn:
         """The first turn: frame, plan, first actions."""
         turn = await self._turn(request, "plan")
-        plan = text_of(turn.content)
-        if plan:
-            self._workspace().write_own("plan.md", f"# Plan\n\n{plan}\n".encode())
+        if text := text_of(turn.content):
+            await asyncio.to_thread(_write_plan, self._workspace(), text)
         return turn
 
     @activity.defn
@@ -94,6 +95,14 @@ def cost(usage: Usage, price: Price | None) -> float | None:
         + usage.cache_read * price.cache_read
         + usage.cache_write * price.cache_write
     ) / 1e6
+
+
+def _write_plan(workspace: Workspace, text: str) -> None:
+    said = framing(text)
+    workspace.write_own("plan.md", f"# Plan\n\n{said.plan}\n".encode())
+    if said.frame:
+        context = workspace.read_own("context.md").decode().partition("\n# Frame\n")[0]
+        workspace.write_own("context.md", f"{context}\n# Frame\n\n{said.frame}\n".encode())
 
 
 def _trace(number: int, phase: str, turn: ModelTurn) -> str:

@@ -4,6 +4,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
+from pydantic import Field
+
 from contracts.journal import Journal
 from contracts.limits import Limits
 from contracts.question import Question
@@ -93,7 +95,7 @@ class Continuation(Value):
 
     type: Literal["agentic.continue"] = "agentic.continue"
     state: RunState
-    segments: tuple[Segment, ...]
+    segments: tuple[Segment, ...] = Field(min_length=1)
 
 
 class QuestionView(Value):
@@ -128,6 +130,8 @@ class RunView(Value):
     pending: tuple[PendingView, ...]
     completed_steps: tuple[int, ...]
     workspace: str
+    resumable: bool  # an open run goes on wherever a worker is, from what history holds
+    resume_from: str | None
     artifacts: tuple[str, ...]
     question: QuestionView | None
     usage: Usage

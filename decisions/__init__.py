@@ -4,6 +4,7 @@ ids         every id and dedupe key, one function each
 limits      which limit is in force
 builtins    the tools that are decisions themselves, and their schemas
 calls       a reply of the model -> the calls it asks for, in batches
+framing     frame and plan, read from the first turn
 loop        the run's state machine: what to do next, and what each answer makes of the state
 correlate   what a `tool_result` means to this run (A5)
 question    which answers a question takes

@@ -2,8 +2,15 @@
 
 from enum import StrEnum
 
+from pydantic_core import to_json
+
 from contracts.events import ToolResultPayload
+from contracts.failures import ToolFault
 from contracts.run import RunState
+from contracts.tool import ToolError, ToolOutcome, failed
+
+MOST_RESULT_BYTES = 512 * 1024  # as JSON; a page of the transcript must be able to carry it, with JSON's escapes
+MOST_ERROR = 8 * 1024  # characters
 
 
 class Verdict(StrEnum):
@@ -36,3 +43,15 @@ def _was_issued(state: RunState, step: int) -> bool:
     """Steps are given to a turn's calls at once, but a call is issued only when its batch is."""
     waiting = any(call.step == step and call.outcome is None for call in state.calls)
     return 1 <= step <= state.step and not waiting
+
+
+def outcome_of(result: ToolResultPayload) -> ToolOutcome:
+    """An accepted result as the model will see it. What is large belongs into a file, whose path comes instead."""
+    if result.status == "error":
+        error = result.error or ToolError(kind=ToolFault.tool_error, message="the tool gave no reason")
+        cut = {"kind": error.kind[:100], "message": error.message[:MOST_ERROR]}
+        return ToolOutcome(status="error", error=error.model_copy(update=cut))
+    size = len(to_json(result.result))
+    if size > MOST_RESULT_BYTES:
+        return failed(ToolFault.too_large, f"the result has {size:,} bytes, and {MOST_RESULT_BYTES:,} is the most")
+    return ToolOutcome(result=result.result)

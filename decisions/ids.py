@@ -27,8 +27,9 @@ def request_key(run_id: str, step: int, attempt: int = 1) -> str:
     return key if attempt == 1 else f"{key}:{attempt}"
 
 
-def result_key(run_id: str, step: int) -> str:
-    return f"agentic:run:{run_id}:step:{step}:result"
+def result_key(run_id: str, step: int, attempt: int = 1) -> str:
+    key = f"agentic:run:{run_id}:step:{step}:result"
+    return key if attempt == 1 else f"{key}:{attempt}"
 
 
 def question_id(number: int) -> str:

@@ -4,7 +4,6 @@ A turn is one model call and the calls it asked for. A run thinks (`plan` first,
 of the turn batch by batch, and thinks again, until there is an ending.
 """
 
-import re
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -14,6 +13,7 @@ from contracts.tool import ToolKind, ToolOutcome, failed
 from contracts.turn import ModelTurn
 from decisions.builtins import ESCALATE, FINISH, REFRAME
 from decisions.calls import calls_of, next_batch, text_of
+from decisions.framing import framing
 
 MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
 EXCERPT = 600  # characters of a finding or plan that the state keeps for people
@@ -131,11 +131,9 @@ def _heard(state: RunState, text: str) -> RunState:
     if state.turns > 1:
         journal = state.journal.model_copy(update={"current_state": text[:EXCERPT]})
         return state.model_copy(update={"last_finding": text[:EXCERPT], "journal": journal})
-    frame = re.search(r"^\W*frame\W+(.+)$", text, re.IGNORECASE | re.MULTILINE)
-    plan = re.search(r"^\W*plan\b\W*(.+)", text, re.IGNORECASE | re.MULTILINE | re.DOTALL)
-    objective = frame[1].strip() if frame else state.goal
-    journal = state.journal.model_copy(update={"objective": objective[:EXCERPT]})
-    return state.model_copy(update={"plan": (plan[1] if plan else text).strip()[:EXCERPT], "journal": journal})
+    said = framing(text)
+    journal = state.journal.model_copy(update={"objective": (said.frame or state.goal)[:EXCERPT]})
+    return state.model_copy(update={"plan": said.plan[:EXCERPT], "journal": journal})
 
 
 def issued(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunState:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.question import Question
-from contracts.run import Call, PendingView, QuestionView, RunState, RunView
+from contracts.run import Call, PendingView, QuestionView, RunState, RunStatus, RunView
 from decisions.builtins import ASK_HUMAN
 
 
@@ -61,6 +61,7 @@ def view(state: RunState) -> RunView:
     """What the query `state` answers (A8)."""
     open_steps = {p.step for p in state.pending} | {c.step for c in state.calls if c.outcome is None}
     question = state.question
+    is_over = state.ending is not None or state.status is RunStatus.cancelled
     return RunView(
         run_id=state.run_id,
         status=state.status,
@@ -77,6 +78,8 @@ def view(state: RunState) -> RunView:
         pending=tuple(PendingView(step=p.step, tool=p.tool, since=p.since, attempt=p.attempt) for p in state.pending),
         completed_steps=tuple(s for s in range(1, state.step + 1) if s not in open_steps),
         workspace=state.workspace,
+        resumable=not is_over,
+        resume_from=None if is_over else _resume_point(state),
         artifacts=state.artifacts,
         question=None
         if question is None
@@ -85,3 +88,9 @@ def view(state: RunState) -> RunView:
         cost_usd=state.cost_usd,
         ignored=state.ignored,
     )
+
+
+def _resume_point(state: RunState) -> str:
+    if state.pending:
+        return f"step {state.pending[0].step}"
+    return f"turn {state.turns + 1}"

@@ -110,7 +110,7 @@ def note_part(text: str) -> Part:
 def _shown(outcome: ToolOutcome) -> str:
     if outcome.error is not None:
         return f"{outcome.error.kind}: {outcome.error.message}"
-    return _plain(outcome.result) or "(no output)"
+    return "(no output)" if outcome.result in (None, "") else _plain(outcome.result)
 
 
 def add_message(messages: list[dict[str, Any]], part: Part) -> None:

@@ -88,7 +88,7 @@ def broken_json(tool: str, raw: str = '{"path": "notes.md", "content": "cut off 
     return Reply(text=text, calls=((tool, raw),))
 
 
-def fails(  # noqa: PLR0913 - each argument is a fact of the error
+def fails(
     status: int = 429,
     *,
     type: str | None = None,  # noqa: A002 - the API's own word

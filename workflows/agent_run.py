@@ -17,9 +17,10 @@ from activities.turn import Turns
 from contracts.agent import OpeningRequest
 from contracts.events import ToolResultEvent
 from contracts.failures import RunFailure
-from contracts.run import CloseRequest, Continuation, Ending, RunStatus
+from contracts.journal import Journal
+from contracts.run import CloseRequest, Continuation, Ending, RunStatus, RunView
 from contracts.signals import CancelRequest, HumanInput
-from contracts.transcript import TranscriptQuery
+from contracts.transcript import Page, TranscriptQuery
 from contracts.turn import ModelTurn, TurnRequest
 from decisions import loop, narrate
 from decisions.endings import ending_event, handoff
@@ -213,17 +214,17 @@ class AgentRun:
             self._live.ignore(signal, why)
 
     @workflow.query(description="Status, step, pending actions, open question, usage")
-    def state(self, *_: Any) -> dict[str, Any]:
-        return narrate.view(self._run.state).model_dump(mode="json")
+    def state(self, *_: Any) -> RunView:
+        return narrate.view(self._run.state)
 
     @workflow.query(description="The run journal, section by section")
-    def journal(self, *_: Any) -> dict[str, Any]:
-        return self._run.state.journal.model_dump(mode="json")
+    def journal(self, *_: Any) -> Journal:
+        return self._run.state.journal
 
     @workflow.query(description='The conversation, in pages: {"from", "limit"}?')
-    def transcript(self, *args: Any) -> dict[str, Any]:
+    def transcript(self, *args: Any) -> Page:
         asked, run = read_optional(TranscriptQuery, args), self._run
-        return run.transcript.page(asked.start, asked.limit, run.segments).model_dump(mode="json")
+        return run.transcript.page(asked.start, asked.limit, run.segments)
 
 
 def _close_turn(run: LiveRun) -> None:

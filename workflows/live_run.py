@@ -48,6 +48,7 @@ class LiveRun:
         self._answer: HumanInput | None = None
         self._awaited = 0  # results from outside that the loop waits for
         self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
+        workflow.set_current_details(narrate.details(state))
 
     @property
     def archived(self) -> int:

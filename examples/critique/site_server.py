@@ -37,7 +37,7 @@ def serve(port: int = 0) -> Iterator[str]:
 
 
 def main() -> None:
-    """`python examples/critique/site.py [port]` serves until Ctrl-C."""
+    """`python examples/critique/site_server.py [port]` serves until Ctrl-C."""
     with serve(int(sys.argv[1]) if len(sys.argv) > 1 else 0) as address, contextlib.suppress(KeyboardInterrupt):
         print(address, flush=True)
         threading.Event().wait()

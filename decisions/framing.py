@@ -1,0 +1,17 @@
+"""Frame and plan, read from what the model says in its first turn. No format is forced on it."""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Framing:
+    frame: str  # what is asked, and what done looks like; empty where the model said nothing of it
+    plan: str
+
+
+def framing(text: str) -> Framing:
+    """ "Frame: …" and "Plan: …", in whatever dress; without a plan of that name, all of the text is the plan."""
+    frame = re.search(r"^\W*frame\W+(.+)$", text, re.IGNORECASE | re.MULTILINE)
+    plan = re.search(r"^\W*plan\b\W*(.+)", text, re.IGNORECASE | re.MULTILINE | re.DOTALL)
+    return Framing(frame[1].strip() if frame else "", (plan[1] if plan else text).strip())
