@@ -1,0 +1,186 @@
+"""The scripted Messages API server, asked by the real `anthropic` client."""
+
+import threading
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import pytest
+from anthropic import APIStatusError, AsyncAnthropic, AuthenticationError, BadRequestError, RateLimitError
+from anthropic.types import Message, RawMessageStreamEvent
+
+from testkit.model_server import Reply, Script, ScriptedModel, broken_json, calls, cut, fails, says, slow
+
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+FETCH = calls(("fetch", {"url": "http://a.example"}), ("fetch", {"url": "http://b.example"}), text="Frame: two pages")
+
+
+async def ask(model: ScriptedModel, messages: list[Any] = HELLO, **extra: Any) -> Message:
+    async with (
+        AsyncAnthropic(api_key="none", base_url=model.base_url, max_retries=0) as client,
+        client.messages.stream(model="scripted", max_tokens=100, messages=messages, **extra) as stream,
+    ):
+        return await stream.get_final_message()
+
+
+async def events(model: ScriptedModel) -> list[RawMessageStreamEvent]:
+    async with AsyncAnthropic(api_key="none", base_url=model.base_url, max_retries=0) as client:
+        stream = await client.messages.create(model="scripted", max_tokens=100, messages=HELLO, stream=True)
+        return [event async for event in stream]
+
+
+def after(first: Message) -> list[Any]:
+    """The conversation with that reply and a result for each of its calls."""
+    uses = [block for block in first.content if block.type == "tool_use"]
+    said = [{"type": "tool_use", "id": use.id, "name": use.name, "input": use.input} for use in uses]
+    results = [{"type": "tool_result", "tool_use_id": use.id, "content": "ok"} for use in uses]
+    return [*HELLO, {"role": "assistant", "content": said}, {"role": "user", "content": results}]
+
+
+async def test_the_turn_is_the_number_of_assistant_messages_in_the_request() -> None:
+    with ScriptedModel([FETCH, says("done")]) as model:
+        first = await ask(model)
+        second = await ask(model, after(first))
+    assert first.stop_reason == "tool_use"
+    assert [block.to_dict() for block in first.content if block.type == "tool_use"] == [
+        {"type": "tool_use", "id": f"toolu_0_{number}", "name": "fetch", "input": {"url": f"http://{site}.example"}}
+        for number, site in enumerate("ab")
+    ]
+    assert second.stop_reason == "end_turn"
+    assert second.content[0].to_dict() == {"type": "text", "text": "done"}
+    assert second.model == "scripted"
+    assert second.usage.input_tokens > first.usage.input_tokens > 0
+
+
+async def test_the_same_request_gets_the_same_answer_and_is_counted_twice() -> None:
+    with ScriptedModel([FETCH]) as model:
+        first, second = await ask(model), await ask(model)
+        assert first == second
+        assert [request["messages"] for request in model.requests] == [HELLO, HELLO]
+
+
+async def test_a_script_may_be_a_function_of_the_request() -> None:
+    def echo(body: dict[str, Any]) -> Reply:
+        return says(f"you said {body['messages'][-1]['content']}")
+
+    with ScriptedModel(echo) as model:
+        assert (await ask(model)).content[0].to_dict()["text"] == "you said hello"
+
+
+async def test_without_streaming_the_reply_comes_whole() -> None:
+    with ScriptedModel([FETCH]) as model:
+        streamed = await ask(model)
+        async with AsyncAnthropic(api_key="none", base_url=model.base_url, max_retries=0) as client:
+            whole = await client.messages.create(model="scripted", max_tokens=100, messages=HELLO)
+    assert [block.to_dict() for block in whole.content] == [block.to_dict() for block in streamed.content]
+    assert whole.id == streamed.id
+
+
+async def test_past_the_end_of_the_script_the_request_is_refused() -> None:
+    with ScriptedModel([FETCH]) as model:
+        first = await ask(model)
+        with pytest.raises(BadRequestError, match="the script has 1 replies, and this is a request for turn 1"):
+            await ask(model, after(first))
+
+
+async def test_a_conversation_that_the_api_would_refuse_is_refused() -> None:
+    with ScriptedModel([FETCH, says("done")]) as model:
+        conversation = after(await ask(model))
+        conversation[-1]["content"].pop()
+        with pytest.raises(BadRequestError, match="without `tool_result` blocks immediately after: toolu_0_1"):
+            await ask(model, conversation)
+
+
+async def test_a_fault_carries_type_message_and_retry_after() -> None:
+    with ScriptedModel([fails(429, retry_after=2, message="slow down")]) as model:
+        with pytest.raises(RateLimitError, match="slow down") as caught:
+            await ask(model)
+        assert caught.value.response.headers["retry-after"] == "2"
+        assert caught.value.type == "rate_limit_error"
+
+
+async def test_a_fault_without_a_sequel_stays() -> None:
+    with ScriptedModel([fails(401)]) as model:
+        for _ in range(3):
+            with pytest.raises(AuthenticationError):
+                await ask(model)
+
+
+async def test_a_fault_is_lifted_for_the_conversation_that_has_met_it_often_enough() -> None:
+    other: list[Any] = [{"role": "user", "content": "another conversation"}]
+    with ScriptedModel([fails(529, times=2, then=fails(500, then=says("at last")))]) as model:
+        seen = [await outcome(model, HELLO) for _ in range(4)]
+        assert seen == ["overloaded_error", "overloaded_error", "api_error", "at last"]
+        assert await outcome(model, other) == "overloaded_error"
+
+
+async def outcome(model: ScriptedModel, messages: list[Any]) -> str:
+    try:
+        return str((await ask(model, messages)).content[0].to_dict()["text"])
+    except APIStatusError as error:
+        return str(error.type)
+
+
+async def test_a_cut_stream_ends_after_its_first_event_and_nobody_says_so() -> None:
+    with ScriptedModel([cut(says("never heard"))]) as model:
+        assert [event.type for event in await events(model)] == ["message_start"]
+
+
+async def test_a_cut_stream_may_say_why_in_mid_stream() -> None:
+    with ScriptedModel([cut(says("never heard"), error="overloaded_error")]) as model:
+        with pytest.raises(APIStatusError) as caught:
+            await ask(model)
+        assert (caught.value.status_code, caught.value.type) == (200, "overloaded_error")
+
+
+async def test_broken_arguments_reach_the_client_as_they_are() -> None:
+    with ScriptedModel([broken_json("write_file", '{"path": nonsense}')]) as model:
+        pieces = [
+            event.delta.partial_json
+            for event in await events(model)
+            if event.type == "content_block_delta" and event.delta.type == "input_json_delta"
+        ]
+        assert "".join(pieces) == '{"path": nonsense}'
+        with pytest.raises(ValueError, match="Unable to parse tool parameter JSON"):
+            await ask(model)
+
+
+async def test_a_slow_reply_comes_in_pieces_over_its_time() -> None:
+    with ScriptedModel([slow(says("word " * 40), 0.4)]) as model:
+        async with (
+            AsyncAnthropic(api_key="none", base_url=model.base_url) as client,
+            client.messages.stream(model="scripted", max_tokens=100, messages=HELLO) as stream,
+        ):
+            started = perf_counter()
+            moments = [perf_counter() - started async for _ in stream.text_stream]
+            await stream.get_final_message()
+    assert len(moments) > 4
+    assert moments[0] < 0.3 < perf_counter() - started
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b'{"model": "m"}'])
+async def test_what_is_no_request_is_refused(content: bytes) -> None:
+    with ScriptedModel([says("hello")]) as model:
+        async with AsyncAnthropic(api_key="none", base_url=model.base_url, max_retries=0) as client:
+            response = await client._client.post(f"{model.base_url}/v1/messages", content=content)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_it_ends_quickly_and_leaves_no_thread_even_in_mid_stream() -> None:
+    script: Script = [slow(says("word " * 100), 60)]
+    async with AsyncAnthropic(api_key="none", max_retries=0) as client:
+        with ScriptedModel(script) as model:
+            here = client.with_options(base_url=model.base_url)
+            stream = await here.messages.create(model="scripted", max_tokens=100, messages=HELLO, stream=True)
+            await anext(stream)
+            started = perf_counter()
+        assert perf_counter() - started < 1
+        await stream.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "scripted-model"]
+
+
+def test_many_servers_live_side_by_side() -> None:
+    make: Callable[[], ScriptedModel] = lambda: ScriptedModel([says("hello")])  # noqa: E731
+    with make() as one, make() as two:
+        assert one.base_url != two.base_url

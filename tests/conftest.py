@@ -1,0 +1,47 @@
+"""The real Temporal server, one for the session, configured as the embedded one."""
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.testing import WorkflowEnvironment
+
+from devserver import DYNAMIC_CONFIG
+from runs import register_search_attributes
+
+TEMPORAL = str(Path(sys.executable).parent / "temporal")
+
+# A history is "long" after this many events, so that a short run rotates several times where a test wants it.
+SHORT_HISTORY = 120
+
+
+def dynamic_config(**more: object) -> list[str]:
+    values = {**DYNAMIC_CONFIG, **more}
+    return [f"--dynamic-config-value={name}={json.dumps(value)}" for name, value in values.items()]
+
+
+async def server(**more: object) -> WorkflowEnvironment:
+    environment = await WorkflowEnvironment.start_local(
+        dev_server_existing_path=TEMPORAL,
+        dev_server_extra_args=dynamic_config(**more),
+        data_converter=pydantic_data_converter,
+    )
+    await register_search_attributes(environment.client)
+    return environment
+
+
+@pytest.fixture(scope="session")
+async def client() -> AsyncIterator[Client]:
+    async with await server() as environment:
+        yield environment.client
+
+
+@pytest.fixture(scope="session")
+async def short_history_client() -> AsyncIterator[Client]:
+    """A server that suggests continue-as-new after `SHORT_HISTORY` events."""
+    async with await server(**{"limit.historyCount.suggestContinueAsNew": SHORT_HISTORY}) as environment:
+        yield environment.client
