@@ -22,7 +22,7 @@ from contracts.run import RunStatus
 from contracts.signals import CancelRequest, Decision, HumanInput
 from decisions import ids
 from devserver import ServerDidNotStart
-from follow import DETACHED, follow, follow_json, happening_json, until_stopped
+from follow import DETACHED, follow, follow_json, happening_json, stopping
 from report import print_run, run_row, run_table, tool_row, tool_table
 from runs import NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, leave, listing, start, state
 from session import Needs, session
@@ -235,6 +235,7 @@ def dev(port: int | None, ui_port: int | None) -> None:
 
     async def main() -> int:
         settings = load()
+        stop = stopping()  # a signal while it is still starting counts too
         async with session(settings, Needs.work, port=port, ui_port=ui_port) as here:
             console.print(f"Temporal   {here.client.service_client.config.target_host}")
             if here.ui:
@@ -242,7 +243,7 @@ def dev(port: int | None, ui_port: int | None) -> None:
             console.print(f"worker     task queue {settings.task_queue}, model {settings.model}")
             console.print(f"state      {settings.home}", soft_wrap=True)
             console.print("Ctrl-C stops all of it; runs go on at the next start.")
-            await until_stopped()
+            await stop.wait()
             console.print("stopping …")
         return 0
 
@@ -302,10 +303,10 @@ def _start_event(
         told[key] = value
     if max_steps is not None:
         told["max_steps"] = max_steps
-    key = ids.start_key(dedupe_key) if dedupe_key else None
+    start_key = ids.start_key(dedupe_key) if dedupe_key else None
     payload = {"goal": sys.stdin.read() if goal == "-" else goal, "context": told, "agent": agent}
     try:
-        return StartEvent.model_validate({"type": "agentic.start", "payload": payload, "dedupe_key": key})
+        return StartEvent.model_validate({"type": "agentic.start", "payload": payload, "dedupe_key": start_key})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"] if part != "payload")
@@ -328,7 +329,7 @@ def main() -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # who reads a pipe sees each line as it comes
     try:
-        app(standalone_mode=False)
+        app(prog_name="perdure", standalone_mode=False)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "perdure"
         print(f"perdure: {error.format_message()} (see {command} --help)", file=sys.stderr)

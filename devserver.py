@@ -12,18 +12,17 @@ import fcntl
 import json
 import os
 import shutil
-import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import supervisor
 
 LOOPBACK = "127.0.0.1"
 NAMESPACE = "default"
@@ -33,8 +32,6 @@ RETENTION = timedelta(days=7)  # people look at a run days after it ended; the s
 
 START_TIMEOUT = 20.0  # seconds until a server must answer; a healthy one takes less than one
 STARTS = 2  # a port may be taken between our choice and the server's start: choose once more
-STOP_TIMEOUT = 5.0  # seconds from SIGTERM to SIGKILL; a healthy server takes about one
-CRASH_LOOP = 2.0  # a server that dies sooner than this after its start, in seconds, is not started again
 POLL = 0.03  # seconds between two looks of a user that waits at start-up; nothing polls afterwards
 
 DYNAMIC_CONFIG: Mapping[str, Any] = {
@@ -116,9 +113,6 @@ async def embedded(
         yield server
 
 
-# A user's side
-
-
 def _prepared(home: Path) -> Path:
     home = home.resolve()
     try:
@@ -180,13 +174,13 @@ def _joined(wish: _Wish, server: DevServer) -> DevServer:
                 f"(Web UI {server.ui}); name no port, or end its users first"
             )
     if server.started:
-        _write(wish.home / "ports.json", {"port": port, "ui_port": ui_port})
+        supervisor.write_json(wish.home / "ports.json", {"port": port, "ui_port": ui_port})
     return server
 
 
 async def _answers(address: str) -> bool:
     """Whether the server takes requests. From then on it keeps ended runs for `RETENTION`."""
-    # The supervisor runs this module too, and must not pay for the SDK.
+    # A command that only wants to name our errors must not pay for the SDK.
     import temporalio.api.workflowservice.v1 as api
     from temporalio.client import Client
     from temporalio.service import RPCError
@@ -221,7 +215,7 @@ async def _start(wish: _Wish, lock: int) -> None:
         }
         launcher = await asyncio.create_subprocess_exec(
             # Isolated and without site packages: it needs the standard library only, and starts faster.
-            *(sys.executable, "-I", "-S", __file__, "--supervise", json.dumps(plan)),
+            *(sys.executable, "-I", "-S", supervisor.__file__, json.dumps(plan)),
             cwd=wish.home,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
@@ -290,87 +284,3 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    """Atomically: a reader sees the old file or the new one."""
-    draft = path.with_name(f"{path.name}.new")
-    draft.write_text(json.dumps(value) + "\n")
-    draft.replace(path)
-
-
-# The supervisor's side: a process of its own, which runs in the home
-
-
-@dataclass
-class _Supervisor:
-    command: list[str]
-    address: str
-    ui: str
-    lock: int
-    reserved: list[int]
-    server: subprocess.Popen[bytes] | None = None
-    ending: bool = False
-    turn: threading.Lock = field(default_factory=threading.Lock)  # an end and a restart never cross
-
-    def run(self) -> None:
-        """Until nobody uses the server, or somebody ended it, or it cannot live; a crashed one starts again."""
-        for asked in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(asked, lambda *_: _in_background(self.end))
-        _in_background(self.end_without_users)
-        code, lived = -1, CRASH_LOOP
-        while code != 0 and lived >= CRASH_LOOP and (server := self.started()):
-            since = time.monotonic()
-            code = server.wait()
-            lived = time.monotonic() - since
-        Path("server.json").unlink(missing_ok=True)
-        for port in self.reserved:  # before the locks, so that the next server finds its ports free
-            os.close(port)
-
-    def started(self) -> subprocess.Popen[bytes] | None:
-        with self.turn:
-            if self.ending:
-                return None
-            self.server = subprocess.Popen(
-                self.command,
-                pass_fds=[self.lock],
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - it only calls prctl
-            )
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        about = {"pid": self.server.pid, "address": self.address, "ui": self.ui, "started_at": now}
-        _write(Path("server.json"), about)
-        return self.server
-
-    def end_without_users(self) -> None:
-        users = os.open("users.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(users, fcntl.LOCK_EX)  # kept until this process is gone: a new user waits for that
-        self.end()
-
-    def end(self) -> None:
-        with self.turn:
-            self.ending = True
-        if self.server is None:
-            return
-        self.server.terminate()
-        try:
-            self.server.wait(STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            self.server.kill()
-
-
-def _in_background(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, daemon=True).start()
-
-
-def _die_with_parent() -> None:
-    """A killed supervisor takes its server along, where the kernel knows how (Linux)."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG
-
-
-if __name__ == "__main__":
-    if os.fork():  # nobody's child: no user has to reap it, and it does not end with a user's process tree
-        os._exit(0)
-    _Supervisor(**json.loads(sys.argv[2])).run()

@@ -30,7 +30,7 @@ async def follow(here: Session, run_id: str, console: Console) -> int:
     console.print(f"[bold]run[/]   {escape(run_id)}")
     if page := here.page_of(run_id):
         console.print(f"[bold]page[/]  {page}", soft_wrap=True)
-    if not await here.has_worker():
+    if here.ui is None and not await here.has_worker():  # beside an embedded server the command works itself
         console.print("[yellow]no worker on this task queue yet; start one: perdure worker[/]")
     began = time.monotonic()
     if await _left(_show(here, run_id, screen), run_id):
@@ -60,7 +60,7 @@ async def follow_json(here: Session, run_id: str, *, every: bool) -> int:
 
 async def _left(following: Any, run_id: str) -> bool:
     """Whether the person left before the end."""
-    showing, stopped = asyncio.create_task(following), asyncio.create_task(until_stopped())
+    showing, stopped = asyncio.create_task(following), asyncio.create_task(stopping().wait())
     await asyncio.wait({showing, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if showing.done():
         stopped.cancel()
@@ -97,12 +97,12 @@ async def _ask(here: Session, run_id: str, screen: Screen, waiting: Waiting) -> 
     screen.console.print(f'  answer it with: perdure answer {escape(run_id)} "…"')
 
 
-async def until_stopped() -> None:
-    """Returns at the first SIGINT or SIGTERM; the second ends the process."""
+def stopping() -> asyncio.Event:
+    """Set by the first SIGINT or SIGTERM from now on; the second ends the process."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: leave(DETACHED) if stop.is_set() else stop.set())
-    await stop.wait()
+    return stop
 
 
 def happening_json(happening: Happening) -> str:

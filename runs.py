@@ -26,7 +26,6 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
 )
 from temporalio.common import SearchAttributeIndexedValueType, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
@@ -35,8 +34,9 @@ from contracts.events import StartEvent
 from contracts.run import RunStatus, RunView
 from contracts.signals import CancelRequest, HumanInput
 from contracts.transcript import Page
+from converter import data_converter
 from decisions import ids
-from decisions.narrate import cut
+from decisions.narrate import cut, markdown
 from workflows import attributes
 
 QUERY_PATIENCE = timedelta(seconds=3)  # a run without a worker answers no query
@@ -75,7 +75,7 @@ async def connect(address: str | None = None) -> Client:
             f"{target} is not on this machine: set TEMPORAL_TLS or TEMPORAL_API_KEY before speaking to it"
         )
     try:
-        return await Client.connect(**config, data_converter=pydantic_data_converter)
+        return await Client.connect(**config, data_converter=data_converter)
     except (RuntimeError, OSError, ValueError, RPCError) as error:
         why = "connection refused" if "ConnectionRefused" in str(error) else cut(str(error), 200)
         raise NotReachable(f"no Temporal server answers at {target}: {why}") from None
@@ -140,12 +140,12 @@ async def start(
     try:
         return await client.start_workflow(
             "AgentRun",
-            event.model_dump(mode="json", exclude_none=True),
+            event.model_dump(mode="json", exclude_defaults=True),
             id=workflow_id,
             task_queue=task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-            static_summary=cut(event.payload.goal, 200),
+            static_summary=markdown(cut(event.payload.goal, 200)),
             result_type=dict[str, Any],
         )
     except WorkflowAlreadyStartedError as started:

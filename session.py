@@ -1,13 +1,17 @@
 """Where a command runs: the configured Temporal, or an embedded server with a worker of its own."""
 
+import fcntl
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
+from urllib.parse import quote
 
 from temporalio.client import Client
 
+from activities.workspace import folder_name
 from decisions import ids
 from devserver import NAMESPACE, embedded
 from runs import NotReachable, configured_address, connect, register_search_attributes
@@ -31,10 +35,13 @@ class Session:
 
     def page_of(self, run_id: str) -> str | None:
         """The run's page in the Web UI."""
-        return f"{self.ui}/namespaces/{NAMESPACE}/workflows/{ids.run_workflow_id(run_id)}" if self.ui else None
+        workflow = quote(ids.run_workflow_id(run_id), safe=":")
+        return f"{self.ui}/namespaces/{NAMESPACE}/workflows/{workflow}" if self.ui else None
 
     async def has_worker(self) -> bool:
         """Whether anybody works on the task queue."""
+        if self.ui is not None:  # the server itself would tell of pollers that left minutes ago, too
+            return _is_locked(_worker_lock(self.settings))
         from temporalio.api.enums.v1 import TaskQueueType
         from temporalio.api.taskqueue.v1 import TaskQueue
         from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
@@ -47,6 +54,20 @@ class Session:
             )
         )
         return bool(answer.pollers)
+
+
+def _worker_lock(settings: Settings) -> Path:
+    """Held by each worker beside an embedded server: the kernel drops it with its owner."""
+    return settings.home / f"worker-{folder_name(settings.task_queue)}.lock"
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 @asynccontextmanager
@@ -63,7 +84,7 @@ async def session(
         client = await connect(server.address)
         await register_search_attributes(client)
         found = Session(client, settings, server.ui)
-        if needs is Needs.nothing or (needs is Needs.answers and not server.started):
+        if needs is Needs.nothing or (needs is Needs.answers and await found.has_worker()):
             yield found
             return
         # Loading the worker's parts takes a second, so only commands that need one pay for it.
@@ -75,4 +96,6 @@ async def session(
             return
         log_to(logging.FileHandler(settings.home / "worker.log", encoding="utf-8"))
         async with working(client, settings):
-            yield found
+            with _worker_lock(settings).open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                yield found

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 
 from contracts.agent import DEFAULT_AGENT, Agent
 from contracts.duration import Duration
@@ -72,6 +72,15 @@ class SignalToolSettings(_Described):
 ToolSettings = Annotated[PythonToolSettings | HttpToolSettings | SignalToolSettings, Field(discriminator="kind")]
 
 
+def _is_free(name: str) -> str:
+    if name in builtins.NAMES or name in NATIVE_TOOLS:
+        raise ValueError(f"{name!r} is the name of a tool that Perdure brings; choose another")
+    return name
+
+
+ToolName = Annotated[str, Field(pattern=TOOL_NAME), AfterValidator(_is_free)]
+
+
 class ModelSettings(Edge):
     default: str | None = Field(default=None, min_length=1)
     max_tokens: int = Field(default=8192, ge=256, le=128_000)
@@ -95,19 +104,11 @@ class PriceSettings(Edge):
 class ProjectFile(Edge):
     """`perdure.toml`."""
 
-    tools: dict[Annotated[str, Field(pattern=TOOL_NAME)], ToolSettings] = Field(default_factory=dict)
+    tools: dict[ToolName, ToolSettings] = Field(default_factory=dict)
     model: ModelSettings = ModelSettings()
     fetch: FetchSettings = FetchSettings()
     limits: LimitOverrides = LimitOverrides()
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
-
-    @field_validator("tools")
-    @classmethod
-    def _names_are_free(cls, tools: dict[str, Any]) -> dict[str, Any]:
-        taken = [name for name in tools if name in builtins.NAMES or name in NATIVE_TOOLS]
-        if taken:
-            raise ValueError(f"{taken[0]!r} is the name of a tool that Perdure brings; choose another")
-        return tools
 
 
 class _FrontMatter(Edge):
@@ -169,7 +170,8 @@ def _read_file(path: Path) -> ProjectFile:
     try:
         return ProjectFile.model_validate(_with_schemas(tomllib.loads(text), path.parent))
     except tomllib.TOMLDecodeError as error:
-        raise ProjectError(f"{path}: {error}") from None
+        at_end = f"at line {len(text.splitlines())}, the end of the file"
+        raise ProjectError(f"{path}: {str(error).replace('at end of document', at_end)}") from None
     except ValidationError as error:
         where, expected = _first(error)
         line = _line_of(text, where)
@@ -203,8 +205,8 @@ def _text_of(path: Path) -> str:
 def _first(error: ValidationError) -> tuple[list[str], str]:
     """Where the first fault is, and what was expected there."""
     first = error.errors(include_url=False, include_input=False)[0]
-    tags = {"python", "http", "signal"}  # pydantic names the union's branch in the path
-    where = [str(part) for i, part in enumerate(first["loc"]) if not (i == 2 and part in tags)]
+    asides = {"python", "http", "signal", "[key]"}  # pydantic names the union's branch in the path, and a bad key
+    where = [str(part) for i, part in enumerate(first["loc"]) if not (i == 2 and part in asides)]
     if first["type"] == "extra_forbidden":
         return where, "no such setting in this version"
     return where, first["msg"].removeprefix("Value error, ")

@@ -134,7 +134,7 @@ def build(client: Client, project: Project, task_queue: str, model: Model) -> Wo
 
 def workflow_runner() -> SandboxedWorkflowRunner:
     """Our own modules hold constants only, so they need not be loaded anew for each run."""
-    ours = ("contracts", "decisions", "activities", "workflows", "pydantic_core")
+    ours = ("contracts", "decisions", "activities", "workflows", "converter", "pydantic_core")
     restrictions = SandboxRestrictions.default
     return SandboxedWorkflowRunner(restrictions=restrictions.with_passthrough_modules(*ours))
 

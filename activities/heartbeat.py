@@ -7,12 +7,12 @@ from typing import Any
 
 from temporalio import activity
 
-ALIVE_EVERY = 3.0  # seconds; well inside the heartbeat timeout of the policies
+ALIVE_EVERY = 1.0  # seconds; a cancel travels back with a beat, so this is how long a read goes on after one
 LOOK_EVERY = 0.25  # seconds between looks for something new to show
 
 
 @asynccontextmanager
-async def beating(progress: Callable[[], Any] | None = None) -> AsyncIterator[None]:
+async def beating(progress: Callable[[], Any]) -> AsyncIterator[None]:
     """Beats while the block runs. `progress` gives the details a watcher sees; a change is sent at once."""
     task = asyncio.create_task(_beat(progress))
     try:
@@ -21,13 +21,12 @@ async def beating(progress: Callable[[], Any] | None = None) -> AsyncIterator[No
         task.cancel()
 
 
-async def _beat(progress: Callable[[], Any] | None) -> None:
+async def _beat(progress: Callable[[], Any]) -> None:
     last, silent = None, 0.0
-    pause = LOOK_EVERY if progress else ALIVE_EVERY
     while True:
-        await asyncio.sleep(pause)
-        silent += pause
-        details = progress() if progress else None
+        await asyncio.sleep(LOOK_EVERY)
+        silent += LOOK_EVERY
+        details = progress()
         if silent >= ALIVE_EVERY or details != last:
             activity.heartbeat(details)
             last, silent = details, 0.0

@@ -36,8 +36,8 @@ class PythonTool:
         for name, parameter in parameters.items():
             if name == KEY_PARAMETER:
                 continue
-            if parameter.annotation is inspect.Parameter.empty or parameter.kind in _UNNAMED:
-                raise BadTarget(f"{target}: parameter {name!r} needs a name and a type")
+            if name.startswith("_") or parameter.annotation is parameter.empty or parameter.kind in _UNNAMED:
+                raise BadTarget(f"{target}: parameter {name!r} needs a type, and a name that a model can use")
             fields[name] = (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
         self._arguments = _model(f"{route.name}_arguments", fields, target)
         told = description or inspect.getdoc(self._function)

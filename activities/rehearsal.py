@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 
-from activities.critique import count, listed, open_page, weak_points, write_up
+from activities.critique import count, listed, weak_points, write_up
 from activities.messages_sse import (
     Json,
     ToolUse,
@@ -24,6 +24,7 @@ from activities.messages_sse import (
     refusal,
     tool_uses,
 )
+from activities.page import open_page
 
 MODEL = "rehearsal"
 _PIECES = 40  # deltas in a reply at most, so that a long one takes no longer than a second or two
@@ -57,8 +58,7 @@ class RehearsalTransport(httpx2.AsyncBaseTransport):
         message = answer(body)
         if not body.get("stream"):
             return _json(200, message)
-        events = _Paced(message, self._pause)
-        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=events)
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=_Paced(message, self._pause))
 
 
 class _Paced(httpx2.AsyncByteStream):

@@ -39,7 +39,7 @@ class Runs:
 
         Raises ApplicationError `UnknownAgent`, not retryable.
         """
-        async with beating():
+        async with beating(_run_id):
             agent = self._agent(request.agent)
             workspace = self._project.workspace(_run_id())
             conversation = await self._conversation(request.length, request.head, workspace)
@@ -64,7 +64,7 @@ class Runs:
         """
         info = activity.info()
         workspace = self._project.workspace(_run_id())
-        async with beating():
+        async with beating(_run_id):
             transcript = await self._conversation(request.length, request.head, workspace)
             await asyncio.to_thread(workspace.create)  # a run that ended before it was opened has none
             segment = None
@@ -73,8 +73,8 @@ class Runs:
                 ref = f".store/segment-{blake2b(data, digest_size=16).hexdigest()}.json"
                 await asyncio.to_thread(workspace.write_own, ref, data)
                 segment = Segment(ref=ref, start=request.start, end=request.length, head=request.head)
-            if request.state is not None:
-                await asyncio.to_thread(_finish_files, workspace, request)
+            if request.journal is not None:
+                await asyncio.to_thread(_finish_files, workspace, request.journal, request.event)
                 self._transcripts.forget(info.workflow_id or "")
             if request.cancel is not None:
                 handle = self._client.get_workflow_handle(info.workflow_id or "", run_id=info.workflow_run_id)
@@ -131,11 +131,9 @@ async def definition_of(workspace: Workspace, ref: str) -> Definition:
     return Definition.model_validate_json(data)
 
 
-def _finish_files(workspace: Workspace, request: CloseRequest) -> None:
+def _finish_files(workspace: Workspace, journal: Journal, event: dict[str, Any] | None) -> None:
     """The journal as `memory.md`, and `trace.jsonl` with each line once: a retried activity may have repeated one."""
-    if request.state is None:
-        return
-    workspace.write_own("memory.md", render(request.state.journal).encode())
+    workspace.write_own("memory.md", render(journal).encode())
     lines: dict[str, dict[str, Any]] = {}
     trace = b""
     with suppress(FileNotFoundError):  # a run that ended before its first turn
@@ -146,7 +144,7 @@ def _finish_files(workspace: Workspace, request: CloseRequest) -> None:
             lines[entry["key"]] = entry
         except (ValueError, KeyError, TypeError):
             continue  # a line cut in half by a crash; its activity wrote it again
-    if request.event is not None:
-        lines["end"] = {"key": "end", "event": request.event["type"], **request.event["payload"]}
+    if event is not None:
+        lines["end"] = {"key": "end", "event": event["type"], **event["payload"]}
     text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in lines.values())
     workspace.write_own("trace.jsonl", text.encode())

@@ -43,7 +43,7 @@ class ToolCalls:
         """
         workspace = self._project.workspace(run_id_of(activity.info().workflow_id or ""))
         started = perf_counter()
-        async with beating():
+        async with beating(lambda: {"step": call.step, "call": call_line(call.tool, call.arguments or {})}):
             outcome = sound(await self._run(call, workspace))
             if is_large(outcome):
                 outcome = await asyncio.to_thread(fitted, outcome, call, workspace)

@@ -37,6 +37,7 @@ _UNREAD = ["script", "style", "noscript", "svg", "template", "title"]
 # markdownify's patterns take the square of a run's length.
 _LONG_BLANK = re.compile(r"[ \t\r\n\f\v]{64,}")
 _MOST_TITLE = 300
+_MOST_MUTE = 50  # images without a text alternative: that there are any is worth telling, each pixel is not
 
 
 class Tangled(Exception):
@@ -133,16 +134,25 @@ class _Reader:
         start = _joined(url, str(base["href"])) if isinstance(base, Tag) else url
         for tag in self._each(soup, ["a"]):
             _make_absolute(tag, "href", start or url)
-        for tag in self._each(soup, ["img"]):
-            _make_absolute(tag, "src", start or url)
-            if not tag.get("alt"):
-                tag.decompose()
-            elif not tag.get("src"):
-                tag.replace_with(str(tag["alt"]))
+        self._tidy_images(soup, start or url)
         for text in soup.find_all(string=_LONG_BLANK):
             self._effort.check()
             if type(text) is NavigableString:  # and no comment, which would turn into text
                 text.replace_with(_LONG_BLANK.sub(_shortened, text))
+
+    def _tidy_images(self, soup: BeautifulSoup, start: str) -> None:
+        """Keeps those with a text alternative, and the first without; an empty one says: mere decoration."""
+        mute = 0
+        for tag in self._each(soup, ["img"]):
+            _make_absolute(tag, "src", start)
+            alt, src = tag.get("alt"), str(tag.get("src") or "")
+            if alt and not src:
+                tag.replace_with(str(alt))
+            elif alt or (alt is None and src and mute < _MOST_MUTE):
+                tag["src"] = src.replace(" ", "%20")  # a blank would end the address in Markdown
+                mute += alt is None
+            else:
+                tag.decompose()
 
     def _each(self, soup: BeautifulSoup, names: list[str]) -> Iterator[Tag]:
         for tag in soup.find_all(names):

@@ -145,7 +145,7 @@ class CloseRequest(Value):
     start: int
     length: int
     head: str
-    state: RunState | None = None  # only at the end of the run
+    journal: Journal | None = None  # only at the end of the run
     event: dict[str, Any] | None = None  # the completion event
     cancel: str | None = None  # ask the server to cancel this run, for this reason
 

@@ -13,3 +13,9 @@ class Edge(BaseModel):
     """A frozen value from a file, a person or another program. Unknown fields are refused by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Undecodable(Value):
+    """Stands for a value from outside that could not be read at all."""
+
+    reason: str

@@ -11,7 +11,7 @@ class Framing:
 
 
 def framing(text: str) -> Framing:
-    """ "Frame: …" and "Plan: …", in whatever dress; without a plan of that name, all of the text is the plan."""
+    """Looks for "Frame: …" and "Plan: …", in whatever dress; without a plan of that name, all of the text is it."""
     frame = re.search(r"^\W*frame\W+(.+)$", text, re.IGNORECASE | re.MULTILINE)
     plan = re.search(r"^\W*plan\b\W*(.+)", text, re.IGNORECASE | re.MULTILINE | re.DOTALL)
     return Framing(frame[1].strip() if frame else "", (plan[1] if plan else text).strip())

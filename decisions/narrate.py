@@ -1,11 +1,15 @@
 """What a person reads of a run: summaries in the timeline, current details, the `state` view."""
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from contracts.question import Question
-from contracts.run import Call, PendingView, QuestionView, RunState, RunStatus, RunView
+from contracts.question import Question, QuestionKind
+from contracts.run import Call, Ending, PendingView, QuestionView, RunState, RunStatus, RunView
 from decisions.builtins import ASK_HUMAN
+
+SHOWN = 64  # characters of a call in the timeline; the Web UI cuts longer labels, and the step with them
 
 
 def cut(text: str, length: int) -> str:
@@ -20,7 +24,7 @@ def turn_summary(state: RunState) -> str:
 
 def call_summary(call: Call, attempt: int = 1) -> str:
     again = f" · attempt {attempt}" if attempt > 1 else ""
-    return f"{cut(call_line(call.tool, call.arguments), 110)} · step {call.step}{again}"
+    return f"{cut(call_line(call.tool, call.arguments), SHOWN)} · step {call.step}{again}"
 
 
 def call_line(tool: str, arguments: Mapping[str, Any]) -> str:
@@ -38,23 +42,80 @@ def waiting_for(question: Question) -> str:
 
 
 def details(state: RunState) -> str:
-    """The Web UI's current details, in Markdown. `$` starts a formula there, so money is in "USD"."""
+    """The Web UI's current details, in Markdown: what needs a person first."""
+    blocks = [_facts(state), *_asked(state.question), f"**Goal** {markdown(cut(state.goal, 400))}", *_pending(state)]
+    if state.ending is not None:
+        blocks.append(f"**{_ended(state.ending)}** {markdown(cut(state.ending.text, 1000))}")
+    if state.artifacts:
+        blocks.append("**Artifacts** " + ", ".join(f"`{cut(name, 100)}`" for name in state.artifacts[:10]))
+    if state.ignored:
+        blocks.append(f"**Ignored** {markdown(state.ignored[-1])}")
+    if state.last_finding:
+        blocks.append(f"**Last finding** {markdown(cut(state.last_finding.removeprefix('Finding:'), 400))}")
+    if state.plan:
+        blocks.append(f"**Plan**\n\n{markdown(state.plan)}")
+    return "\n\n".join(blocks)
+
+
+def _facts(state: RunState) -> str:
     facts = [f"**{state.status}**", f"step {state.step} of {state.limits.max_steps}", f"turn {state.turns}"]
-    facts.append(f"{state.usage.input + state.usage.cache_read} → {state.usage.output} tokens")
+    facts.append(f"{state.usage.input + state.usage.cache_read:,} tokens in, {state.usage.output:,} out")
     if state.cost_usd:
         facts.append(f"USD {state.cost_usd:.4f}")
-    blocks = [f"**Goal** {cut(state.goal, 400)}", " · ".join(facts)]
-    if state.question is not None:
-        blocks.append(f"**Waiting for a person** ({state.question.id}) {cut(state.question.text, 600)}")
-    if state.pending:
-        blocks.append("**Running** " + ", ".join(f"{p.tool} (step {p.step})" for p in state.pending[:5]))
-    if state.plan:
-        blocks.append(f"**Plan**\n\n{state.plan}")
-    if state.last_finding:
-        blocks.append(f"**Last finding** {cut(state.last_finding, 400)}")
-    if state.ending is not None:
-        blocks.append(f"**Outcome** {cut(state.ending.text, 400)}")
-    return "\n\n".join(blocks).replace("$", "\\$")
+    return " · ".join(facts)
+
+
+def _asked(question: Question | None) -> list[str]:
+    """The open question, and the JSON that answers it from the dialog "Send an Update"."""
+    if question is None:
+        return []
+    by_text = question.kind is QuestionKind.question
+    if by_text:
+        said = "\n".join(f"> {markdown(line)}  " for line in question.text[:2000].splitlines())
+    else:
+        said = _code(question.text[:2000])  # arguments are shown as they are, with no quote made typographic
+    offered = ", ".join(markdown(cut(option, 100)) for option in question.options)
+    choice = f", {'suggested' if by_text else 'one of'}: {offered}" if offered else ""
+    body = {"question_id": question.id, "text" if by_text else "decision": (*question.options, "…")[0]}
+    told = f"Answer with More Actions → Send an Update → `answer`{choice}"
+    return [
+        f"**Waiting for a person**, question {question.id}:",
+        said,
+        told,
+        _code(json.dumps(body, ensure_ascii=False)),
+    ]
+
+
+def _pending(state: RunState) -> list[str]:
+    """What the run has issued: here, and outside. What waits for an answer first is no action yet."""
+    asked = state.question.step if state.question is not None else None
+    lines = {call.step: call_line(call.tool, call.arguments) for call in state.calls}
+    here: list[str] = []
+    outside: list[str] = []
+    for action in state.pending:
+        again = f", attempt {action.attempt}" if action.attempt > 1 else ""
+        since = f"since {action.since:%H:%M:%S} UTC"
+        line = f"- step {action.step}: {markdown(cut(lines.get(action.step, action.tool), 110))}, {since}{again}"
+        if action.step != asked:
+            (outside if action.outside else here).append(line)
+    blocks = (("Running", here), ("Waiting for results from outside", outside))
+    return [f"**{title}**\n\n" + "\n".join(actions[:8]) for title, actions in blocks if actions]
+
+
+def _ended(ending: Ending) -> str:
+    if ending.status is RunStatus.completed:
+        return "Outcome"
+    return f"{ending.status.capitalize()} ({ending.reason})"
+
+
+def markdown(text: str) -> str:
+    """`$` starts a formula there, and `<` a tag. Backslashes before them would undo the escape."""
+    return re.sub(r"(\\*)([$<])", r"\1\1\\\2", text)
+
+
+def _code(text: str) -> str:
+    """Shown as it is. Indented, because a fence could be closed by the text."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def view(state: RunState) -> RunView:

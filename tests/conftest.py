@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
+from converter import data_converter
 from devserver import DYNAMIC_CONFIG
 from runs import register_search_attributes
 
@@ -28,7 +28,7 @@ async def server(**more: object) -> WorkflowEnvironment:
     environment = await WorkflowEnvironment.start_local(
         dev_server_existing_path=TEMPORAL,
         dev_server_extra_args=dynamic_config(**more),
-        data_converter=pydantic_data_converter,
+        data_converter=data_converter,
     )
     await register_search_attributes(environment.client)
     return environment

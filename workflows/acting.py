@@ -27,7 +27,7 @@ OUTSIDE_RETRIES = (0.5, 2.0, 8.0)  # seconds; B1 for results that come as signal
 async def act(run: LiveRun, batch: tuple[Call, ...]) -> None:
     """Makes the calls of a batch at the same time. All of them have ended when this returns or raises."""
     run.state = loop.issued(run.state, batch, workflow.now())
-    run.update()
+    run.tell()
     ends = await asyncio.gather(*(_settle(run, call) for call in batch), return_exceptions=True)
     for end in ends:
         if isinstance(end, BaseException):
@@ -40,7 +40,6 @@ async def _settle(run: LiveRun, call: Call) -> None:
     else:
         outcome = await _carry_out(run, call)
         run.state = loop.settled(run.state, call, outcome, workflow.now())
-    run.update()
 
 
 async def _carry_out(run: LiveRun, call: Call) -> ToolOutcome:

@@ -83,7 +83,7 @@ class AgentRun:
                     run.halt.check()
                     return True
                 case loop.End(ending):
-                    run.update(ending=ending)
+                    run.state = loop.ended(run.state, ending, workflow.now())
                     return False
 
     async def _open(self, run: LiveRun) -> None:
@@ -92,7 +92,11 @@ class AgentRun:
         try:
             opening = await run.halt.stoppable(
                 workflow.execute_activity_method(
-                    Runs.open_run, request, cancellation_type=WAIT_FOR_END, summary="take the snapshot", **FILES
+                    Runs.open_run,
+                    request,
+                    cancellation_type=WAIT_FOR_END,
+                    summary="read agent, tools and limits",
+                    **FILES,
                 )
             )
         except ActivityError as error:
@@ -109,6 +113,7 @@ class AgentRun:
 
     async def _think(self, run: LiveRun) -> None:
         """One model call, and what it makes of the run."""
+        run.tell()
         request = TurnRequest(
             turn=run.state.turns + 1,
             length=run.transcript.length,
@@ -131,11 +136,11 @@ class AgentRun:
             return
         taken = loop.take_turn(run.state, turn)
         run.state = taken.state
+        run.update()
         if taken.keep:
             run.transcript.append(reply_part(turn))
         if taken.note:
             run.transcript.append(note_part(taken.note))
-        run.update()
 
     async def _archive(self, run: LiveRun, **end: Any) -> None:
         """Closes the live stretch of the transcript into the run's store."""
@@ -149,16 +154,17 @@ class AgentRun:
         """Tells the ending once, and ends as Temporal should show it."""
         _close_turn(run)
         ending = run.state.ending
-        run.set_status(RunStatus.cancelled if ending is None else ending.status)
+        # A halt leaves the question that it interrupted.
+        run.set_status(RunStatus.cancelled if ending is None else ending.status, question=None)
         if ending is None:
             native = workflow.cancellation_reason() is not None
-            await self._archive(run, state=run.state, cancel=None if native else run.halt.reason)
+            await self._archive(run, journal=run.state.journal, cancel=None if native else run.halt.reason)
             raise asyncio.CancelledError
         if ending.status is RunStatus.failed:
-            await self._archive(run, state=run.state)
+            await self._archive(run, journal=run.state.journal)
             raise ApplicationError(ending.text, {"handoff": handoff(run.state)}, type=ending.reason, non_retryable=True)
         event = ending_event(run.state).model_dump(mode="json")
-        await self._archive(run, state=run.state, event=event)
+        await self._archive(run, journal=run.state.journal, event=event)
         return event
 
     @workflow.signal(description="A tool's result from outside: the agentic.tool_result event")
@@ -188,7 +194,9 @@ class AgentRun:
             return
         self._run.take_answer(answer)
 
-    @workflow.update(description="As human_input, but refused with the reason where it does not fit")
+    @workflow.update(
+        description='Answer the open question: {"text"} or {"decision"}; refused with the reason where it does not fit'
+    )
     def answer(self, *args: Any) -> dict[str, Any]:
         answer = self._checked_answer(args)
         question = self._run.state.question

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from temporalio.exceptions import ApplicationError
 
 from contracts.failures import RunFailure
+from contracts.value import Undecodable
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -19,6 +20,8 @@ def read(model: type[M], args: Sequence[Any]) -> M:
     """The one argument as `model`. Raises ApplicationError `InvalidInput`: one line, no input echoed."""
     if len(args) != 1:
         raise invalid(f"one JSON argument expected, got {len(args)}")
+    if isinstance(args[0], Undecodable):
+        raise invalid(f"not readable as JSON: {args[0].reason}")
     try:
         return model.model_validate(args[0])
     except ValidationError as error:

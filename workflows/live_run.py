@@ -4,6 +4,7 @@ Handlers judge what arrives and keep it here; the loop waits for it here. Nothin
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +29,7 @@ from workflows import attributes
 from workflows.halt import Halt
 from workflows.handlers import invalid, read
 
+SHOWN_WAIT = timedelta(days=365)
 KEPT_NOTICES = 20  # ignored signals that the state tells of
 
 
@@ -48,7 +50,7 @@ class LiveRun:
         self._answer: HumanInput | None = None
         self._awaited = 0  # results from outside that the loop waits for
         self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
-        workflow.set_current_details(narrate.details(state))
+        self.tell()
 
     @property
     def archived(self) -> int:
@@ -57,6 +59,9 @@ class LiveRun:
 
     def update(self, **changes: Any) -> None:
         self.state = self.state.model_copy(update={**changes, "updated_at": workflow.now()})
+
+    def tell(self) -> None:
+        """Brings the Web UI's current details up to date: before each wait, so that they tell what is waited for."""
         workflow.set_current_details(narrate.details(self.state))
 
     def set_status(self, status: RunStatus, **changes: Any) -> None:
@@ -73,12 +78,14 @@ class LiveRun:
         if changed:
             workflow.upsert_search_attributes(changed)
         self._shown = new
+        self.tell()
 
     def ignore(self, signal: str, why: str) -> None:
         """What had no effect is told, in the log and in the state, and harms nothing."""
         workflow.logger.warning("%s ignored: %s", signal, why)
         notice = narrate.cut(f"{signal}: {why}", 300)
         self.update(ignored=(*self.state.ignored, notice)[-KEPT_NOTICES:])
+        self.tell()
 
     def take_result(self, event: ToolResultEvent) -> None:
         """A `tool_result` from outside, judged in the order of A5."""
@@ -105,14 +112,11 @@ class LiveRun:
         self._awaited += 1
         self.set_status(RunStatus.waiting_on_tool)
         wait = workflow.wait_condition(lambda: step in self._results, timeout=timeout, timeout_summary=summary)
-        try:
+        with suppress(TimeoutError):
             await self.halt.stoppable(wait)
-        except TimeoutError:
-            return None
-        finally:
-            self._awaited -= 1
-            self.set_status(RunStatus.waiting_on_tool if self._awaited else RunStatus.running)
-        return self._results.pop(step)
+        self._awaited -= 1
+        self.set_status(RunStatus.waiting_on_tool if self._awaited else RunStatus.running)
+        return self._results.pop(step, None)
 
     async def ask(
         self,
@@ -135,15 +139,20 @@ class LiveRun:
             asked_at=workflow.now(),
         )
         self.set_status(RunStatus.waiting_on_human, question=question, questions=number)
-        try:
-            await self.halt.stoppable(workflow.wait_condition(lambda: self._answer is not None))
-        finally:
-            answer, self._answer = self._answer, None
-            self.update(question=None)
+        await self.halt.stoppable(self._answered(narrate.waiting_for(question)))
+        answer, self._answer = self._answer, None
         if answer is None:
             raise AssertionError("the wait for an answer ended without one")
-        self.set_status(RunStatus.running)
+        self.set_status(RunStatus.running, question=None)
         return answer
+
+    async def _answered(self, summary: str) -> None:
+        """Without end. The timer is there for people: it is the row in the Web UI's timeline that shows the wait."""
+        while self._answer is None:
+            with suppress(TimeoutError):
+                await workflow.wait_condition(
+                    lambda: self._answer is not None, timeout=SHOWN_WAIT, timeout_summary=summary
+                )
 
     def refusal(self, answer: HumanInput) -> str | None:
         question = None if self._answer is not None or self.halt.reason is not None else self.state.question

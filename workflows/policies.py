@@ -8,7 +8,7 @@ from temporalio.workflow import ActivityCancellationType
 
 from contracts.tool import Effect
 
-# A dead worker is found within this; the activities beat every 3 s.
+# A dead worker is found within this; the activities beat every second.
 HEARTBEAT = timedelta(seconds=10)
 
 # Rate limits and overload pass within minutes. Six calls are about two minutes of waiting; a server's own

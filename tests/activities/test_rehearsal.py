@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from time import process_time
@@ -16,9 +17,12 @@ from anthropic.types import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.critique import critique, open_page, split_sentences, weak_points
+from activities.critique import critique, weak_points
+from activities.page import open_page, split_sentences
 from activities.rehearsal import RehearsalTransport, answer
+from activities.webpage import read_webpage
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "critique"
 TOOLS = ("fetch", "write_file", "finish", "escalate", "ask_human")
 URL = "http://127.0.0.1:8000/page.html"
 GOAL = f"fetch web {URL} and produce a 2 para critique"
@@ -417,6 +421,19 @@ def test_a_page_without_text_is_said_to_hold_none() -> None:
     assert "holds no text to be read" in weak_points([open_page(URL, image)])[0].says
 
 
+def test_images_without_a_text_alternative_are_found_on_a_page_as_it_is_fetched() -> None:
+    html = (EXAMPLE / "site" / "visit.html").read_bytes()
+    page = read_webpage(html, "text/html", URL, timedelta(seconds=20))
+    remarks = [remark.says for remark in weak_points([open_page(URL, f"title: {page.title}\n\n{page.text}")])]
+    assert "None of its two images has a text alternative" in remarks
+
+
+def test_links_that_are_only_images_are_not_praised_for_their_names() -> None:
+    page = open_page(URL, "Our pictures. " + "[![](a.jpg)](a.html) " * 3)
+    assert len(page.links) == 3
+    assert not any("click here" in remark.says for topic in critique(page) for remark in topic)
+
+
 def test_every_weak_point_has_an_advice() -> None:
     found = [remark for topic in critique(open_page(URL, BAD)) for remark in topic]
     assert all(bool(remark.advice) or not remark.weight for remark in found)
@@ -424,8 +441,7 @@ def test_every_weak_point_has_an_advice() -> None:
 
 
 def test_the_example_site_serves_its_pages_with_links_that_hold() -> None:
-    path = Path(__file__).parents[2] / "examples" / "critique" / "site_server.py"
-    spec = spec_from_file_location("example_site", path)
+    spec = spec_from_file_location("example_site", EXAMPLE / "site_server.py")
     assert spec is not None
     assert spec.loader is not None
     site = module_from_spec(spec)

@@ -15,6 +15,29 @@ def test_relative_links_start_at_the_base_the_page_names() -> None:
 
 
 @pytest.mark.parametrize(
+    ("image", "markdown"),
+    [
+        ("<img src=mill.jpg alt='The mill'>", "![The mill](http://example.com/docs/mill.jpg)"),
+        ("<img src=mill.jpg>", "![](http://example.com/docs/mill.jpg)"),
+        ("<img src='the mill (1).jpg'>", "![](http://example.com/docs/the%20mill%20(1).jpg)"),
+        ("<a href=/x><img src=mill.jpg></a>", "[![](http://example.com/docs/mill.jpg)](http://example.com/x)"),
+        ("<img src=line.gif alt=''>", ""),
+        ("<img src=data:image/png;base64,AAAA>", ""),
+        ("<img src=data:image/png;base64,AAAA alt='The mill'>", "The mill"),
+        ("<img>", ""),
+    ],
+)
+def test_an_image_is_kept_unless_it_is_decoration_or_has_no_address(image: str, markdown: str) -> None:
+    assert read(image).text == markdown
+
+
+def test_a_page_full_of_pixels_shows_fifty_of_them_and_every_image_with_a_text_alternative() -> None:
+    text = read("<img src=p.gif>" * 1000 + "<img src=mill.jpg alt=Mill>" * 60).text or ""
+    assert text.count("![](") == 50
+    assert text.count("![Mill](") == 60
+
+
+@pytest.mark.parametrize(
     ("body", "content_type"),
     [
         ("<meta charset=iso-8859-1><p>café</p>".encode("latin-1"), "text/html"),

@@ -21,6 +21,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
 import devserver
+import supervisor
 from devserver import DevServer, ServerDidNotStart, embedded
 
 ROOT = Path(devserver.__file__).parent
@@ -191,7 +192,7 @@ async def test_a_server_that_was_killed_comes_back_with_what_it_knew(home: Path)
         client = await Client.connect(server.address)
         await client.start_workflow("AgentRun", id="run:r1", task_queue="nobody")
         born, first = time.monotonic(), about(home)["pid"]
-        await until(lambda: time.monotonic() - born > devserver.CRASH_LOOP)
+        await until(lambda: time.monotonic() - born > supervisor.CRASH_LOOP)
         os.kill(first, signal.SIGKILL)
         await until(lambda: about(home)["pid"] != first)
         async with embedded(home) as joined:

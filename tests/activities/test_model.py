@@ -1,0 +1,198 @@
+"""The Messages API as the SDK speaks it: what is sent, what is read, and a name for every failure."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import anthropic
+import httpx2
+import pytest
+from anthropic import AsyncAnthropic
+from temporalio.exceptions import ApplicationError
+
+from activities.model import MessagesModel, ModelCall, ModelReply, read_arguments, translated
+from contracts.agent import Definition, ToolSchema
+from testkit.model_server import ScriptedModel, broken_json, calls, cut, fails, says, slow
+
+KEY = "sk-canary-51"
+LOOK = ToolSchema(name="look", description="Looks.", input_schema={"type": "object"})
+DEFINITION = Definition(agent="a", model="scripted", max_tokens=99, system="You are tested.", tools=(LOOK,))
+GOAL = [{"role": "user", "content": [{"type": "text", "text": "see"}]}]
+
+
+@pytest.fixture
+def script() -> list[Any]:
+    return [says("hello")]
+
+
+@pytest.fixture
+def server(script: list[Any]) -> Iterator[ScriptedModel]:
+    with ScriptedModel(script) as model:
+        yield model
+
+
+async def ask(server: ScriptedModel, **fields: Any) -> ModelReply:
+    async with AsyncAnthropic(api_key=KEY, base_url=server.base_url, max_retries=0) as client:
+        call = ModelCall(**{"definition": DEFINITION, "messages": GOAL, **fields})
+        return await MessagesModel(client).reply(call)
+
+
+async def fault(server: ScriptedModel) -> ApplicationError:
+    with pytest.raises(ApplicationError) as failure:
+        await ask(server)
+    return failure.value
+
+
+async def test_a_reply_brings_its_blocks_its_usage_and_why_it_stopped(server: ScriptedModel) -> None:
+    reply = await ask(server)
+    assert reply.content == [{"type": "text", "text": "hello"}]
+    assert (reply.stop_reason, reply.model, reply.broken) == ("end_turn", "scripted", ())
+    assert reply.usage.input > 0
+    assert reply.usage.output > 0
+
+
+@pytest.mark.parametrize("script", [[calls(("look", {"at": "ü"}), ("look", {}), text="two")]])
+async def test_tool_uses_come_whole_and_in_order(server: ScriptedModel) -> None:
+    reply = await ask(server)
+    assert [block["type"] for block in reply.content] == ["text", "tool_use", "tool_use"]
+    assert [block["input"] for block in reply.content[1:]] == [{"at": "ü"}, {}]
+    assert reply.stop_reason == "tool_use"
+
+
+async def test_the_fixed_front_and_the_last_message_are_marked_for_the_cache(server: ScriptedModel) -> None:
+    await ask(server)
+    (body,) = server.requests
+    mark = {"cache_control": {"type": "ephemeral"}}
+    assert body["system"] == [{"type": "text", "text": "You are tested.", **mark}]
+    assert body["messages"] == [{"role": "user", "content": [{"type": "text", "text": "see", **mark}]}]
+    assert body["tools"] == [LOOK.model_dump()]
+    assert (body["model"], body["max_tokens"], body["stream"]) == ("scripted", 99, True)
+
+
+async def test_marking_leaves_the_conversation_itself_as_it_is(server: ScriptedModel) -> None:
+    await ask(server)
+    assert GOAL == [{"role": "user", "content": [{"type": "text", "text": "see"}]}]
+
+
+@pytest.mark.parametrize("script", [[slow(says("word " * 40), 0.1)]])
+async def test_the_text_is_told_as_it_grows(server: ScriptedModel) -> None:
+    seen: list[str] = []
+    await ask(server, on_text=seen.append)
+    assert len(seen) > 3
+    assert all(later.startswith(earlier) for earlier, later in pairwise(seen))
+    assert seen[-1] == "word " * 40
+
+
+@pytest.mark.parametrize("script", [[broken_json("look", '{"at": "x')]])
+async def test_broken_arguments_are_named_and_not_kept(server: ScriptedModel) -> None:
+    reply = await ask(server)
+    assert reply.broken == ("toolu_0_0",)
+    assert reply.content[0]["input"] == {}
+
+
+@pytest.mark.parametrize("script", [[says("")]])
+async def test_an_empty_reply_has_no_blocks(server: ScriptedModel) -> None:
+    assert (await ask(server)).content == []
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "final"),
+    [
+        ([fails(400)], "ModelRefused", True),
+        ([fails(401)], "ModelRefused", True),
+        ([fails(403)], "ModelRefused", True),
+        ([fails(404)], "ModelRefused", True),
+        ([fails(413)], "ModelRefused", True),
+        ([fails(400, message="prompt is too long: 9 > 8")], "ContextTooLong", True),
+        ([fails(400, message="request exceeds the available context length")], "ContextTooLong", True),
+        ([fails(429)], "RateLimited", False),
+        ([fails(500)], "ModelUnavailable", False),
+        ([fails(503)], "ModelUnavailable", False),
+        ([fails(529)], "ModelUnavailable", False),
+        ([cut(says("x"))], "ModelUnavailable", False),
+        ([cut(says("x"), error="overloaded_error")], "ModelUnavailable", False),
+        ([cut(says("x"), error="rate_limit_error")], "RateLimited", False),
+    ],
+)
+async def test_each_fault_has_its_name_and_says_whether_to_try_again(
+    server: ScriptedModel, kind: str, final: bool
+) -> None:
+    failure = await fault(server)
+    assert (failure.type, failure.non_retryable) == (kind, final)
+
+
+@pytest.mark.parametrize(
+    ("script", "least", "most"),
+    [
+        ([fails(429, retry_after=7)], 7.0, 7.7),
+        ([fails(503, retry_after=3)], 3.0, 3.3),
+        ([fails(429, retry_after=86_400)], 60.0, 66.0),
+        ([fails(429, retry_after=-5)], 0.0, 0.0),
+    ],
+)
+async def test_the_delay_that_the_server_asks_for_is_kept_capped_and_spread(
+    server: ScriptedModel, least: float, most: float
+) -> None:
+    delay = (await fault(server)).next_retry_delay
+    assert delay is not None
+    assert least <= delay.total_seconds() <= most
+
+
+@pytest.mark.parametrize(
+    "script", [[fails(429, retry_after=float("nan"))], [fails(429, retry_after=float("inf"))], [fails(429)]]
+)
+async def test_without_a_usable_delay_the_policy_decides(server: ScriptedModel) -> None:
+    assert (await fault(server)).next_retry_delay is None
+
+
+async def test_no_connection_may_pass() -> None:
+    with ScriptedModel([]) as gone:
+        pass
+    failure = await fault(gone)
+    assert (failure.type, failure.non_retryable) == ("ModelUnavailable", False)
+
+
+@pytest.mark.parametrize("script", [[fails(401, message=f"bad key {KEY}")], [fails(500, message=f"{KEY} {KEY}")]])
+async def test_a_key_that_a_server_repeats_is_taken_out(server: ScriptedModel) -> None:
+    failure = await fault(server)
+    assert KEY not in failure.message
+    assert "[key]" in failure.message
+
+
+def test_an_error_without_a_body_is_named_too() -> None:
+    request = httpx2.Request("POST", "http://127.0.0.1/")
+    response = httpx2.Response(502, request=request, text="<html>bad gateway</html>")
+    failure = translated(anthropic.InternalServerError("bad gateway", response=response, body=None))
+    assert (failure.type, failure.message) == ("ModelUnavailable", "the provider failed (502): bad gateway")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "[1]",
+        '"x"',
+        "5",
+        "null",
+        '{"a": NaN}',
+        '{"a": -Infinity}',
+        '{"a": 1e999}',
+        '{"a": "\\ud800"}',
+        "{} {}",
+        "{}],[{}",
+    ],
+)
+def test_arguments_that_history_cannot_hold_are_refused(written: str) -> None:
+    with pytest.raises(ValueError):
+        read_arguments(written)
+
+
+@pytest.mark.parametrize("depth", [190, 300, 10_000, 1_000_000])
+def test_arguments_nested_too_deep_are_refused_without_a_crash(depth: int) -> None:
+    with pytest.raises(ValueError):
+        read_arguments('{"a":' * depth + "1" + "}" * depth)
+
+
+def test_ordinary_arguments_are_read_as_they_were_written() -> None:
+    written = '{"b": [1, 2.5, null, true], "a": "ü \\u00fc", "n": 123456789012345678901234567890}'
+    assert read_arguments(written) == {"b": [1, 2.5, None, True], "a": "ü ü", "n": 123456789012345678901234567890}

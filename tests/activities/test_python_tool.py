@@ -1,0 +1,154 @@
+"""The kind `python` of `perdure.toml`: what a function must be to be a tool, and what becomes of what it returns."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities.python_tool import BadTarget, PythonTool
+from activities.toolkit import CallContext, TransientFailure
+from activities.workspace import Workspace
+from contracts.tool import Effect, ToolKind, ToolRoute
+
+
+def route(name: str) -> ToolRoute:
+    return ToolRoute(name=name, kind=ToolKind.python, effect=Effect.read, timeout=timedelta(seconds=5))
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> CallContext:
+    return CallContext(
+        run_id="R1",
+        step=3,
+        idempotency_key="agentic:run:R1:step:3:request",
+        requested_at=datetime(2026, 2, 16, 12, tzinfo=UTC),
+        workspace=Workspace(tmp_path),
+    )
+
+
+MODULE = '''
+import asyncio
+from typing import Literal
+
+def add(a: int, b: int = 2) -> int:
+    """Adds two numbers."""
+    return a + b
+
+async def later(colour: Literal["red", "blue"], idempotency_key: str) -> dict[str, str]:
+    """Later."""
+    await asyncio.sleep(0)
+    return {"colour": colour, "key": idempotency_key}
+
+def broken() -> str:
+    """Breaks."""
+    raise ValueError("no luck")
+
+def down() -> str:
+    """Down."""
+    raise ConnectionRefusedError("nobody listens")
+
+def odd() -> object:
+    """Returns what is no JSON."""
+    return {"set": {1}, "at": object, "bytes": b"x", 5: "five"}
+
+def half() -> str:
+    """Returns half a character."""
+    return "\\ud83d"
+
+def untyped(a):
+    """No type."""
+
+def silent(a: int) -> int:
+    return a
+
+def rest(*args: int) -> int:
+    """Any number."""
+
+def unknown(a: "Nowhere") -> int:
+    """A type that is not there."""
+
+def opaque(a: asyncio.Lock) -> int:
+    """A type that no JSON describes."""
+
+def hidden(_a: int) -> int:
+    """A name that pydantic does not take."""
+
+VALUE = 5
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "things_of_a_test.py").write_text(MODULE)
+    (tmp_path / "broken_of_a_test.py").write_text("raise RuntimeError('at import')")
+    monkeypatch.syspath_prepend(tmp_path)
+    return "things_of_a_test"
+
+
+def python(module: str, function: str) -> PythonTool:
+    return PythonTool(route(function), f"{module}:{function}")
+
+
+def test_the_schema_is_derived_from_types_and_docstring(module: str) -> None:
+    schema = python(module, "add").schema
+    assert (schema.name, schema.description) == ("add", "Adds two numbers.")
+    assert schema.input_schema["required"] == ["a"]
+    assert schema.input_schema["properties"]["b"]["default"] == 2
+    assert schema.input_schema["additionalProperties"] is False
+    assert "idempotency_key" not in python(module, "later").schema.input_schema["properties"]
+
+
+async def test_a_plain_function_and_a_coroutine_are_called_alike(module: str, context: CallContext) -> None:
+    assert (await python(module, "add").run({"a": 1}, context)).result == 3
+    outcome = await python(module, "later").run({"colour": "red"}, context)
+    assert outcome.result == {"colour": "red", "key": context.idempotency_key}
+
+
+@pytest.mark.parametrize("arguments", [{}, {"a": "x"}, {"a": 1, "c": 2}, {"a": None}])
+async def test_arguments_that_do_not_fit_are_told_to_the_model(
+    module: str, context: CallContext, arguments: dict[str, Any]
+) -> None:
+    outcome = await python(module, "add").run(arguments, context)
+    assert outcome.error is not None
+    assert outcome.error.kind == "invalid_arguments"
+
+
+async def test_a_model_cannot_choose_the_idempotency_key(module: str, context: CallContext) -> None:
+    outcome = await python(module, "later").run({"colour": "red", "idempotency_key": "mine"}, context)
+    assert outcome.error is not None
+
+
+async def test_an_exception_goes_to_the_model_and_a_lost_connection_may_pass(module: str, context: CallContext) -> None:
+    outcome = await python(module, "broken").run({}, context)
+    assert outcome.error is not None
+    assert outcome.error.message == "ValueError: no luck"
+    with pytest.raises(TransientFailure, match="nobody listens"):
+        await python(module, "down").run({}, context)
+
+
+async def test_whatever_a_function_returns_becomes_json_or_a_clear_error(module: str, context: CallContext) -> None:
+    outcome = await python(module, "odd").run({}, context)
+    assert outcome.result == {"set": [1], "at": "<class 'object'>", "bytes": "x", "5": "five"}
+    outcome = await python(module, "half").run({}, context)
+    assert outcome.error is not None
+    assert "no usable JSON" in outcome.error.message
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "nowhere:f",
+        "things_of_a_test:nothing",
+        "things_of_a_test",
+        ":f",
+        "",
+        "things_of_a_test:VALUE",
+        "broken_of_a_test:f",
+    ]
+    + [f"things_of_a_test:{name}" for name in ("untyped", "silent", "rest", "unknown", "opaque", "hidden")],
+)
+def test_a_target_that_can_be_no_tool_is_refused_in_one_type_of_error(module: str, target: str) -> None:
+    with pytest.raises(BadTarget) as refused:
+        PythonTool(route("a"), target)
+    assert str(refused.value)

@@ -1,0 +1,187 @@
+"""The kinds `http` and `signal` of `perdure.toml`, against a server on loopback."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from activities import http_tool
+from activities.http_tool import HttpTool, retry_after
+from activities.signal_tool import SignalTool
+from activities.toolkit import CallContext, TransientFailure
+from activities.workspace import Workspace
+from contracts.agent import ToolSchema
+from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
+
+SCHEMA = ToolSchema(name="ask", description="Asks.", input_schema={"type": "object"})
+Answer = Callable[[], bytes]
+
+
+def route(timeout: float = 5.0, name: str = "ask") -> ToolRoute:
+    return ToolRoute(name=name, kind=ToolKind.http, effect=Effect.read, timeout=timedelta(seconds=timeout))
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> CallContext:
+    return CallContext(
+        run_id="R1",
+        step=3,
+        idempotency_key="agentic:run:R1:step:3:request",
+        requested_at=datetime(2026, 2, 16, 12, tzinfo=UTC),
+        workspace=Workspace(tmp_path),
+    )
+
+
+def answered(status: int, body: str = "", **headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status} X", f"content-length: {len(body.encode())}", "connection: close"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n" + body).encode()
+
+
+@asynccontextmanager
+async def site(*pieces: bytes, pause: float = 0.0) -> AsyncIterator[tuple[str, list[Any]]]:
+    """A server that answers with these pieces, and keeps (request line, headers, body) of what it gets."""
+    got: list[Any] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
+        got.append((head[0], headers, json.loads(await reader.readexactly(int(headers["content-length"])))))
+        try:
+            for piece in pieces:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(pause)
+        except ConnectionError:
+            pass  # the tool has heard enough
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x", got
+
+
+async def http(url: str, context: CallContext, timeout: float = 5.0, **arguments: Any) -> ToolOutcome:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return await HttpTool(route(timeout), SCHEMA, url, client).run(arguments, context)
+
+
+async def test_the_request_event_is_posted_with_its_key(context: CallContext) -> None:
+    async with site(answered(200, "fine")) as (url, got):
+        outcome = await http(url, context, run_id="forged", q=1)
+    ((line, headers, body),) = got
+    assert line == "POST /x HTTP/1.1"
+    assert (headers["idempotency-key"], headers["content-type"]) == (context.idempotency_key, "application/json")
+    assert body["type"] == "agentic.tool_request.ask"
+    assert body["payload"]["run_id"] == "R1"
+    assert body["payload"]["tool_payload"] == {"run_id": "forged", "q": 1}
+    assert outcome == ToolOutcome(result="fine")
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "result"),
+    [
+        ('{"a": [1]}', "application/json", {"a": [1]}),
+        ('{"a": 1}', "application/problem+json; charset=utf-8", {"a": 1}),
+        ('{"a": ', "application/json", '{"a": '),
+        ('"\\ud800"', "application/json", '"\\ud800"'),
+        ('{"a": 1}', "text/plain", '{"a": 1}'),
+        ("", "text/plain", ""),
+    ],
+)
+async def test_an_answer_is_json_where_it_says_so_and_is_and_text_otherwise(
+    context: CallContext, body: str, content_type: str, result: Any
+) -> None:
+    async with site(answered(200, body, content_type=content_type)) as (url, _):
+        assert (await http(url, context)).result == result
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 501, 502, 503, 504, 529])
+async def test_what_may_pass_is_raised(context: CallContext, status: int) -> None:
+    async with site(answered(status, "busy", retry_after="4")) as (url, _):
+        with pytest.raises(TransientFailure, match=f"{status} from ask: busy") as failure:
+            await http(url, context)
+    assert (failure.value.kind, failure.value.retry_after) == ("http_error", 4.0)
+
+
+@pytest.mark.parametrize("status", [300, 302, 400, 401, 404, 409, 422])
+async def test_every_other_answer_is_told_to_the_model(context: CallContext, status: int) -> None:
+    async with site(answered(status, "no " * 5000, location="http://127.0.0.1:1/")) as (url, got):
+        outcome = await http(url, context)
+    assert outcome.error is not None
+    assert outcome.error.kind == "http_error"
+    assert outcome.error.message.startswith(f"{status} from ask: no no")
+    assert len(outcome.error.message) < 2100
+    assert len(got) == 1
+
+
+async def test_a_refused_connection_may_pass(context: CallContext) -> None:
+    async with site() as (url, _):
+        pass
+    with pytest.raises(TransientFailure) as failure:
+        await http(url, context)
+    assert failure.value.kind == "unreachable"
+
+
+@pytest.mark.parametrize("pieces", [(b"",), (answered(200, "x" * 40)[:-30], *[b"x"] * 30)], ids=["silent", "dripping"])
+async def test_the_timeout_counts_for_the_whole_call(context: CallContext, pieces: tuple[bytes, ...]) -> None:
+    async with site(*pieces, pause=1.0 if len(pieces) == 1 else 0.05) as (url, _):
+        with pytest.raises(TransientFailure, match=r"did not answer within 0\.3 s") as failure:
+            await http(url, context, timeout=0.3)
+    assert failure.value.kind == "timeout"
+
+
+async def test_an_answer_without_end_is_cut_off(context: CallContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_tool, "MOST_BYTES", 10_000)
+    async with site(b"HTTP/1.1 200 OK\r\n\r\n", *[b"x" * 5000] * 100) as (url, _):
+        outcome = await http(url, context)
+    assert outcome.error is not None
+    assert outcome.error.kind == "too_large"
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds"),
+    [("5", 5.0), ("0.5", 0.5), ("soon", None), ("nan", None), ("inf", None), ("Wed, 21 Oct 2015 07:28:00 -0000", None)],
+)
+def test_a_delay_is_read_where_there_is_one(asked: str, seconds: float | None) -> None:
+    assert retry_after(httpx.Response(429, headers={"retry-after": asked})) == seconds
+
+
+def test_a_delay_may_be_a_date() -> None:
+    then = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+    delay = retry_after(httpx.Response(503, headers={"retry-after": then}))
+    assert delay is not None
+    assert 25 < delay < 31
+    assert retry_after(httpx.Response(503)) is None
+
+
+async def signal(url: str | None, context: CallContext) -> ToolOutcome:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return await SignalTool(route(), SCHEMA, url, client).run({"q": 1}, context)
+
+
+async def test_a_signal_tool_hands_the_event_out(context: CallContext) -> None:
+    async with site(answered(202)) as (url, got):
+        assert (await signal(url, context)).status == "ok"
+    assert got[0][2]["dedupe_key"] == context.idempotency_key
+
+
+async def test_a_signal_tool_without_a_url_only_waits(context: CallContext) -> None:
+    assert (await signal(None, context)).status == "ok"
+
+
+async def test_a_request_that_is_not_taken_is_told_or_may_pass(context: CallContext) -> None:
+    async with site(answered(404, "nobody here")) as (url, _):
+        outcome = await signal(url, context)
+    assert outcome.error is not None
+    assert outcome.error.message == "404 from ask: nobody here"
+    async with site(answered(503)) as (url, _):
+        with pytest.raises(TransientFailure):
+            await signal(url, context)

@@ -1,0 +1,190 @@
+"""The worker's cache: what it was fed it need not ask for, and what it gives out is always the run's own transcript."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from temporalio.client import Client
+
+from activities.transcript import TranscriptMismatch, Transcripts, Wanted, dump_parts
+from activities.workspace import Workspace
+from contracts.tool import ToolOutcome
+from contracts.transcript import Page, Part, PartKind, Segment
+from decisions.transcript import Transcript, goal_part, note_part, result_part
+
+
+def reply(number: int, *uses: str) -> Part:
+    content: list[dict[str, Any]] = [{"type": "text", "text": f"turn {number}"}]
+    content += [{"type": "tool_use", "id": use, "name": "look", "input": {}} for use in uses]
+    return Part(kind=PartKind.reply, content=content)
+
+
+def result(use: str) -> Part:
+    return result_part(use, "look", 1, ToolOutcome(result=f"result of {use}"))
+
+
+class Run:
+    """Stands for the server and the run behind it: answers the query `transcript`, and counts."""
+
+    def __init__(self, base: int = 0, head: str = "", segments: tuple[Segment, ...] = ()) -> None:
+        self.transcript = Transcript(base, head)
+        self.segments = segments
+        self.asked: list[int] = []
+
+    def get_workflow_handle(self, workflow_id: str, *, run_id: str) -> "Run":
+        return self
+
+    async def query(self, name: str, asked: dict[str, int], *, result_type: type) -> Page:
+        self.asked.append(asked["from"])
+        page = self.transcript.page(asked["from"], None, self.segments)
+        return Page.model_validate_json(page.model_dump_json())
+
+    def add(self, *parts: Part) -> None:
+        for part in parts:
+            self.transcript.append(part)
+
+
+class Worker:
+    def __init__(self, run: Run, root: Path, max_bytes: int = 10**9) -> None:
+        self.run, self.workspace = run, Workspace(root)
+        self.cache = Transcripts(cast("Client", run), max_bytes)
+
+    async def at(self, length: int | None = None, workflow: str = "w") -> list[dict[str, Any]]:
+        length = self.run.transcript.length if length is None else length
+        head = self.run.transcript.head_at(length) or ""
+        found = await self.cache.at(Wanted(workflow, "r", length, head, self.workspace))
+        assert found.transcript.length == length
+        assert found.transcript.head == head
+        return found.messages()
+
+
+@pytest.fixture
+def run() -> Run:
+    run = Run()
+    run.add(goal_part("see", {}))
+    return run
+
+
+@pytest.fixture
+def worker(run: Run, tmp_path: Path) -> Worker:
+    return Worker(run, tmp_path)
+
+
+async def test_a_worker_that_did_all_the_work_asks_only_once(run: Run, worker: Worker) -> None:
+    await worker.at()
+    for turn in range(5):
+        uses = [f"{turn}-{n}" for n in range(3)]
+        worker.cache.feed_reply("w", reply(turn, *uses))
+        for use in reversed(uses):  # they finish in any order
+            worker.cache.feed_result("w", use, result(use))
+        run.add(reply(turn, *uses), *(result(use) for use in uses))
+        messages = await worker.at()
+    assert run.asked == [0]
+    assert [block["tool_use_id"] for block in messages[-1]["content"]] == ["4-0", "4-1", "4-2"]
+
+
+async def test_a_worker_that_missed_something_asks_from_the_longest_prefix_it_has(run: Run, worker: Worker) -> None:
+    await worker.at()
+    run.add(reply(0, "a"), result("a"), note_part("elsewhere"))
+    await worker.at()
+    worker.cache.feed_reply("w", reply(1, "b"))
+    run.add(reply(1, "b"), result("b"))  # the call was made by another worker
+    await worker.at()
+    assert run.asked == [0, 1, 4]
+
+
+async def test_the_rendered_messages_grow_and_what_was_rendered_stays(run: Run, worker: Worker) -> None:
+    first = [dict(message) for message in await worker.at()]
+    run.add(reply(0, "a"), result("a"))
+    assert (await worker.at())[: len(first)] == first
+
+
+async def test_a_reply_that_the_run_did_not_keep_is_forgotten(run: Run, worker: Worker) -> None:
+    await worker.at()
+    worker.cache.feed_reply("w", reply(0))
+    run.add(note_part("Your reply was empty."))
+    messages = await worker.at()
+    assert [message["role"] for message in messages] == ["user"]
+
+
+async def test_a_turn_that_is_tried_again_replaces_what_was_fed(run: Run, worker: Worker) -> None:
+    await worker.at()
+    worker.cache.feed_reply("w", reply(0, "lost"))
+    worker.cache.feed_result("w", "lost", result("lost"))
+    worker.cache.feed_reply("w", reply(0, "kept"))
+    worker.cache.feed_result("w", "kept", result("kept"))
+    run.add(reply(0, "kept"), result("kept"))
+    await worker.at()
+    assert run.asked == [0]
+
+
+async def test_an_earlier_point_can_be_asked_for_again(run: Run, worker: Worker) -> None:
+    run.add(reply(0, "a"), result("a"), reply(1))
+    whole = len(await worker.at())
+    assert len(await worker.at(1)) == 1
+    assert len(await worker.at()) == whole
+
+
+async def test_a_run_that_was_reset_is_read_anew(run: Run, worker: Worker) -> None:
+    run.add(reply(0, "a"), result("a"))
+    await worker.at()
+    run.transcript.truncate(1)
+    run.add(reply(0, "other"), result("other"), reply(1))
+    messages = await worker.at()
+    assert messages[1]["content"][1]["id"] == "other"
+
+
+async def test_a_transcript_that_the_run_does_not_have_is_refused(run: Run, worker: Worker) -> None:
+    for length, head in ((1, "wrong"), (5, run.transcript.head)):
+        with pytest.raises(TranscriptMismatch):
+            await worker.cache.at(Wanted("w", "r", length, head, worker.workspace))
+    assert len(await worker.at()) == 1
+
+
+async def test_large_conversations_come_in_pages(run: Run, worker: Worker) -> None:
+    run.add(*(note_part(str(n) + "x" * 400_000) for n in range(7)))
+    (message,) = await worker.at()
+    assert len(message["content"]) == 8
+    assert len(run.asked) >= 4
+    assert Counter(run.asked).most_common(1)[0][1] == 1
+
+
+async def test_closed_segments_are_read_from_the_store(tmp_path: Path) -> None:
+    parts = [goal_part("see", {}), reply(0, "a"), result("a"), reply(1, "b"), result("b")]
+    whole = Transcript()
+    workspace = Workspace(tmp_path)
+    segments = []
+    for number, (start, end) in enumerate(((0, 2), (2, 4))):
+        for part in parts[start:end]:
+            whole.append(part)
+        workspace.write_own(f".store/{number}", dump_parts(parts[start:end]))
+        segments.append(Segment(ref=f".store/{number}", start=start, end=end, head=whole.head))
+    run = Run(4, whole.head, tuple(segments))
+    run.add(parts[4])
+    messages = await Worker(run, tmp_path).at()
+    assert [message["role"] for message in messages] == ["user", "assistant", "user", "assistant", "user"]
+    assert run.asked == [0]
+
+
+async def test_a_segment_that_was_changed_in_the_store_is_noticed(tmp_path: Path) -> None:
+    head = Transcript()
+    head.append(goal_part("see", {}))
+    workspace = Workspace(tmp_path)
+    workspace.write_own(".store/0", dump_parts([goal_part("do harm", {})]))
+    run = Run(1, head.head, (Segment(ref=".store/0", start=0, end=1, head=head.head),))
+    run.add(note_part("go on"))
+    with pytest.raises(TranscriptMismatch):
+        await Worker(run, tmp_path).at()
+
+
+async def test_above_its_size_the_cache_drops_what_was_used_longest_ago(run: Run, tmp_path: Path) -> None:
+    run.add(note_part("x" * 1000))
+    worker = Worker(run, tmp_path, max_bytes=3000)
+    for workflow in ("a", "b", "a", "c", "a", "b"):
+        await worker.at(workflow=workflow)
+    assert len(run.asked) == 4  # a, b, c, and b again
+
+    worker.cache.forget("a")
+    await worker.at(workflow="a")
+    assert len(run.asked) == 5

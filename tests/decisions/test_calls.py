@@ -1,0 +1,140 @@
+"""What a reply asks for: steps, refusals, and the order in which calls are made."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.tool import ToolOutcome
+from decisions.calls import calls_of, needs_approval, next_batch, text_of
+
+NAMES = ["look", "peek", "save", "charge", "vote", "guarded", "finish", "reframe", "escalate", "ask_human", "nothing"]
+
+
+def kinds(calls: Any) -> list[str | None]:
+    return [call.outcome.error.kind if call.outcome else None for call in calls]
+
+
+def test_steps_count_on_from_the_last_one_and_control_calls_take_none(new_state: Any, new_turn: Any) -> None:
+    turn = new_turn("", ("look", {}), ("finish", {}), ("ask_human", {}), ("reframe", {}), ("charge", {"a": 1}))
+    calls = calls_of(new_state(step=7), turn)
+    assert [(c.tool, c.step) for c in calls] == [
+        ("look", 8),
+        ("finish", None),
+        ("ask_human", 9),
+        ("reframe", None),
+        ("charge", 10),
+    ]
+
+
+@given(uses=st.lists(st.sampled_from(NAMES), max_size=12), step=st.integers(0, 12), most=st.integers(1, 12))
+def test_steps_are_consecutive_within_the_budget_and_every_use_gets_one_call(
+    new_state: Any, new_turn: Any, uses: list[str], step: int, most: int
+) -> None:
+    calls = calls_of(new_state(step=step, max_steps=most), new_turn("", *((name, {}) for name in uses)))
+    assert [c.tool_use_id for c in calls] == [f"u{number}" for number in range(len(uses))]
+    steps = [c.step for c in calls if c.step is not None]
+    assert steps == list(range(step + 1, step + 1 + len(steps)))
+    assert all(s <= most for s in steps)
+    takers = [c for c in calls if c.tool not in {"finish", "reframe", "escalate", "nothing"}]
+    assert len(steps) == max(0, min(len(takers), most - step))
+
+
+def test_the_calls_that_fit_the_budget_run_and_the_rest_are_told_so(new_state: Any, new_turn: Any) -> None:
+    calls = calls_of(new_state(step=18), new_turn("", *[("look", {})] * 4))
+    assert [c.step for c in calls] == [19, 20, None, None]
+    assert kinds(calls) == [None, None, "budget", "budget"]
+    assert "step budget used up" in calls[2].outcome.error.message  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["Look", "LOOK", "look ", "lооk", "agentic-loop", "", "look\u200b", "run:R1"])
+def test_a_name_that_is_not_exactly_a_tools_is_refused_with_the_list_of_tools(
+    new_state: Any, new_turn: Any, name: str
+) -> None:
+    (call,) = calls_of(new_state(), new_turn("", (name, {})))
+    assert call.step is None
+    assert kinds([call]) == ["unknown_tool"]
+    assert "look, peek, save" in call.outcome.error.message  # type: ignore[union-attr]
+
+
+def test_an_endless_name_is_cut_where_it_is_repeated(new_state: Any, new_turn: Any) -> None:
+    (call,) = calls_of(new_state(), new_turn("", ("x" * 100_000, {})))
+    assert len(call.model_dump_json()) < 2000
+
+
+def test_broken_arguments_are_refused_without_a_step(new_state: Any, new_turn: Any) -> None:
+    calls = calls_of(new_state(), new_turn("", ("look", {}), ("look", {}), ("look", {}), broken=("u1",)))
+    assert kinds(calls) == [None, "broken_json", None]
+    assert [c.step for c in calls] == [1, None, 2]
+
+
+@pytest.mark.parametrize("arguments", [None, [], [1], "text", 5, True])
+def test_arguments_that_are_no_object_are_refused(new_state: Any, new_turn: Any, arguments: Any) -> None:
+    assert kinds(calls_of(new_state(), new_turn("", ("look", arguments)))) == ["invalid_arguments"]
+
+
+def test_arguments_cannot_touch_what_names_the_call(new_state: Any, new_turn: Any) -> None:
+    forged = {"run_id": "R9", "step": 99, "tool": "charge", "tool_command": "rm"}
+    (call,) = calls_of(new_state(), new_turn("", ("look", forged)))
+    assert (call.tool, call.step, call.arguments) == ("look", 1, forged)
+
+
+def batches(state: Any) -> list[list[str]]:
+    """Settles batch after batch, and tells their tools."""
+    made = []
+    while batch := next_batch(state):
+        made.append([call.tool for call in batch])
+        ids = [call.tool_use_id for call in batch]
+        done = [c.model_copy(update={"outcome": ToolOutcome()}) if c.tool_use_id in ids else c for c in state.calls]
+        state = state.model_copy(update={"calls": tuple(done)})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("uses", "expected"),
+    [
+        ([], []),
+        (["look", "peek", "look"], [["look", "peek", "look"]]),
+        (["charge", "charge"], [["charge"], ["charge"]]),
+        (["save", "save"], [["save"], ["save"]]),
+        (["look", "charge", "look", "peek"], [["look"], ["charge"], ["look", "peek"]]),
+        (["finish", "look", "escalate", "charge"], [["look"], ["charge"], ["finish"], ["escalate"]]),
+        (["reframe", "finish"], [["reframe"], ["finish"]]),
+        (["look", "ask_human", "look"], [["look"], ["ask_human"], ["look"]]),
+        (["guarded", "guarded", "look"], [["guarded"], ["guarded"], ["look"]]),
+        (["vote", "look"], [["vote", "look"]]),
+        (["nothing", "look"], [["look"]]),
+    ],
+)
+def test_neighbouring_reads_go_together_effects_alone_and_control_last(
+    new_state: Any, new_turn: Any, uses: list[str], expected: list[list[str]]
+) -> None:
+    state = new_state()
+    calls = calls_of(state, new_turn("", *((name, {}) for name in uses)))
+    assert batches(state.model_copy(update={"calls": calls})) == expected
+
+
+@given(uses=st.lists(st.sampled_from(NAMES), max_size=10))
+def test_every_call_is_made_exactly_once_and_effects_in_the_models_order(
+    new_state: Any, new_turn: Any, uses: list[str]
+) -> None:
+    state = new_state()
+    calls = calls_of(state, new_turn("", *((name, {}) for name in uses)))
+    made = batches(state.model_copy(update={"calls": calls}))
+    flat = [tool for batch in made for tool in batch]
+    work = [name for name in uses if name in {"look", "peek", "save", "charge", "vote", "guarded", "ask_human"}]
+    control = [name for name in uses if name in {"finish", "reframe", "escalate"}]
+    assert flat == work + control
+    assert all(len(batch) == 1 or set(batch) <= {"look", "peek", "vote"} for batch in made)
+
+
+def test_a_tool_approved_for_the_run_needs_no_more_approval(new_state: Any, new_call: Any) -> None:
+    assert needs_approval(new_state(), new_call("guarded"))
+    assert not needs_approval(new_state(approved_tools=("guarded",)), new_call("guarded"))
+    assert not needs_approval(new_state(), new_call("look"))
+
+
+def test_the_text_of_a_reply_is_its_text_blocks() -> None:
+    blocks = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": " a"}, {"type": "text", "text": "b "}]
+    assert text_of(blocks) == "a\nb"

@@ -1,0 +1,111 @@
+"""A5: what a result from outside means, judged in the source's order."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.events import ToolResultPayload
+from contracts.run import Ending, Pending, RunStatus
+from contracts.tool import ToolError
+from decisions.correlate import ESCALATES, MOST_ERROR, MOST_RESULT_BYTES, Verdict, correlate, outcome_of
+
+ENDED = Ending(status=RunStatus.completed, text="done")
+
+
+def result(**fields: Any) -> ToolResultPayload:
+    return ToolResultPayload(**{"run_id": "R1", "step": 3, "tool": "vote", "status": "ok", **fields})
+
+
+@pytest.fixture
+def waiting(new_state: Any, new_call: Any, now: Any) -> Any:
+    """Step 1 and 2 are done, 3 awaits its result from outside, 4 is ours and runs, 5 is not issued yet."""
+    pending = (
+        Pending(step=3, tool="vote", since=now, outside=True),
+        Pending(step=4, tool="look", since=now),
+    )
+    calls = (new_call("vote", 3), new_call("look", 4), new_call("charge", 5))
+    return new_state(step=5, pending=pending, calls=calls)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, Verdict.accepted),
+        ({"status": "error"}, Verdict.accepted),
+        ({"run_id": "R2"}, Verdict.foreign_run),
+        ({"run_id": "R2", "step": 99, "tool": "other"}, Verdict.foreign_run),
+        ({"step": 1}, Verdict.stale),
+        ({"step": 2, "tool": "other"}, Verdict.stale),
+        ({"step": 5}, Verdict.step_never_issued),
+        ({"step": 6}, Verdict.step_never_issued),
+        ({"step": 0}, Verdict.step_never_issued),
+        ({"step": -1}, Verdict.step_never_issued),
+        ({"step": 6, "tool": "other"}, Verdict.step_never_issued),
+        ({"tool": "Vote"}, Verdict.wrong_tool),
+        ({"step": 4, "tool": "vote"}, Verdict.wrong_tool),
+        ({"step": 4, "tool": "look"}, Verdict.not_awaited),
+    ],
+)
+def test_each_result_gets_the_verdict_of_the_first_rule_that_it_breaks(
+    waiting: Any, changes: Any, verdict: Verdict
+) -> None:
+    assert correlate(waiting, result(**changes)) is verdict
+
+
+@pytest.mark.parametrize("changes", [{}, {"step": 1}, {"step": 99}, {"tool": "other"}])
+def test_after_the_end_every_result_of_this_run_is_terminal(waiting: Any, changes: Any) -> None:
+    assert correlate(waiting.model_copy(update={"ending": ENDED}), result(**changes)) is Verdict.run_terminal
+
+
+def test_only_a_step_never_issued_and_a_wrong_tool_escalate() -> None:
+    assert {Verdict.step_never_issued, Verdict.wrong_tool} == ESCALATES
+
+
+@given(
+    step=st.integers(-2, 9),
+    tool=st.sampled_from(["vote", "look", "other"]),
+    run_id=st.sampled_from(["R1", "R2"]),
+    last=st.integers(0, 7),
+    open_steps=st.sets(st.integers(1, 7), max_size=4),
+    ended=st.booleans(),
+)
+def test_the_rules_apply_in_order_for_every_result(
+    new_state: Any, now: Any, step: int, tool: str, run_id: str, last: int, open_steps: set[int], ended: bool
+) -> None:
+    pending = tuple(Pending(step=s, tool="vote", since=now, outside=True) for s in sorted(open_steps) if s <= last)
+    state = new_state(step=last, pending=pending, ending=ENDED if ended else None)
+    expected = Verdict.accepted
+    if run_id != "R1":
+        expected = Verdict.foreign_run
+    elif ended:
+        expected = Verdict.run_terminal
+    elif step not in [p.step for p in pending]:
+        expected = Verdict.stale if 1 <= step <= last else Verdict.step_never_issued
+    elif tool != "vote":
+        expected = Verdict.wrong_tool
+    assert correlate(state, result(run_id=run_id, step=step, tool=tool)) is expected
+
+
+def test_an_error_without_an_error_still_says_something() -> None:
+    outcome = outcome_of(result(status="error"))
+    assert outcome.status == "error"
+    assert outcome.error is not None
+    assert outcome.error.message
+
+
+def test_an_ok_result_never_carries_an_error() -> None:
+    error = ToolError(kind="timeout", message="late", retryable=True)
+    assert outcome_of(result(result=1, error=error)).model_dump(exclude_defaults=True) == {"result": 1}
+
+
+def test_a_long_error_is_cut_and_a_result_too_large_for_a_page_is_refused() -> None:
+    long = outcome_of(result(status="error", error=ToolError(kind="k" * 9999, message="x" * 100_000)))
+    assert long.error is not None
+    assert len(long.error.message) == MOST_ERROR
+    assert len(long.error.kind) <= 100
+    assert outcome_of(result(result="x" * (MOST_RESULT_BYTES - 2))).status == "ok"
+    large = outcome_of(result(result="x" * MOST_RESULT_BYTES))
+    assert large.error is not None
+    assert large.error.kind == "too_large"

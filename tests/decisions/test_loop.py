@@ -1,0 +1,301 @@
+"""The run's state machine: examples of each rule, and a machine that plays random models and tools against it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts.failures import Escalation, RunFailure, ToolFault
+from contracts.run import RunState, RunStatus
+from contracts.tool import ToolOutcome, failed
+from decisions import loop
+from decisions.builtins import CONTROL
+from decisions.transcript import Transcript, call_part, goal_part, note_part, reply_part
+
+OK = ToolOutcome(result="fine")
+BAD = failed(ToolFault.tool_error, "it broke")
+
+
+@dataclass
+class Player:
+    """Drives a run as the workflow does; `outcomes` tells what each call brings."""
+
+    state: RunState
+    now: Any
+    outcomes: dict[str, ToolOutcome] = field(default_factory=dict)
+    transcript: Transcript = field(default_factory=Transcript)
+    issued: list[int] = field(default_factory=list)
+    endings: int = 0
+
+    def __post_init__(self) -> None:
+        self.transcript.append(goal_part("see", {}))
+
+    def turn(self, reply: Any) -> None:
+        taken = loop.take_turn(self.state, reply)
+        self.state = taken.state
+        if taken.keep:
+            self.transcript.append(reply_part(reply))
+        if taken.note:
+            self.transcript.append(note_part(taken.note))
+
+    def settle(self) -> loop.Move:
+        """Makes calls until the model is to be asked, or the run has ended."""
+        while True:
+            move = loop.next_move(self.state, history_is_long=False)
+            match move:
+                case loop.Act(batch):
+                    self._act(batch)
+                case loop.CloseTurn():
+                    for call in self.state.calls:
+                        self.transcript.append(call_part(call))
+                    self.state = loop.closed_turn(self.state)
+                case _:
+                    self.endings += isinstance(move, loop.End)
+                    return move
+
+    def _act(self, batch: Any) -> None:
+        before = self.state.pending
+        self.state = loop.issued(self.state, batch, self.now)
+        assert len(self.state.pending) == len(before) + sum(call.step is not None for call in batch)
+        self.issued += [call.step for call in batch if call.step is not None]
+        for call in batch:
+            if call.tool in CONTROL:
+                self.state = loop.controlled(self.state, call, self.now)
+            else:
+                self.state = loop.settled(self.state, call, self.outcomes.get(call.tool, OK), self.now)
+        assert self.state.pending == before
+
+
+@pytest.fixture
+def player(new_state: Any, now: Any) -> Any:
+    return lambda **fields: Player(new_state(**fields), now)
+
+
+USES = st.lists(
+    st.tuples(
+        st.sampled_from(["look", "save", "charge", "ask_human", "finish", "reframe", "escalate", "nothing", "Look"]),
+        st.sampled_from([{}, {"outcome": "done"}, {"frame": "anew"}, {"outcome": 5}, {"reason": "stuck"}]),
+    ),
+    max_size=4,
+)
+REPLIES = st.lists(
+    st.tuples(
+        st.sampled_from(["", "thought"]), USES, st.sampled_from([None, None, "max_tokens", "pause_turn", "refusal"])
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=150)
+@given(
+    replies=REPLIES,
+    bad=st.sets(st.sampled_from(["look", "save", "charge"])),
+    steps=st.integers(1, 8),
+    turns=st.integers(1, 15),
+)
+def test_whatever_models_and_tools_do_a_run_ends_once_within_its_budgets(
+    new_state: Any, new_turn: Any, now: Any, replies: Any, bad: set[str], steps: int, turns: int
+) -> None:
+    player = Player(new_state(max_steps=steps, max_turns=turns), now, dict.fromkeys(bad, BAD))
+    move = player.settle()
+    for number, (text, uses, stop) in enumerate(replies * turns):
+        if isinstance(move, loop.End):
+            break
+        player.turn(new_turn(text, *uses, stop=stop, prefix=f"t{number}-"))
+        move = player.settle()
+    assert isinstance(move, loop.End)  # `replies * turns` are enough for every budget
+    assert player.endings == 1
+    assert player.state.turns <= turns
+    assert player.state.step <= steps
+    assert player.issued == list(range(1, len(player.issued) + 1))
+    assert player.state.reframes <= player.state.limits.max_reframes
+    blocks = [block for part in player.transcript.parts for block in part.content]
+    uses = [block["id"] for block in blocks if block["type"] == "tool_use"]
+    results = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
+    assert results == uses
+
+
+def test_a_run_thinks_first_and_rotates_only_between_turns(player: Any, new_turn: Any) -> None:
+    it = player()
+    assert loop.next_move(it.state, history_is_long=False) == loop.Think()
+    assert loop.next_move(it.state, history_is_long=True) == loop.Rotate()
+    it.turn(new_turn("", ("look", {})))
+    assert isinstance(loop.next_move(it.state, history_is_long=True), loop.Act)
+
+
+def test_a_reply_without_calls_is_the_outcome(player: Any, new_turn: Any) -> None:
+    it = player()
+    it.turn(new_turn("All done."))
+    assert it.settle() == loop.End(it.state.ending)
+    assert (it.state.ending.status, it.state.ending.text) == (RunStatus.completed, "All done.")
+
+
+@pytest.mark.parametrize("outcomes", [{}, {"look": BAD}])
+def test_max_steps_cutoff_escalates_always_at_the_same_step(player: Any, new_turn: Any, outcomes: Any) -> None:
+    it = player(max_steps=3)
+    it.outcomes = outcomes
+    for turn in range(3):
+        it.turn(new_turn("", ("look", {}), prefix=f"t{turn}-"))
+        assert it.settle() == loop.Think()
+    it.turn(new_turn("", ("look", {}), prefix="last"))
+    it.settle()
+    assert (it.state.ending.reason, it.state.step) == (Escalation.step_budget, 3)
+
+
+def test_of_a_batch_over_the_budget_the_first_run_and_the_model_may_still_finish(player: Any, new_turn: Any) -> None:
+    it = player(max_steps=2)
+    it.turn(new_turn("", *[("look", {})] * 3))
+    assert it.settle() == loop.Think()
+    assert it.issued == [1, 2]
+    it.turn(new_turn("", ("finish", {"outcome": "enough"}), prefix="f"))
+    it.settle()
+    assert it.state.ending.status is RunStatus.completed
+
+
+def test_asking_for_one_more_step_beside_finish_escalates(player: Any, new_turn: Any) -> None:
+    it = player(max_steps=1)
+    it.turn(new_turn("", ("look", {})))
+    it.settle()
+    it.turn(new_turn("", ("look", {}), ("finish", {"outcome": "x"}), prefix="f"))
+    it.settle()
+    assert it.state.ending.reason == Escalation.step_budget
+
+
+def test_finish_beside_a_failed_call_is_refused_and_the_model_hears_why(player: Any, new_turn: Any) -> None:
+    it = player()
+    it.outcomes = {"charge": BAD}
+    it.turn(new_turn("", ("finish", {"outcome": "paid"}), ("charge", {})))
+    assert it.settle() == loop.Think()
+    assert it.state.ending is None
+    shown = [part.content[0]["content"] for part in it.transcript.parts if part.kind == "result"]
+    assert shown[0].startswith("not_finished: ")
+    assert "charge" in shown[0]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"outcome": ""}, {"outcome": "  "}, {"outcome": 7}])
+def test_finish_without_an_outcome_is_refused(player: Any, new_turn: Any, arguments: Any) -> None:
+    it = player()
+    it.turn(new_turn("", ("finish", arguments)))
+    assert it.settle() == loop.Think()
+
+
+def test_of_two_finishes_the_first_counts(player: Any, new_turn: Any) -> None:
+    it = player()
+    it.turn(new_turn("", ("finish", {"outcome": "one"}), ("finish", {"outcome": "two"})))
+    it.settle()
+    assert it.state.ending.text == "one"
+
+
+def test_artifacts_are_collected_once_each_whatever_finish_names(player: Any, new_turn: Any) -> None:
+    it = player()
+    it.outcomes = {"save": ToolOutcome(artifacts=("a.md",)), "look": ToolOutcome(artifacts=("b.md",))}
+    it.turn(new_turn("", ("save", {}), ("look", {}), ("finish", {"outcome": "x", "artifacts": ["a.md", 5, "c.md"]})))
+    it.settle()
+    assert it.state.artifacts == ("a.md", "b.md", "c.md")
+
+
+def test_one_reframe_more_than_allowed_escalates(player: Any, new_turn: Any) -> None:
+    it = player(max_reframes=2)
+    for turn in range(3):
+        assert it.state.ending is None
+        it.turn(new_turn("", ("reframe", {"frame": f"frame {turn}"}), prefix=f"t{turn}-"))
+        it.settle()
+    assert (it.state.reframes, it.state.ending.reason) == (2, Escalation.reframe_budget)
+    assert it.state.journal.objective == "frame 1"
+
+
+def test_escalate_tells_the_models_reason(player: Any, new_turn: Any) -> None:
+    it = player()
+    it.turn(new_turn("", ("look", {}), ("escalate", {"reason": "no rights"})))
+    it.settle()
+    assert (it.state.ending.reason, it.state.ending.text) == (Escalation.asked, "no rights")
+    assert it.issued == [1]
+
+
+@pytest.mark.parametrize("reply", [{"text": ""}, {"text": "   "}, {"text": "half", "stop": "max_tokens"}])
+def test_three_unusable_replies_in_a_row_end_the_run_typed(player: Any, new_turn: Any, reply: Any) -> None:
+    it = player()
+    for _ in range(3):
+        assert it.settle() == loop.Think()
+        it.turn(new_turn(reply["text"], stop=reply.get("stop")))
+    assert (it.state.ending.status, it.state.ending.reason) == (RunStatus.failed, RunFailure.model_unusable)
+
+
+def test_a_usable_reply_starts_the_count_of_unusable_ones_anew(player: Any, new_turn: Any) -> None:
+    it = player()
+    for turn in range(4):
+        it.turn(new_turn(""))
+        it.turn(new_turn(""))
+        it.turn(new_turn("", ("look", {}), prefix=f"t{turn}-"))
+        assert it.settle() == loop.Think()
+
+
+def test_an_empty_reply_does_not_enter_the_conversation_but_a_note_about_it_does(player: Any, new_turn: Any) -> None:
+    it = player()
+    it.turn(new_turn(""))
+    assert [part.kind for part in it.transcript.parts] == ["goal", "note"]
+
+
+def test_a_refusal_escalates_and_its_calls_are_not_made(player: Any, new_turn: Any) -> None:
+    it = player()
+    it.turn(new_turn("I will not.", ("charge", {}), stop="refusal"))
+    it.settle()
+    assert (it.state.ending.reason, it.issued) == (Escalation.model_declined, [])
+
+
+def test_a_paused_turn_goes_on(player: Any, new_turn: Any) -> None:
+    it = player()
+    it.turn(new_turn("searching", stop="pause_turn"))
+    assert it.settle() == loop.Think()
+
+
+def test_turns_used_up_escalate(player: Any, new_turn: Any) -> None:
+    it = player(max_turns=1)
+    it.turn(new_turn("", ("nothing", {})))
+    assert it.settle().ending.reason == Escalation.turn_budget
+
+
+def test_a_run_that_is_halted_answers_every_open_call(player: Any, new_turn: Any, now: Any) -> None:
+    it = player()
+    it.turn(new_turn("", ("look", {}), ("charge", {}), ("finish", {"outcome": "x"})))
+    it.state = loop.issued(it.state, it.state.calls[:1], now)
+    state = loop.halted(it.state, now)
+    kinds = [c.outcome.error.kind for c in state.calls if c.outcome and c.outcome.error]
+    assert kinds == ["interrupted"] * 3
+    assert state.pending == ()
+
+
+def test_the_first_ending_stays(player: Any, new_turn: Any) -> None:
+    it = player()
+    it.turn(new_turn("done"))
+    assert loop.violated(it.state, Escalation.wrong_tool, "late").ending == it.state.ending
+
+
+def test_a_call_made_again_keeps_its_step_and_counts_the_attempt(player: Any, new_turn: Any, now: Any) -> None:
+    it = player()
+    it.turn(new_turn("", ("look", {}), ("peek", {})))
+    state = loop.reissued(loop.issued(it.state, it.state.calls, now), 2, now)
+    assert [(p.step, p.attempt) for p in state.pending] == [(1, 1), (2, 2)]
+
+
+def test_frame_and_plan_are_read_from_what_the_model_says_first(player: Any, new_turn: Any) -> None:
+    it = player()
+    it.turn(new_turn("**Frame:** see the page\n\n## Plan\n1. look\n2. write", ("look", {})))
+    assert it.state.journal.objective == "see the page"
+    assert it.state.plan == "1. look\n2. write"
+    it.settle()
+    it.turn(new_turn("The page is short.", ("look", {}), prefix="b"))
+    assert (it.state.last_finding, it.state.journal.current_state) == ("The page is short.",) * 2
+
+
+def test_tokens_and_money_are_counted_and_an_unknown_price_stays_unknown(player: Any, new_turn: Any) -> None:
+    it = player()
+    it.turn(new_turn("", ("look", {}), cost_usd=0.5))
+    it.turn(new_turn("", ("look", {}), cost_usd=0.25))
+    assert (it.state.cost_usd, it.state.usage.input) == (0.75, 2)
+    it.turn(new_turn("", ("look", {})))
+    it.turn(new_turn("", ("look", {}), cost_usd=1.0))
+    assert it.state.cost_usd is None

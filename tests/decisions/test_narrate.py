@@ -1,0 +1,110 @@
+"""What people read is short, one line where it must be, and never mistaken for markup."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.question import Question, QuestionKind
+from contracts.run import Ending, RunStatus
+from contracts.tool import ToolOutcome
+from decisions import narrate
+from decisions.endings import ending_event, handoff
+from decisions.journal import render
+
+
+@given(text=st.text(), length=st.integers(1, 300))
+def test_a_cut_text_is_one_line_of_at_most_the_length(text: str, length: int) -> None:
+    line = narrate.cut(text, length)
+    assert len(line) <= length
+    assert line.splitlines() in ([], [line])
+
+
+def test_what_fits_is_not_cut() -> None:
+    assert narrate.cut("  a \n b ", 3) == "a b"
+    assert narrate.cut("abcd", 3) == "ab…"
+
+
+@given(
+    tool=st.text(max_size=200),
+    arguments=st.dictionaries(st.text(max_size=9), st.text() | st.integers() | st.none(), max_size=5),
+)
+def test_a_calls_summary_has_at_most_200_characters(new_call: Any, tool: str, arguments: dict[str, Any]) -> None:
+    call = new_call("look", 123_456, arguments=arguments).model_copy(update={"tool": tool})
+    summary = narrate.call_summary(call, attempt=12)
+    assert len(summary) <= 200
+    assert summary.endswith("step 123456 · attempt 12")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"url": "http://a"}, "fetch http://a"),
+        ({"n": 5, "path": "a.md"}, "fetch a.md"),
+        ({"n": 5, "deep": True}, "fetch n=5, deep=True"),
+        ({"list": [1]}, "fetch"),
+        ({}, "fetch"),
+    ],
+)
+def test_a_call_is_told_by_its_most_telling_argument(arguments: Any, line: str) -> None:
+    assert narrate.call_line("fetch", arguments) == line
+
+
+def asks(now: Any, kind: str, text: str, tool: str | None) -> Question:
+    return Question(id="q1", kind=QuestionKind(kind), text=text, tool=tool, asked_at=now)
+
+
+@given(text=st.text(min_size=1), tool=st.none() | st.text(max_size=300))
+def test_what_a_run_waits_for_has_at_most_200_characters(now: Any, text: str, tool: str | None) -> None:
+    assert len(narrate.waiting_for(asks(now, "approval", text, tool))) <= 200
+
+
+def test_what_a_run_waits_for_names_the_tool_or_asks_the_question(now: Any) -> None:
+    assert narrate.waiting_for(asks(now, "approval", "charge …", "charge")) == "human: approval charge"
+    assert narrate.waiting_for(asks(now, "question", "Which one?", "ask_human")) == "human: Which one?"
+
+
+def test_the_details_show_goal_state_question_and_cost_and_no_bare_dollar(new_state: Any, now: Any) -> None:
+    question = asks(now, "question", "Pay $5?", "ask_human")
+    state = new_state(goal="spend $3", plan="1. pay $1", cost_usd=0.5, question=question, step=3)
+    text = narrate.details(state.model_copy(update={"last_finding": "$9", "ending": None}))
+    for said in ("spend", "step 3 of 20", "USD 0.5000", "Pay", "1. pay", "**running**"):
+        assert said in text
+    assert text.count("$") == text.count("\\$") == 4
+
+
+def test_the_view_tells_finished_steps_apart_from_open_ones(new_state: Any, new_call: Any) -> None:
+    done = new_call("look", 2).model_copy(update={"outcome": ToolOutcome()})
+    view = narrate.view(new_state(step=4, calls=(done, new_call("charge", 3), new_call("look", 4))))
+    assert view.completed_steps == (1, 2)
+    assert (view.step, view.max_steps, view.reframes, view.max_reframes) == (4, 20, 0, 2)
+
+
+def test_a_completion_event_is_the_sources_field_for_field(new_state: Any) -> None:
+    ending = Ending(status=RunStatus.completed, text="done")
+    event = ending_event(new_state(step=2, artifacts=("artifacts/a.md",), ending=ending)).model_dump(mode="json")
+    assert event == {
+        "type": "agent.completed",
+        "payload": {
+            "run_id": "R1",
+            "goal": "see",
+            "outcome": "done",
+            "steps_taken": 2,
+            "artifacts": ["artifacts/a.md"],
+        },
+    }
+
+
+def test_an_escalation_event_carries_reason_detail_and_hand_off(new_state: Any) -> None:
+    ending = Ending(status=RunStatus.escalated, text="no rights", reason="asked")
+    event = ending_event(new_state(ending=ending)).model_dump(mode="json")
+    assert event["type"] == "agent.escalated"
+    assert set(event["payload"]) == {"run_id", "goal", "reason", "detail", "steps_taken", "artifacts", "handoff"}
+    assert (event["payload"]["reason"], event["payload"]["detail"]) == ("asked", "no rights")
+    assert "Blocker: no rights" in handoff(new_state(ending=ending))
+
+
+def test_the_journal_shows_the_sections_that_hold_something(new_state: Any) -> None:
+    journal = new_state().journal.model_copy(update={"objective": "see it", "artifacts": ("a.md", "b.md")})
+    assert render(journal) == "# Run journal\n\n## Objective\n\nsee it\n\n## Artifacts\n\n- a.md\n- b.md\n"

@@ -1,0 +1,147 @@
+"""The conversation as a hash chain: the same on both sides, cut anywhere, paged without a gap."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import from_json, to_json
+
+from contracts.tool import ToolError, ToolOutcome
+from contracts.transcript import Page, Part
+from decisions.transcript import (
+    PAGE_BYTES,
+    Transcript,
+    call_part,
+    goal_part,
+    messages_of,
+    note_part,
+    reply_part,
+    result_part,
+)
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+PARTS = st.lists(
+    st.builds(result_part, st.text(max_size=5), st.just("look"), st.integers(1), st.builds(ToolOutcome, result=JSON)),
+    max_size=12,
+)
+
+
+def chain(parts: Any) -> Transcript:
+    transcript = Transcript()
+    for part in parts:
+        transcript.append(part)
+    return transcript
+
+
+@given(parts=PARTS)
+def test_the_chain_is_the_same_after_a_trip_through_history(parts: list[Part]) -> None:
+    ours = chain(parts)
+    theirs = chain(Part.model_validate(from_json(to_json(part))) for part in parts)
+    assert (ours.head, ours.length, ours.size) == (theirs.head, theirs.length, theirs.size)
+
+
+@given(arguments=JSON)
+def test_a_reply_has_the_same_hash_in_the_worker_and_in_the_run(new_turn: Any, arguments: Any) -> None:
+    turn = new_turn("text", ("look", arguments))
+    stored = type(turn).model_validate(from_json(turn.model_dump_json()))
+    assert chain([reply_part(turn)]).head == chain([reply_part(stored)]).head
+
+
+@given(parts=PARTS, keep=st.integers(0, 12))
+def test_a_truncated_chain_is_the_chain_of_what_is_left(parts: list[Part], keep: int) -> None:
+    keep = min(keep, len(parts))
+    transcript, short = chain(parts), chain(parts[:keep])
+    assert transcript.head_at(keep) == short.head
+    transcript.truncate(keep)
+    assert (transcript.length, transcript.head, transcript.size) == (short.length, short.head, short.size)
+
+
+def test_any_changed_moved_or_missing_part_changes_the_hash() -> None:
+    a, b, c = (note_part(text) for text in "abc")
+    heads = [chain(parts).head for parts in ([a, b, c], [a, c, b], [a, b], [b, c], [a, b, note_part("d")], [])]
+    assert len(set(heads)) == len(heads)
+
+
+def test_a_transcript_that_begins_later_knows_only_what_is_its_own() -> None:
+    whole = chain([note_part(str(number)) for number in range(5)])
+    rest = Transcript(3, whole.head_at(3) or "")
+    for part in whole.parts[3:]:
+        rest.append(part)
+    assert (rest.length, rest.head) == (5, whole.head)
+    assert rest.head_at(2) is None
+    assert rest.head_at(6) is None
+
+
+@given(sizes=st.lists(st.integers(0, 700_000), max_size=8), limit=st.none() | st.integers(1, 3))
+def test_pages_are_bounded_and_together_complete(sizes: list[int], limit: int | None) -> None:
+    transcript = chain([note_part("x" * size) for size in sizes])
+    got: list[Part] = []
+    while True:
+        page = transcript.page(len(got), limit, ())
+        got += page.parts
+        assert len(page.parts) <= (limit or len(sizes))
+        assert len(page.model_dump_json()) < PAGE_BYTES + 1000 or len(page.parts) == 1
+        if len(got) == page.total:
+            break
+        assert page.parts
+    assert chain(got).head == transcript.head
+
+
+@pytest.mark.parametrize("start", [0, 3, 4, 7, 99])
+def test_a_page_says_where_it_starts_and_where_the_live_parts_do(start: int) -> None:
+    transcript = Transcript(4, "head")
+    for text in "abc":
+        transcript.append(note_part(text))
+    page = transcript.page(start, None, ())
+    assert isinstance(page, Page)
+    assert (page.live_from, page.total) == (4, 7)
+    assert page.start + len(page.parts) == max(7, start)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "shown"),
+    [
+        (ToolOutcome(result="text"), "text"),
+        (ToolOutcome(result={"a": [1, 2.5, None]}), '{"a":[1,2.5,null]}'),
+        (ToolOutcome(result=0), "0"),
+        (ToolOutcome(result=False), "false"),
+        (ToolOutcome(result=""), "(no output)"),
+        (ToolOutcome(), "(no output)"),
+        (ToolOutcome(status="error", error=ToolError(kind="timeout", message="late")), "timeout: late"),
+    ],
+)
+def test_what_the_model_is_shown_of_an_outcome(outcome: ToolOutcome, shown: str) -> None:
+    (block,) = result_part("u1", "look", 1, outcome).content
+    assert block["content"] == shown
+    assert block.get("is_error", False) is (outcome.status == "error")
+
+
+def test_the_goal_comes_with_its_context_and_nothing_else() -> None:
+    assert goal_part("see", {}).content[0]["text"] == "see"
+    text = goal_part("see", {"tone": "kind", "max_steps": 6}).content[0]["text"]
+    assert text == "see\n\nContext:\n- tone: kind\n- max_steps: 6"
+
+
+def test_neighbours_of_one_role_become_one_message_and_parts_stay_as_they_are(new_turn: Any) -> None:
+    parts = [
+        goal_part("see", {}),
+        reply_part(new_turn("", ("look", {}), ("peek", {}))),
+        result_part("u0", "look", 1, ToolOutcome(result="a")),
+        result_part("u1", "peek", 2, ToolOutcome(result="b")),
+        note_part("go on"),
+    ]
+    before = to_json(parts)
+    messages = messages_of(parts)
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert [block["type"] for block in messages[2]["content"]] == ["tool_result", "tool_result", "text"]
+    assert to_json(parts) == before
+
+
+def test_a_call_without_an_outcome_has_no_part(new_call: Any) -> None:
+    with pytest.raises(AssertionError, match="not settled"):
+        call_part(new_call())

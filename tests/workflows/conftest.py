@@ -1,0 +1,160 @@
+"""A worker with scripted tools and a scripted model, on the real server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from anthropic import AsyncAnthropic
+from temporalio.api.enums.v1 import EventType
+from temporalio.client import Client, WorkflowHandle
+
+from activities.model import MessagesModel
+from activities.project import Project
+from contracts.agent import Agent
+from contracts.events import StartEvent
+from contracts.limits import LimitOverrides
+from runs import start
+from testkit.model_server import Script, ScriptedModel
+from testkit.tools import ScriptedTool
+from worker import build
+
+KEY = "sk-canary-7f3a"  # the model server's key; it must turn up nowhere
+PATIENCE = 20.0  # seconds for what takes milliseconds
+
+Run = WorkflowHandle[Any, Any]
+
+
+@dataclass
+class World:
+    """One project on a task queue of its own, and the model it speaks to."""
+
+    client: Client
+    queue: str
+    project: Project
+    model: ScriptedModel
+
+    async def start(self, goal: str = "do it", *, run_id: str | None = None, **payload: Any) -> Run:
+        event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": goal, **payload}})
+        return await start(self.client, self.queue, event, run_id or uuid4().hex[:12])
+
+    async def start_raw(self, *args: Any, **options: Any) -> Run:
+        """A start as any Temporal client may send it: nothing is checked before the server."""
+        return await self.client.start_workflow(
+            "AgentRun", args=args, id=f"run:{uuid4().hex[:12]}", task_queue=self.queue, **options
+        )
+
+    @asynccontextmanager
+    async def worker(self, client: Client | None = None) -> AsyncIterator[None]:
+        """A worker with a cache of its own. Two at once need a client each."""
+        anthropic = AsyncAnthropic(api_key=KEY, base_url=self.model.base_url, max_retries=0)
+        async with anthropic, build(client or self.client, self.project, self.queue, MessagesModel(anthropic)):
+            yield
+
+    async def another_client(self) -> Client:
+        target = self.client.service_client.config.target_host
+        return await Client.connect(target, data_converter=self.client.data_converter)
+
+    async def until(self, claim: Callable[[], bool | Awaitable[bool]]) -> None:
+        """Waits for a condition, never for the clock."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                holds = claim()
+                if isinstance(holds, Awaitable):
+                    holds = await holds
+                if holds:
+                    return
+                await asyncio.sleep(0.01)
+
+    async def state(self, run: Run) -> dict[str, Any]:
+        answer: dict[str, Any] = await run.query("state")
+        return answer
+
+    async def until_state(self, run: Run, **wanted: Any) -> dict[str, Any]:
+        """The state, once it has these values; `question=True` stands for any open question."""
+
+        async def reached() -> bool:
+            state = await self.state(run)
+            return all(bool(state[k]) if v is True else state[k] == v for k, v in wanted.items())
+
+        await self.until(reached)
+        return await self.state(run)
+
+    async def until_pending(self, run: Run, step: int) -> None:
+        """Until this step is issued, and whatever is awaited outside is awaited."""
+
+        async def issued() -> bool:
+            state = await self.state(run)
+            return state["status"] == "waiting_on_tool" and any(p["step"] == step for p in state["pending"])
+
+        await self.until(issued)
+
+    async def send_result(self, run: Run, step: int, tool: str, **fields: Any) -> None:
+        run_id = fields.pop("run_id", run.id.removeprefix("run:"))
+        payload = {"run_id": run_id, "step": step, "tool": tool, "status": "ok", "result": "done outside", **fields}
+        await run.signal("tool_result", {"type": "agentic.tool_result", "payload": payload})
+
+    async def parts(self, run: Run) -> list[dict[str, Any]]:
+        """The live part of the conversation."""
+        page = await run.query("transcript")
+        parts: list[dict[str, Any]] = page["parts"]
+        return parts
+
+    async def results(self, run: Run) -> list[tuple[str, str]]:
+        """The tool results of the conversation: (tool use, what the model was shown)."""
+        blocks = [part["content"][0] for part in await self.parts(run) if part["kind"] == "result"]
+        return [(block["tool_use_id"], block["content"]) for block in blocks]
+
+    async def raw_history(self, run: Run) -> bytes:
+        """All executions of the run, as the server stores them."""
+        executions = [e async for e in self.client.list_workflows(f"WorkflowId = '{run.id}'")]
+        found = b""
+        for execution in executions:
+            handle = self.client.get_workflow_handle(run.id, run_id=execution.run_id)
+            async for event in handle.fetch_history_events():
+                found += event.SerializeToString()
+        return found
+
+    async def failed_tasks(self, run: Run) -> int:
+        """Workflow tasks that failed. A bug or a bad input that wedges a run shows up here."""
+        kinds = [event.event_type async for event in run.fetch_history_events()]
+        return kinds.count(EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED)
+
+
+MakeWorld = Callable[..., AbstractAsyncContextManager[World]]
+
+
+@pytest.fixture
+def world(client: Client, tmp_path: Path) -> MakeWorld:
+    @asynccontextmanager
+    async def make(
+        script: Script,
+        *tools: ScriptedTool,
+        server: Client = client,
+        allowed: Sequence[str] | None = None,
+        works: bool = True,
+        **limits: Any,
+    ) -> AsyncIterator[World]:
+        names = tuple(tool.route.name for tool in tools) if allowed is None else tuple(allowed)
+        project = Project(
+            agents={"default": Agent(name="default", tools=names)},
+            tools={tool.route.name: tool for tool in tools},
+            model="scripted",
+            max_tokens=1024,
+            limits=LimitOverrides.model_validate(limits),
+            workspaces=tmp_path,
+            instructions="You are tested.",
+        )
+        with ScriptedModel(script) as model:
+            it = World(server, f"q-{uuid4().hex[:8]}", project, model)
+            if not works:
+                yield it
+                return
+            async with it.worker():
+                yield it
+
+    return make

@@ -1,0 +1,150 @@
+"""However a run is stopped, it ends Canceled, with its effects whole and its results kept."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.exceptions import CancelledError
+
+from contracts.tool import Approval, Effect, ToolKind
+from testkit.model_server import calls, says, slow
+from testkit.tools import ScriptedTool
+
+FINISH = calls(("finish", {"outcome": "done"}))
+DOORS = ["signal", "native", "both"]
+
+
+async def stop(run: Any, door: str) -> None:
+    if door in {"signal", "both"}:
+        await run.signal("cancel", {"reason": "enough", "by": "eva"})
+    if door in {"native", "both"}:
+        await run.cancel()
+
+
+async def is_canceled(run: Any) -> None:
+    """Whoever waits for the result hears it, and the server shows it."""
+    with pytest.raises(WorkflowFailureError) as failure:
+        await asyncio.wait_for(run.result(), 15)
+    assert isinstance(failure.value.cause, CancelledError)
+    assert (await run.describe()).status is WorkflowExecutionStatus.CANCELED
+
+
+class Hanging:
+    """A tool that works until the test lets it go on, and knows whether it was cut."""
+
+    def __init__(self, effect: Effect) -> None:
+        self.started, self.go_on = asyncio.Event(), asyncio.Event()
+        self.ended = ""
+        self.tool = ScriptedTool("work", self._work, effect=effect)
+
+    async def _work(self, arguments: Any, context: Any) -> str:
+        self.started.set()
+        try:
+            await asyncio.wait_for(self.go_on.wait(), 30)
+        except asyncio.CancelledError:
+            self.ended = "cut"
+            raise
+        self.ended = "finished"
+        return "worked"
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_read_is_stopped_at_once(world: Any, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("activities.heartbeat.ALIVE_EVERY", 0.1)  # a beat hears of the cancel
+    work = Hanging(Effect.read)
+    async with world([calls(("work", {})), FINISH], work.tool) as it:
+        run = await it.start()
+        await work.started.wait()
+        await stop(run, door)
+        await is_canceled(run)
+        assert work.ended == "cut"
+        assert [kind for _, kind in await it.results(run)] == ["interrupted: the run ended before this call was made"]
+        assert len(it.model.requests) == 1
+        assert await it.failed_tasks(run) == 0
+
+
+@pytest.mark.parametrize("effect", [Effect.once, Effect.keyed])
+@pytest.mark.parametrize("door", DOORS)
+async def test_an_effect_is_finished_and_its_result_kept_before_the_run_ends(
+    world: Any, door: str, effect: Effect
+) -> None:
+    work = Hanging(effect)
+    async with world([calls(("work", {}), ("work", {})), FINISH], work.tool) as it:
+        run = await it.start()
+        await work.started.wait()
+        await stop(run, door)
+        await it.state(run)  # the cancel is in the run by now
+        assert (await run.describe()).status is WorkflowExecutionStatus.RUNNING
+        work.go_on.set()
+        await is_canceled(run)
+        assert work.ended == "finished"
+        assert [text.partition(":")[0] for _, text in await it.results(run)] == ["worked", "interrupted"]
+        assert len(work.tool.calls) == 1
+        assert await it.failed_tasks(run) == 0
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("waits", ["question", "approval", "outside"])
+async def test_a_run_that_waits_is_stopped_at_once(world: Any, door: str, waits: str) -> None:
+    kind = ToolKind.signal if waits == "outside" else ToolKind.native
+    tool = ScriptedTool("work", kind=kind, approval=Approval.always if waits == "approval" else Approval.never)
+    first = calls(("ask_human", {"question": "Which?"})) if waits == "question" else calls(("work", {}))
+    async with world([first, FINISH], tool) as it:
+        run = await it.start()
+        await it.until_state(run, status="waiting_on_tool" if waits == "outside" else "waiting_on_human")
+        await stop(run, door)
+        await is_canceled(run)
+        state = await it.state(run)
+        assert (state["status"], state["question"], state["pending"]) == ("cancelled", None, [])
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_model_call_is_stopped_at_once(world: Any, door: str) -> None:
+    async with world([slow(says("a long answer"), 30)]) as it:
+        run = await it.start()
+        await it.until(lambda: len(it.model.requests) == 1)
+        await stop(run, door)
+        await is_canceled(run)
+
+
+@pytest.mark.parametrize("args", [[], [{}], [{"reason": "no"}]])
+async def test_a_cancel_that_comes_with_the_start_lets_nothing_begin(world: Any, args: list[Any]) -> None:
+    work = ScriptedTool("work", effect=Effect.once)
+    async with world([calls(("work", {})), FINISH], work) as it:
+        start = {"type": "agentic.start", "payload": {"goal": "x"}}
+        run = await it.start_raw(start, start_signal="cancel", start_signal_args=args)
+        await is_canceled(run)
+        assert (it.model.requests, work.calls) == ([], [])
+
+
+async def test_a_native_cancel_before_the_first_task_lets_nothing_begin(world: Any) -> None:
+    async with world([FINISH], works=False) as it:
+        run = await it.start()
+        await run.cancel()
+        async with it.worker():
+            await is_canceled(run)
+        assert it.model.requests == []
+
+
+async def test_many_cancels_are_one(world: Any) -> None:
+    async with world([calls(("ask_human", {"question": "Which?"}))]) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        for door in ("signal", "signal", "native", "native", "both"):
+            await stop(run, door)
+        await is_canceled(run)
+        assert await it.failed_tasks(run) == 0
+
+
+async def test_a_cancelled_run_keeps_its_files_and_tells_no_ending(world: Any, tmp_path: Any) -> None:
+    async with world([calls(("look", {})), calls(("ask_human", {"question": "Which?"}))], ScriptedTool("look")) as it:
+        run = await it.start(run_id="stopped")
+        await it.until_state(run, question=True)
+        await stop(run, "signal")
+        await is_canceled(run)
+    folder = tmp_path / "stopped"
+    assert (folder / "memory.md").is_file()
+    trace = (folder / "trace.jsonl").read_text()
+    assert '"event": "tool"' in trace
+    assert "agent.completed" not in trace

@@ -1,0 +1,189 @@
+"""Whatever is sent, a start ends in a typed failure, a message in a refusal, and no run is wedged or harmed."""
+
+from typing import Any
+
+import pytest
+from temporalio.api.common.v1 import Payload
+from temporalio.client import WorkflowFailureError, WorkflowQueryFailedError, WorkflowUpdateFailedError
+from temporalio.common import RawValue
+from temporalio.exceptions import ApplicationError
+
+from contracts.tool import ToolKind
+from testkit.model_server import calls
+from testkit.tools import ScriptedTool
+
+FINISH = calls(("finish", {"outcome": "done"}))
+GOOD = {"type": "agentic.start", "payload": {"goal": "x"}}
+DEEP = RawValue(Payload(metadata={"encoding": b"json/plain"}, data=b"[" * 10_000 + b"]" * 10_000))
+ODD = RawValue(Payload(metadata={"encoding": b"json/odd"}, data=b"?"))
+BIG = {"type": "agentic.start", "payload": {"goal": "x", "context": {"notes": ['"'] * 400_000}}}
+
+
+def start_with(**payload: Any) -> dict[str, Any]:
+    return {"type": "agentic.start", "payload": payload}
+
+
+async def failure_of(it: Any, run: Any) -> ApplicationError:
+    with pytest.raises(WorkflowFailureError) as failure:
+        await run.result()
+    cause = failure.value.cause
+    assert isinstance(cause, ApplicationError)
+    assert await it.failed_tasks(run) == 0
+    return cause
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ([], "one JSON argument expected, got 0"),
+        ([GOOD, GOOD], "one JSON argument expected, got 2"),
+        ([None], "input"),
+        ([5], "input"),
+        (["do it"], "input"),
+        ([[GOOD]], "input"),
+        ([{}], "type"),
+        ([{"type": "agentic.stop", "payload": {"goal": "x"}}], "type"),
+        ([{"type": "agentic.start"}], "payload"),
+        ([start_with()], "payload.goal"),
+        ([start_with(goal="")], "payload.goal"),
+        ([start_with(goal=" \n ")], "payload.goal: Value error, the goal is empty"),
+        ([start_with(goal=5)], "payload.goal"),
+        ([start_with(goal=None)], "payload.goal"),
+        ([start_with(goal="x", colour="red")], "payload.colour"),
+        ([{**GOOD, "version": 2}], "version"),
+        ([start_with(goal="x", context=[])], "payload.context"),
+        ([start_with(goal="x", context={"max_steps": 0})], "max_steps"),
+        ([start_with(goal="x", context={"max_steps": "many"})], "max_steps"),
+        ([start_with(goal="x", limits={"max_stepz": 5})], "payload.limits.max_stepz"),
+        ([start_with(goal="x", limits={"turn_timeout": "soon"})], "payload.limits.turn_timeout"),
+        ([start_with(goal="x", agent="")], "payload.agent"),
+        ([start_with(goal="x" * 200_001)], "payload.goal"),
+        ([DEEP], "not readable as JSON"),
+        ([ODD], "not readable as JSON"),
+        ([BIG], "1,000,000 is the most"),
+        ([{"type": "agentic.continue"}], "state"),
+        ([{"type": "agentic.continue", "state": {}, "segments": []}], "state"),
+    ],
+)
+async def test_a_bad_start_fails_typed_and_names_what_is_wrong(world: Any, args: list[Any], says: str) -> None:
+    async with world([FINISH]) as it:
+        cause = await failure_of(it, await it.start_raw(*args))
+        assert it.model.requests == []
+    assert cause.type == "InvalidInput"
+    assert says in cause.message
+    assert "\n" not in cause.message
+
+
+async def test_an_unknown_agent_fails_typed_and_names_the_known_ones(world: Any) -> None:
+    async with world([FINISH]) as it:
+        cause = await failure_of(it, await it.start(agent="nobody"))
+    assert cause.type == "UnknownAgent"
+    assert "default" in cause.message
+
+
+async def test_a_workflow_type_that_does_not_exist_fails_typed(world: Any) -> None:
+    async with world([FINISH]) as it:
+        run = await it.client.start_workflow("AgentRum", GOOD, id=it.queue, task_queue=it.queue)
+        cause = await failure_of(it, run)
+    assert cause.type == "UnknownWorkflowType"
+    assert "'AgentRum'" in cause.message
+
+
+async def test_signals_to_a_start_that_is_refused_change_nothing(world: Any) -> None:
+    async with world([FINISH], works=False) as it:
+        run = await it.start_raw({})
+        for name in ("tool_result", "human_input", "cancel", "no_such_signal"):
+            await run.signal(name, {"text": "x"})
+        async with it.worker():
+            assert (await failure_of(it, run)).type == "InvalidInput"
+
+
+BAD_BODIES: list[list[Any]] = [
+    [],
+    [{}, {}],
+    [None],
+    [5],
+    ["text"],
+    [[]],
+    [{"no": "such field"}],
+    [{"payload": {"run_id": "x"}}],
+    [{"payload": {"run_id": 1, "step": "one", "tool": None, "status": "maybe"}}],
+    [{"question_id": 1}],
+    [{"decision": "perhaps"}],
+    [DEEP],
+    [ODD],
+]
+
+
+async def test_no_bad_signal_harms_a_run(world: Any) -> None:
+    async with world([calls(("vote", {})), calls(("ask_human", {"question": "Which?"})), FINISH], _vote()) as it:
+        run = await it.start()
+        await it.until_pending(run, 1)
+        before = await it.state(run)
+        for body in BAD_BODIES:
+            for name in ("tool_result", "human_input", "no_such_signal"):
+                await run.signal(name, args=body)
+        bad_cancels: list[list[Any]] = [[{}, {}], [5], ["text"], [{"no": "such field"}], [{"reason": 5}]]
+        for body in bad_cancels:
+            await run.signal("cancel", args=body)
+        after = await it.state(run)
+        changed = {key for key in before if before[key] != after[key]}
+        assert changed <= {"ignored", "updated_at"}
+        assert len(after["ignored"]) == 20  # the latest
+        assert any(notice.startswith("cancel: no:") for notice in after["ignored"])
+        await it.send_result(run, 1, "vote")
+        await it.until_state(run, question=True)
+        await run.signal("human_input", {"text": "a"})
+        assert (await run.result())["type"] == "agent.completed"
+        assert await it.failed_tasks(run) == 0
+
+
+def _vote() -> ScriptedTool:
+    return ScriptedTool("vote", kind=ToolKind.signal)
+
+
+async def test_what_is_ignored_is_told(world: Any) -> None:
+    async with world([calls(("ask_human", {"question": "Which?"})), FINISH]) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        await run.signal("tool_result", {"payload": 5})
+        await run.signal("no_such_signal", {"a": 1})
+        ignored = (await it.state(run))["ignored"]
+        await run.signal("human_input", {"text": "a"})
+        await run.result()
+    assert ignored[0].startswith("tool_result: payload")
+    assert ignored[1].startswith("no_such_signal: no such signal")
+
+
+async def test_no_bad_update_harms_a_run(world: Any) -> None:
+    async with world([calls(("ask_human", {"question": "Which?"})), FINISH]) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        for body in BAD_BODIES:
+            with pytest.raises(WorkflowUpdateFailedError):
+                await run.execute_update("answer", args=body)
+        with pytest.raises(WorkflowUpdateFailedError):
+            await run.execute_update("no_such_update", {"text": "a"})
+        await run.execute_update("answer", {"text": "a"})
+        assert (await run.result())["type"] == "agent.completed"
+        assert await it.failed_tasks(run) == 0
+
+
+async def test_a_bad_query_fails_its_caller_alone(world: Any) -> None:
+    async with world([calls(("ask_human", {"question": "Which?"})), FINISH]) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        bad: list[list[Any]] = [[{"from": -1}], [{"from": "x"}], [{"limit": 0}], [{"no": 1}], [5], [{}, {}]]
+        for body in bad:
+            with pytest.raises(WorkflowQueryFailedError):
+                await run.query("transcript", args=body)
+        with pytest.raises(WorkflowQueryFailedError):
+            await run.query("no_such_query")
+        assert (await run.query("transcript", {"from": 1, "limit": 1}))["start"] == 1
+        assert (await run.query("transcript", {"from": 99}))["parts"] == []
+        assert await run.query("transcript", args=[None]) == await run.query("transcript")
+        assert await run.query("state", args=[{"any": "thing"}]) == await it.state(run)
+        assert set(await run.query("journal")) >= {"objective", "current_state", "handoff_next_action"}
+        await run.signal("human_input", {"text": "a"})
+        await run.result()
+        assert await it.failed_tasks(run) == 0

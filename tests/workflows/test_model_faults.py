@@ -1,0 +1,164 @@
+"""What the model's provider gets wrong: waited out, told, or the end of the run with a name for it."""
+
+from time import monotonic
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import ApplicationError
+
+from testkit import model_server
+from testkit.model_server import broken_json, calls, cut, fails, says
+from testkit.tools import ScriptedTool
+
+FINISH = calls(("finish", {"outcome": "done"}))
+KEY = "sk-canary-7f3a"  # the key that the world's client sends
+
+
+async def failure_of(run: Any) -> ApplicationError:
+    with pytest.raises(WorkflowFailureError) as failure:
+        await run.result()
+    cause = failure.value.cause
+    assert isinstance(cause, ApplicationError)
+    return cause
+
+
+async def test_a_rate_limit_is_waited_out_for_as_long_as_the_provider_asks(world: Any) -> None:
+    async with world([fails(429, retry_after=1.6, then=FINISH)]) as it:
+        began = monotonic()
+        assert (await (await it.start()).result())["type"] == "agent.completed"
+        assert monotonic() - began >= 1.6
+        assert len(it.model.requests) == 2
+
+
+async def test_a_wait_without_end_is_not_honoured_beyond_a_minute(world: Any) -> None:
+    async with world([fails(429, retry_after=86_400)]) as it:
+        run = await it.start()
+
+        async def waits() -> bool:
+            pending = (await run.describe()).raw_description.pending_activities
+            return bool(pending) and pending[0].attempt == 2
+
+        await it.until(waits)
+        (plan,) = (await run.describe()).raw_description.pending_activities
+        assert plan.current_retry_interval.ToSeconds() <= 66
+        await run.cancel()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+async def test_a_refusal_ends_the_run_at_once_and_never_shows_the_key(
+    world: Any, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world([fails(status, message=f"invalid x-api-key: {KEY}")]) as it:
+        run = await it.start()
+        cause = await failure_of(run)
+        assert len(it.model.requests) == 1
+        assert (await it.state(run))["status"] == "failed"
+        assert KEY.encode() not in await it.raw_history(run)
+    assert cause.type == "ModelRefused"
+    assert f"({status})" in cause.message
+    assert KEY not in caplog.text
+
+
+async def test_a_conversation_that_is_too_long_is_named_as_such(world: Any) -> None:
+    async with world([fails(400, message="prompt is too long: 250000 tokens > 200000 maximum")]) as it:
+        assert (await failure_of(await it.start())).type == "ContextTooLong"
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 529])
+async def test_an_overloaded_provider_is_asked_again(world: Any, status: int) -> None:
+    async with world([fails(status, then=FINISH)]) as it:
+        assert (await (await it.start()).result())["type"] == "agent.completed"
+        assert len(it.model.requests) == 2
+
+
+@pytest.mark.parametrize("error", [None, "overloaded_error"])
+async def test_a_stream_that_is_cut_is_asked_for_again_and_leaves_nothing_behind(world: Any, error: str | None) -> None:
+    asked: list[Any] = []
+
+    def script(body: Any) -> Any:
+        asked.append(body)
+        return cut(says("half of an"), error=error) if len(asked) == 1 else FINISH
+
+    async with world(script) as it:
+        run = await it.start()
+        assert (await run.result())["type"] == "agent.completed"
+        assert (await it.state(run))["turns"] == 1
+    assert asked[0]["messages"] == asked[1]["messages"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"path": "a.md", "content": "cut off in',
+        '{"n": NaN}',
+        '{"n": 1e999}',
+        '"text"',
+        "[1]",
+        '{"a": "\\ud800"}',
+        "[" * 9999,
+    ],
+)
+async def test_broken_arguments_go_back_to_the_model_and_the_run_goes_on(world: Any, raw: str) -> None:
+    look = ScriptedTool("look")
+    async with world([broken_json("look", raw), calls(("look", {"n": 1})), FINISH], look) as it:
+        run = await it.start()
+        event = await run.result()
+        assert (await it.results(run))[0][1].startswith("broken_json: ")
+    assert (event["type"], event["payload"]["steps_taken"]) == ("agent.completed", 1)
+    assert [arguments for arguments, _ in look.calls] == [{"n": 1}]
+
+
+@pytest.mark.parametrize(
+    "reply", [says(""), says("", stop_reason="max_tokens"), says("half", stop_reason="max_tokens")]
+)
+async def test_replies_that_nothing_can_be_done_with_end_the_run_after_three(world: Any, reply: Any) -> None:
+    async with world(lambda _: reply) as it:
+        run = await it.start()
+        cause = await failure_of(run)
+        assert len(it.model.requests) == 3
+    assert cause.type == "ModelUnusable"
+
+
+async def test_an_empty_reply_is_told_to_the_model_which_may_do_better(world: Any) -> None:
+    asked: list[Any] = []
+
+    def script(body: Any) -> Any:
+        asked.append(body)
+        return says("") if len(asked) == 1 else FINISH
+
+    async with world(script) as it:
+        assert (await (await it.start()).result())["type"] == "agent.completed"
+    assert asked[1]["messages"][-1]["content"][-1]["text"].startswith("Your reply was empty")
+
+
+async def test_a_refusing_model_escalates(world: Any) -> None:
+    async with world([says("I will not do this.", stop_reason="refusal")]) as it:
+        event = await (await it.start()).result()
+    assert (event["type"], event["payload"]["reason"]) == ("agent.escalated", "model_declined")
+
+
+async def test_a_failed_run_hands_over_to_a_person(world: Any, tmp_path: Any) -> None:
+    async with world([calls(("look", {}), text="Frame: see it"), fails(401)], ScriptedTool("look")) as it:
+        cause = await failure_of(await it.start(run_id="handed"))
+    assert "Objective: see it" in cause.details[0]["handoff"]
+    assert "see it" in (tmp_path / "handed" / "memory.md").read_text()
+
+
+async def test_a_reply_that_names_two_calls_alike_has_each_of_them_made_and_answered(world: Any) -> None:
+    """Some local servers count tool uses anew in each reply, or give them no id at all."""
+    look = ScriptedTool("look", lambda arguments, _: f"result {arguments['n']}")
+    original = model_server._message
+
+    def alike(reply: Any, body: Any, turn: int) -> Any:
+        message = original(reply, body, turn)
+        for block in message["content"]:
+            block["id"] = "call"
+        return message
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_server, "_message", alike)
+        async with world([calls(("look", {"n": 0}), ("look", {"n": 1})), says("done")], look) as it:
+            run = await it.start()
+            await run.result()
+            assert [text for _, text in await it.results(run)] == ["result 0", "result 1"]

@@ -1,0 +1,219 @@
+"""Continue-as-new in mid-run, workers with an empty cache, and how often a byte lies in history: once."""
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from temporalio.client import Client, WorkflowFailureError
+from temporalio.exceptions import CancelledError
+
+from contracts.tool import Effect, ToolKind
+from testkit.model_server import Reply, calls
+from testkit.tools import ScriptedTool
+
+FINISH = calls(("finish", {"outcome": "done"}))
+
+
+def steps(number: int, tool: str = "look", **arguments: Any) -> list[Reply]:
+    return [calls((tool, {"n": n, **arguments}), text=f"turn {n}") for n in range(number)] + [FINISH]
+
+
+async def executions(it: Any, run: Any) -> int:
+    """Once the server's list has caught up with the end of the run."""
+
+    async def count() -> int:
+        found = [e.status.name async for e in it.client.list_workflows(f"WorkflowId = '{run.id}'")]
+        return 0 if "RUNNING" in found or not found else len(found)
+
+    async def closed() -> bool:
+        return await count() > 0
+
+    await it.until(closed)
+    return await count()
+
+
+def shown(request: dict[str, Any]) -> list[str]:
+    """The tool results in a request, in order."""
+    blocks = [block for message in request["messages"] for block in message["content"]]
+    return [block["content"] for block in blocks if block["type"] == "tool_result"]
+
+
+async def test_a_run_that_rotates_loses_nothing(world: Any, short_history_client: Client) -> None:
+    look = ScriptedTool("look", lambda arguments, _: f"result {arguments['n']}")
+    async with world(steps(40), look, server=short_history_client, max_steps=40) as it:
+        run = await it.start()
+        event = await run.result()
+        requests = it.model.requests
+        assert await executions(it, run) >= 4
+        state = await it.state(run)
+    assert (event["type"], event["payload"]["steps_taken"]) == ("agent.completed", 40)
+    assert [arguments["n"] for arguments, _ in look.calls] == list(range(40))
+    assert state["completed_steps"] == list(range(1, 41))
+    assert len(requests) == 41
+    assert shown(requests[-1]) == [f"result {n}" for n in range(40)]
+
+
+async def test_each_request_begins_with_the_one_before_it(world: Any, short_history_client: Client) -> None:
+    look = ScriptedTool("look", lambda arguments, _: {"n": arguments["n"], "half": 0.5})
+    async with world(steps(25), look, server=short_history_client, max_steps=25) as it:
+        await (await it.start()).result()
+        requests = it.model.requests
+    for earlier, later in pairwise(requests):
+        # The mark for the provider's cache moves on; nothing else of what was sent may change.
+        for request in (earlier, later):
+            for message in request["messages"]:
+                for block in message["content"]:
+                    block.pop("cache_control", None)
+        assert later["messages"][: len(earlier["messages"])] == earlier["messages"]
+        assert (later["system"], later["tools"]) == (earlier["system"], earlier["tools"])
+
+
+async def test_results_and_answers_sent_around_a_rotation_are_not_lost(
+    world: Any, short_history_client: Client
+) -> None:
+    uses = [calls(("vote" if n % 2 else "ask_human", {"question": f"{n}?"})) for n in range(24)]
+    vote = ScriptedTool("vote", kind=ToolKind.signal)
+    async with world([*uses, FINISH], vote, server=short_history_client, max_steps=24) as it:
+        run = await it.start()
+        for n in range(24):
+            if n % 2:
+                # Sent as early as it can be accepted, often in the task that follows a rotation; and once too often.
+                await it.until_pending(run, n + 1)
+                await it.send_result(run, n + 1, "vote", result=f"voted {n}")
+                if n % 8 == 7:
+                    await it.send_result(run, n + 1, "vote", result="twice")
+            else:
+                await it.until_state(run, question=True, step=n + 1)
+                await run.signal("human_input", {"text": f"answer {n}"})
+                if n % 8 == 6:
+                    await run.signal("human_input", {"text": "twice"})
+        await run.result()
+        assert await executions(it, run) >= 3
+        last = shown(it.model.requests[-1])
+    assert last == [f"voted {n}" if n % 2 else f"answer {n}" for n in range(24)]
+
+
+async def test_a_cancel_during_rotations_ends_canceled(world: Any, short_history_client: Client) -> None:
+    async with world(
+        lambda _: calls(("look", {})), ScriptedTool("look"), server=short_history_client, max_steps=1000
+    ) as it:
+        runs = [await it.start() for _ in range(4)]
+        for number, run in enumerate(runs):
+            await it.until(lambda number=number: len(it.model.requests) > 20 * (number + 1))
+            await (run.signal("cancel") if number % 2 else run.cancel())
+        for run in runs:
+            with pytest.raises(WorkflowFailureError) as failure:
+                await run.result()
+            assert isinstance(failure.value.cause, CancelledError)
+
+
+async def test_a_worker_with_an_empty_cache_fetches_what_it_misses(world: Any) -> None:
+    at_work, go_on = asyncio.Event(), asyncio.Event()
+
+    async def look(arguments: Any, context: Any) -> str:
+        if arguments["n"] == 5:
+            at_work.set()
+            await go_on.wait()
+        return f"result {arguments['n']}"
+
+    async with world(steps(10), ScriptedTool("look", look), works=False) as it:
+        async with it.worker():
+            run = await it.start()
+            await at_work.wait()
+            asyncio.get_running_loop().call_later(0.1, go_on.set)
+        async with it.worker():
+            await run.result()
+        assert shown(it.model.requests[-1]) == [f"result {n}" for n in range(10)]
+
+
+async def test_a_worker_with_an_empty_cache_reads_closed_segments_from_the_store(
+    world: Any, short_history_client: Client
+) -> None:
+    script = [*steps(20)[:-1], calls(("ask_human", {"question": "Go on?"})), FINISH]
+    look = ScriptedTool("look", lambda arguments, _: f"result {arguments['n']}")
+    async with world(script, look, server=short_history_client, works=False, max_steps=21) as it:
+        async with it.worker():
+            run = await it.start()
+            await it.until_state(run, question=True)
+        async with it.worker():
+            await run.signal("human_input", {"text": "yes"})
+            await run.result()
+        assert shown(it.model.requests[-1]) == [*(f"result {n}" for n in range(20)), "yes"]
+
+
+async def test_two_workers_share_a_run(world: Any) -> None:
+    look = ScriptedTool("look", lambda arguments, _: f"result {arguments['n']}")
+    async with world(steps(15), look) as it, it.worker(await it.another_client()):
+        await (await it.start()).result()
+        assert shown(it.model.requests[-1]) == [f"result {n}" for n in range(15)]
+
+
+def marked(prefix: str, n: int) -> str:
+    """A large text; its mark stands behind what a summary may show of it."""
+    return "x" * 20_000 + f"<{prefix}-{n}>"
+
+
+async def test_each_large_result_and_argument_lies_in_history_once(world: Any) -> None:
+    look = ScriptedTool("look", lambda arguments, _: marked("result", arguments["n"]))
+    save = ScriptedTool("save", lambda arguments, _: len(arguments["content"]), effect=Effect.keyed)
+    uses = [calls(("look", {"n": n}), ("save", {"content": marked("argument", n)})) for n in range(6)]
+    async with world([*uses, FINISH], look, save) as it:
+        run = await it.start()
+        await run.result()
+        history = await it.raw_history(run)
+        last = it.model.requests[-1]
+    assert [arguments["content"] for arguments, _ in save.calls] == [marked("argument", n) for n in range(6)]
+    for n in range(6):
+        assert history.count(f"<result-{n}>".encode()) == 1
+        assert history.count(f"<argument-{n}>".encode()) == 1
+        assert any(marked("result", n) in text for text in shown(last))
+
+
+async def test_large_bytes_lie_in_history_once_also_across_rotations_and_retries(
+    world: Any, short_history_client: Client
+) -> None:
+    seen: set[int] = set()
+
+    def flaky(arguments: Any, _: Any) -> str:
+        if arguments["n"] % 7 == 3 and arguments["n"] not in seen:
+            seen.add(arguments["n"])
+            raise ConnectionError("once")
+        return marked("result", arguments["n"])
+
+    look = ScriptedTool("look", flaky)
+    async with world(steps(24), look, server=short_history_client, max_steps=24) as it:
+        run = await it.start()
+        await run.result()
+        assert await executions(it, run) >= 3
+        history = await it.raw_history(run)
+    assert [history.count(f"<result-{n}>".encode()) for n in range(24)] == [1] * 24
+
+
+async def test_history_grows_by_the_same_bytes_and_events_at_every_step(world: Any) -> None:
+    look = ScriptedTool("look", lambda *_: "y" * 2048)
+    sizes = {}
+    for number in (5, 15, 25):
+        async with world(steps(number), look, max_steps=number) as it:
+            run = await it.start()
+            await run.result()
+            events = [event async for event in run.fetch_history_events()]
+            sizes[number] = (len(await it.raw_history(run)), len(events))
+    first, second = (tuple((b - a) / 10 for a, b in zip(sizes[n], sizes[n + 10], strict=True)) for n in (5, 15))
+    assert second[0] == pytest.approx(first[0], rel=0.03)
+    assert second[0] < 2048 * 3  # bytes a step
+    assert second[1] <= 12.5  # events a step
+
+
+async def test_a_parked_run_leaves_the_worker_without_a_trace_of_trouble(
+    world: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world([calls(("ask_human", {"question": "Which?"})), FINISH], works=False) as it:
+        async with it.worker():
+            run = await it.start()
+            await it.until_state(run, question=True)
+        async with it.worker():
+            assert (await it.state(run))["question"]["text"] == "Which?"
+            await run.signal("human_input", {"text": "a"})
+            await run.result()
+    assert [record for record in caplog.records if record.levelname in {"ERROR", "CRITICAL"}] == []

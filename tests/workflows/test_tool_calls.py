@@ -1,0 +1,193 @@
+"""What becomes of a call: retried where that does no harm, cut where it is large, told to the model where it failed."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import httpx
+import pytest
+
+from activities.http_tool import HttpTool
+from contracts.agent import ToolSchema
+from contracts.tool import Effect, ToolKind, ToolRoute, failed
+from testkit.model_server import calls
+from testkit.tools import ScriptedTool
+
+FINISH = calls(("finish", {"outcome": "done"}))
+
+
+class Site:
+    """An HTTP tool on loopback: `answer(number of the call)` gives status, body and headers."""
+
+    def __init__(self, answer: Callable[[int], tuple[int, str, dict[str, str]]]) -> None:
+        self.answer = answer
+        self.requests: list[tuple[dict[str, str], dict[str, Any]]] = []
+        self.times: list[float] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
+        body = await reader.readexactly(int(headers["content-length"]))
+        self.times.append(monotonic())
+        self.requests.append((headers, json.loads(body)))
+        status, text, more = self.answer(len(self.requests))
+        lines = [f"HTTP/1.1 {status} X", f"content-length: {len(text.encode())}", "connection: close"]
+        lines += [f"{name}: {value}" for name, value in more.items()]
+        writer.write(("\r\n".join(lines) + "\r\n\r\n" + text).encode())
+        await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def http_tool(site: Site, effect: Effect) -> AsyncIterator[HttpTool]:
+    server = await asyncio.start_server(site.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    route = ToolRoute(name="ask", kind=ToolKind.http, effect=effect, timeout=timedelta(seconds=5))
+    schema = ToolSchema(name="ask", description="Asks.", input_schema={"type": "object"})
+    async with server, httpx.AsyncClient(trust_env=False) as client:
+        yield HttpTool(route, schema, f"http://127.0.0.1:{port}/", client)
+
+
+async def outcome_of(it: Any) -> tuple[Any, str]:
+    """The run, and what its first call showed the model."""
+    run = await it.start(run_id=it.queue)
+    await run.result()
+    return run, (await it.results(run))[0][1]
+
+
+@pytest.mark.parametrize(("effect", "delays"), [(Effect.read, (0.5, 2.0, 8.0)), (Effect.keyed, (0.5,))])
+async def test_a_repeatable_call_is_retried_after_half_a_second_two_and_eight(
+    world: Any, effect: Effect, delays: tuple[float, ...]
+) -> None:
+    site = Site(lambda number: (503, "busy", {}) if number <= len(delays) else (200, "at last", {}))
+    async with http_tool(site, effect) as tool, world([calls(("ask", {"q": 1})), FINISH], tool) as it:
+        _, shown = await outcome_of(it)
+    assert shown == "at last"
+    waits = [b - a for a, b in zip(site.times, site.times[1:], strict=False)]
+    assert all(least <= wait < least + 1.5 for least, wait in zip(delays, waits, strict=True))
+    assert {headers["idempotency-key"] for headers, _ in site.requests} == {f"agentic:run:{it.queue}:step:1:request"}
+    assert len({json.dumps(body) for _, body in site.requests}) == 1
+
+
+async def test_an_effect_is_never_retried_and_the_model_hears_that_it_may_have_happened(world: Any) -> None:
+    site = Site(lambda _: (503, "busy", {}))
+    async with http_tool(site, Effect.once) as tool, world([calls(("ask", {})), FINISH], tool) as it:
+        _, shown = await outcome_of(it)
+    assert shown == "http_error: 503 from ask: busy (it may have happened)"
+    assert len(site.requests) == 1
+
+
+async def test_a_client_error_goes_to_the_model_at_once(world: Any) -> None:
+    site = Site(lambda _: (422, "no such colour", {}))
+    async with http_tool(site, Effect.read) as tool, world([calls(("ask", {})), FINISH], tool) as it:
+        _, shown = await outcome_of(it)
+    assert shown == "http_error: 422 from ask: no such colour"
+    assert len(site.requests) == 1
+
+
+async def test_a_delay_that_the_other_side_asks_for_replaces_ours(world: Any) -> None:
+    site = Site(lambda number: (429, "", {"retry-after": "1.2"}) if number == 1 else (200, "yes", {}))
+    async with http_tool(site, Effect.read) as tool, world([calls(("ask", {})), FINISH], tool) as it:
+        _, shown = await outcome_of(it)
+    assert shown == "yes"
+    assert 1.2 <= site.times[1] - site.times[0] < 2.5
+
+
+async def test_what_is_posted_is_the_sources_event_and_arguments_cannot_forge_it(world: Any) -> None:
+    site = Site(lambda _: (200, '{"colour": "red"}', {"content-type": "application/json"}))
+    forged = {"run_id": "other", "step": 99, "tool": "charge", "tool_command": "rm"}
+    async with http_tool(site, Effect.once) as tool, world([calls(("ask", forged)), FINISH], tool) as it:
+        _, shown = await outcome_of(it)
+    event = site.requests[0][1]
+    assert event["payload"].pop("requested_at")
+    assert event == {
+        "type": "agentic.tool_request.ask",
+        "payload": {
+            "run_id": it.queue,
+            "step": 1,
+            "tool": "ask",
+            "tool_command": "handle",
+            "tool_payload": forged,
+        },
+        "dedupe_key": f"agentic:run:{it.queue}:step:1:request",
+    }
+    assert shown == '{"colour":"red"}'
+
+
+async def test_a_retry_is_recorded_once_as_the_success_it_became(world: Any, tmp_path: Any) -> None:
+    def flaky(arguments: Any, context: Any) -> str:
+        if len(look.calls) == 1:
+            raise ConnectionError("down")
+        return "up"
+
+    look = ScriptedTool("look", flaky)
+    async with world([calls(("look", {})), FINISH], look) as it:
+        run, shown = await outcome_of(it)
+        assert (await it.state(run))["completed_steps"] == [1]
+    assert shown == "up"
+    lines = [json.loads(line) for line in (tmp_path / it.queue / "trace.jsonl").read_text().splitlines()]
+    assert [line["status"] for line in lines if line["event"] == "tool"] == ["ok"]
+
+
+async def test_a_large_result_becomes_an_artifact_with_an_excerpt(world: Any, tmp_path: Any) -> None:
+    text = "start " + "ü" * 70_000 + " end"
+    async with world([calls(("look", {})), FINISH], ScriptedTool("look", lambda *_: text)) as it:
+        run, shown = await outcome_of(it)
+        history = await it.raw_history(run)
+    told = json.loads(shown)
+    assert (told["artifact_path"], told["content_type"]) == ("artifacts/look-01.txt", "text/plain")
+    assert told["excerpt"].startswith("start ü")
+    assert len(shown) < 6000
+    assert (tmp_path / it.queue / told["artifact_path"]).read_text() == text
+    assert len(history) < 100_000
+
+
+async def test_a_long_error_is_cut(world: Any) -> None:
+    tool = ScriptedTool("look", lambda *_: failed("tool_error", "x" * 1_000_000))
+    async with world([calls(("look", {})), FINISH], tool) as it:
+        _, shown = await outcome_of(it)
+    assert 8000 < len(shown) < 8300
+
+
+@pytest.mark.parametrize("depth", [198, 199, 200, 230, 300])
+async def test_a_result_too_deep_to_be_read_back_is_told_instead_of_stopping_the_run(world: Any, depth: int) -> None:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    look = ScriptedTool("look", lambda *_: value)
+    async with world([calls(("look", {})), FINISH], look) as it:
+        run, shown = await outcome_of(it)
+        assert await it.failed_tasks(run) == 0
+    assert shown.startswith("[[[[" if depth < 199 else "tool_error: the call was made")
+    assert len(look.calls) == 1
+
+
+@pytest.mark.parametrize("result", ["\ud800", {"a": "\udfff"}, float("nan"), {"a": float("inf")}, 2**70, None, "", 0.1])
+async def test_odd_results_never_stop_a_run(world: Any, result: Any) -> None:
+    look = ScriptedTool("look", lambda *_: result)
+    async with world([calls(("look", {})), calls(("look", {})), FINISH], look) as it:
+        run, _ = await outcome_of(it)
+        assert await it.failed_tasks(run) == 0
+    assert len(look.calls) == 2
+
+
+async def test_a_large_result_from_outside_is_refused_and_the_run_goes_on(world: Any) -> None:
+    vote = ScriptedTool("vote", kind=ToolKind.signal)
+    async with world([calls(("vote", {})), FINISH], vote) as it:
+        run = await it.start()
+        await it.until_pending(run, 1)
+        await it.send_result(run, 1, "vote", result=['"'] * 350_000)
+        await run.result()
+        assert (await it.results(run))[0][1].startswith("too_large: ")
+
+
+async def test_a_result_that_never_comes_is_told_to_the_model(world: Any) -> None:
+    vote = ScriptedTool("vote", kind=ToolKind.signal, timeout=timedelta(seconds=0.3))
+    async with world([calls(("vote", {})), FINISH], vote) as it:
+        run, shown = await outcome_of(it)
+        assert (await it.state(run))["pending"] == []
+    assert shown.startswith("timeout: no result came")
