@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -12,6 +12,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle
+from temporalio.worker import Replayer
 
 from activities.model import MessagesModel
 from activities.project import Project
@@ -21,7 +22,8 @@ from contracts.limits import LimitOverrides
 from runs import start
 from testkit.model_server import Script, ScriptedModel
 from testkit.tools import ScriptedTool
-from worker import build
+from worker import build, workflow_runner
+from workflows.agent_run import AgentRun
 
 KEY = "sk-canary-7f3a"  # the model server's key; it must turn up nowhere
 PATIENCE = 20.0  # seconds for what takes milliseconds
@@ -37,16 +39,30 @@ class World:
     queue: str
     project: Project
     model: ScriptedModel
+    started: list[str] = field(default_factory=list)
 
     async def start(self, goal: str = "do it", *, run_id: str | None = None, **payload: Any) -> Run:
         event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": goal, **payload}})
-        return await start(self.client, self.queue, event, run_id or uuid4().hex[:12])
+        run = await start(self.client, self.queue, event, run_id or uuid4().hex[:12])
+        self.started.append(run.id)
+        return run
 
     async def start_raw(self, *args: Any, **options: Any) -> Run:
         """A start as any Temporal client may send it: nothing is checked before the server."""
-        return await self.client.start_workflow(
+        run: Run = await self.client.start_workflow(
             "AgentRun", args=args, id=f"run:{uuid4().hex[:12]}", task_queue=self.queue, **options
         )
+        self.started.append(run.id)
+        return run
+
+    async def replay(self) -> None:
+        """What every run did can be replayed from its history: no decision depends on anything else."""
+        replayer = Replayer(
+            workflows=[AgentRun], workflow_runner=workflow_runner(), data_converter=self.client.data_converter
+        )
+        for workflow_id in dict.fromkeys(self.started):
+            history = await self.client.get_workflow_handle(workflow_id).fetch_history()
+            await replayer.replay_workflow(history)
 
     @asynccontextmanager
     async def worker(self, client: Client | None = None) -> AsyncIterator[None]:
@@ -156,5 +172,6 @@ def world(client: Client, tmp_path: Path) -> MakeWorld:
                 return
             async with it.worker():
                 yield it
+            await it.replay()
 
     return make
