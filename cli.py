@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import io
 import json
+import logging
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
@@ -27,6 +28,7 @@ from report import print_run, run_row, run_table, tool_row, tool_table
 from runs import NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, leave, listing, start, state
 from session import Needs, session
 from settings import ProjectError, load
+from telemetry import quiet_core
 from terminal import Screen
 from watch import Watch
 
@@ -315,6 +317,8 @@ def _start_event(
 
 def _go(command: Callable[[], Coroutine[Any, Any, int]]) -> NoReturn:
     """Runs a command to its exit code; what a person can mend becomes one line."""
+    logging.getLogger().addHandler(logging.NullHandler())  # a command that works logs to a file of its own
+    quiet_core()
     try:
         code = asyncio.run(command())
     except (NoSuchRun, Refused, NotReachable, ProjectError, ServerDidNotStart) as error:

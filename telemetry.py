@@ -5,6 +5,8 @@ import logging
 import sys
 from datetime import UTC, datetime
 
+from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
+
 
 class JsonLines(logging.Formatter):
     """`{"at", "level", "logger", "message", "run"?}`; a traceback goes into `error`."""
@@ -31,6 +33,13 @@ def log_to(handler: logging.Handler, level: int = logging.INFO) -> None:
     root.setLevel(level)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request says nothing new
     logging.getLogger("httpx2").setLevel(logging.WARNING)
+
+
+def quiet_core() -> None:
+    """Before the first client: what Temporal's core has to say goes into our log. It would print to standard output."""
+    forwarded = LogForwardingConfig(logger=logging.getLogger("temporalio.core"))
+    logs = LoggingConfig(filter=TelemetryFilter(core_level="WARN", other_level="ERROR"), forwarding=forwarded)
+    Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=logs)))
 
 
 def log_to_stderr() -> None:

@@ -44,7 +44,7 @@ from settings import (
     ToolSettings,
     load,
 )
-from telemetry import log_to_stderr
+from telemetry import log_to_stderr, quiet_core
 from workflows.agent_run import AgentRun
 from workflows.unknown import Unknown
 
@@ -177,6 +177,7 @@ async def serve(settings: Settings) -> None:
 def main() -> NoReturn:
     """Exit code 0 after a stop by signal, 1 where the worker could not start."""
     log_to_stderr()
+    quiet_core()
     try:
         asyncio.run(serve(load()))
     except (ProjectError, NotReachable) as error:

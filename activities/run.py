@@ -114,8 +114,10 @@ def _merged(agent: Agent, project: Project) -> LimitOverrides:
 
 def _lay_out(workspace: Workspace, goal: str, agent: str, definition: Definition) -> str:
     workspace.create()
-    workspace.write_own("context.md", f"# Goal\n\n{goal}\n\nAgent: {agent}, model {definition.model}\n".encode())
-    workspace.write_own("memory.md", render(Journal(objective=goal)).encode())
+    workspace.write_own(
+        "context.md", f"# Goal\n\n{goal}\n\nAgent: {agent}, model {definition.model}\n".encode(), durable=False
+    )
+    workspace.write_own("memory.md", render(Journal(objective=goal)).encode(), durable=False)
     data = definition.model_dump_json().encode()
     ref = blake2b(data, digest_size=12).hexdigest()
     workspace.write_own(_definition_path(ref), data)
@@ -133,7 +135,7 @@ async def definition_of(workspace: Workspace, ref: str) -> Definition:
 
 def _finish_files(workspace: Workspace, journal: Journal, event: dict[str, Any] | None) -> None:
     """The journal as `memory.md`, and `trace.jsonl` with each line once: a retried activity may have repeated one."""
-    workspace.write_own("memory.md", render(journal).encode())
+    workspace.write_own("memory.md", render(journal).encode(), durable=False)
     lines: dict[str, dict[str, Any]] = {}
     trace = b""
     with suppress(FileNotFoundError):  # a run that ended before its first turn
@@ -147,4 +149,4 @@ def _finish_files(workspace: Workspace, journal: Journal, event: dict[str, Any] 
     if event is not None:
         lines["end"] = {"key": "end", "event": event["type"], **event["payload"]}
     text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in lines.values())
-    workspace.write_own("trace.jsonl", text.encode())
+    workspace.write_own("trace.jsonl", text.encode(), durable=False)

@@ -33,6 +33,7 @@ class ToolCalls:
     def __init__(self, transcripts: Transcripts, project: Project) -> None:
         self._transcripts = transcripts
         self._project = project
+        self._validators = {n: Draft202012Validator(t.schema.input_schema) for n, t in project.tools.items()}
 
     @activity.defn
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
@@ -56,7 +57,7 @@ class ToolCalls:
         if tool is None:
             return failed(ToolFault.unknown_tool, f"this worker's project has no tool {call.tool!r}")
         arguments = await self._arguments(call, workspace)
-        if wrong := best_match(Draft202012Validator(tool.schema.input_schema).iter_errors(arguments)):
+        if wrong := best_match(self._validators[call.tool].iter_errors(arguments)):
             where = "/".join(str(p) for p in wrong.absolute_path) or "arguments"
             return failed(ToolFault.invalid_arguments, f"{where}: {wrong.message[:500]}")
         try:

@@ -99,10 +99,10 @@ def cost(usage: Usage, price: Price | None) -> float | None:
 
 def _write_plan(workspace: Workspace, text: str) -> None:
     said = framing(text)
-    workspace.write_own("plan.md", f"# Plan\n\n{said.plan}\n".encode())
+    workspace.write_own("plan.md", f"# Plan\n\n{said.plan}\n".encode(), durable=False)
     if said.frame:
         context = workspace.read_own("context.md").decode().partition("\n# Frame\n")[0]
-        workspace.write_own("context.md", f"{context}\n# Frame\n\n{said.frame}\n".encode())
+        workspace.write_own("context.md", f"{context}\n# Frame\n\n{said.frame}\n".encode(), durable=False)
 
 
 def _trace(number: int, phase: str, turn: ModelTurn) -> str:

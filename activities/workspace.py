@@ -88,9 +88,9 @@ class Workspace:
         """Replaces a file atomically, as a tool may; makes the folders above it."""
         self._replace(_tool_parts(relative, writing=True), data)
 
-    def write_own(self, relative: str, data: bytes) -> None:
-        """As `write`; for the runtime, whose files tools may not write."""
-        self._replace(_parts(relative), data)
+    def write_own(self, relative: str, data: bytes, *, durable: bool = True) -> None:
+        """As `write`; for the runtime, whose files tools may not write. What can be made again need not be durable."""
+        self._replace(_parts(relative), data, durable=durable)
 
     def append_line(self, name: str, line: str) -> None:
         """Appends one line in one write, so that lines of several workers stay whole; for the runtime."""
@@ -125,7 +125,7 @@ class Workspace:
             _must_be_file(descriptor, "/".join(parts))
             return os.fdopen(os.dup(descriptor), "rb")
 
-    def _replace(self, parts: list[str], data: bytes) -> None:
+    def _replace(self, parts: list[str], data: bytes, *, durable: bool = True) -> None:
         *folders, last = parts
         temporary = f".tmp-{secrets.token_hex(8)}"
         with self._folder(folders, create=True) as folder:
@@ -134,8 +134,11 @@ class Workspace:
             try:
                 with _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as descriptor:
                     _write_all(descriptor, data)
-                    os.fsync(descriptor)
+                    if durable:
+                        os.fsync(descriptor)
                 os.replace(temporary, last, src_dir_fd=folder, dst_dir_fd=folder)
+                if durable:
+                    os.fsync(folder)
             except BaseException:
                 with suppress(FileNotFoundError):
                     os.unlink(temporary, dir_fd=folder)

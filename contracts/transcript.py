@@ -46,7 +46,7 @@ class TranscriptQuery(Edge):
 
 
 class Page(Value):
-    """An answer of the query `transcript`: parts from `start` on, about 1 MB of them at most.
+    """An answer of the query `transcript`: parts from `start` on, about half a megabyte of them at most.
 
     Parts before `live_from` lie in `segments` (in the run's store) and are not in the answer.
     """

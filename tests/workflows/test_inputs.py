@@ -60,7 +60,7 @@ async def failure_of(it: Any, run: Any) -> ApplicationError:
         ([start_with(goal="x" * 200_001)], "payload.goal"),
         ([DEEP], "not readable as JSON"),
         ([ODD], "not readable as JSON"),
-        ([BIG], "1,000,000 is the most"),
+        ([BIG], "480,000 is the most"),
         ([{"type": "agentic.continue"}], "state"),
         ([{"type": "agentic.continue", "state": {}, "segments": []}], "state"),
     ],

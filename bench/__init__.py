@@ -1,0 +1,11 @@
+"""What a step costs: `AgentRun` beside `raw-min`, the least that Temporal can do. `python -m bench` from the root.
+
+work      T(n, s), the work that both sides do
+raw_min   the floor: a hand-written workflow with one model and one tool activity a step
+ours      the same work as an agent run
+worker    one side's worker, in a process of its own, so that its CPU is counted apart
+side      starts a worker and runs work on it
+measure   one run, or one question about many
+rows      the figures of the scorecard, each beside its target
+__main__  the command line and the table
+"""

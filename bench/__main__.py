@@ -1,0 +1,60 @@
+"""`python -m bench`: starts a server of its own, measures, and prints the table. Exits 0 whatever the figures are."""
+
+import argparse
+import asyncio
+import json
+import tempfile
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from temporalio.client import Client
+
+from bench.rows import QUICK, Bench, Row, Sizes
+from bench.side import working
+from converter import data_converter
+from devserver import embedded
+
+HEAD = ("figure", "raw-min", "ours", "ratio", "target", "")
+WIDTHS = (51, 19, 22, 5, 22, 4)
+
+
+async def measure(sizes: Sizes) -> list[Row]:
+    """Prints each row as it is measured."""
+    rows = []
+    print(_line(*HEAD))
+    async with AsyncExitStack() as held:
+        home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        server = await held.enter_async_context(embedded(home / "server"))
+        client = await Client.connect(server.address, data_converter=data_converter)
+        raw = await held.enter_async_context(working("raw", client, home))
+        ours = await held.enter_async_context(working("ours", client, home))
+        async for row in Bench(raw, ours, sizes).rows():
+            ratio = "" if row.ratio is None else f"×{row.ratio:.2f}"
+            verdict = {True: "ok", False: "MISS", None: ""}[row.met]
+            print(_line(row.figure, row.raw, row.ours, ratio, row.target, verdict), flush=True)
+            rows.append(row)
+    await asyncio.sleep(0.2)  # the SDK's own threads must end before the interpreter goes (sdk-python#300)
+    return rows
+
+
+def _line(*cells: str) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes, once each: does it run at all?")
+    parser.add_argument("--repeats", type=int, help="pairs of raw-min and ours behind each median")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    options = parser.parse_args()
+    sizes = QUICK if options.quick else Sizes()
+    if options.repeats:
+        sizes = replace(sizes, repeats=options.repeats)
+    rows = asyncio.run(measure(sizes))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""T(n, s) as an agent run: the product's own worker with a model and a tool that answer at once."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from activities.model import ModelCall, ModelReply
+from activities.project import Project
+from activities.toolkit import CallContext
+from bench.work import Marks, Work, text
+from contracts.agent import Agent, ToolSchema
+from contracts.events import StartEvent
+from contracts.limits import LimitOverrides
+from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
+from contracts.turn import Usage
+from worker import build as build_worker
+
+BULK = "bulk"
+
+
+class InstantModel:
+    """Stateless: what it asks for follows from the goal, which is the work, and from the number of its replies."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+
+    async def reply(self, call: ModelCall) -> ModelReply:
+        self._marks.model_called()
+        work, turn = Work(**json.loads(call.messages[0]["content"][0]["text"])), len(call.messages) // 2
+        content: list[dict[str, Any]] = [{"type": "text", "text": "done"}]
+        if turn < work.steps:
+            content = [_tool_use(turn, BULK, {"turn": turn, "size": work.size})]
+        elif turn < work.steps + work.questions:
+            content = [_tool_use(turn, "ask_human", {"question": "Go on?"})]
+        stop_reason = "tool_use" if content[0]["type"] == "tool_use" else "end_turn"
+        usage = Usage(input=20, output=40, cache_read=800 * turn)
+        return ModelReply(content=content, stop_reason=stop_reason, model="instant", usage=usage)
+
+
+def _tool_use(turn: int, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{turn:06}", "name": tool, "input": arguments}
+
+
+class BulkTool:
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+        self.route = ToolRoute(name=BULK, kind=ToolKind.native, effect=Effect.read, timeout=timedelta(seconds=30))
+        number = {"type": "integer"}
+        arguments = {"type": "object", "properties": {"turn": number, "size": number}, "required": ["turn", "size"]}
+        self.schema = ToolSchema(name=BULK, description="Returns noise.", input_schema=arguments)
+
+    async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:  # noqa: ARG002 - a Tool
+        self._marks.tool_called()
+        return ToolOutcome(result=text(arguments["turn"], arguments["size"]))
+
+
+def project(workspaces: Path, marks: Marks) -> Project:
+    return Project(
+        agents={"default": Agent(name="default", tools=(BULK,))},
+        tools={BULK: BulkTool(marks)},
+        model="instant",
+        max_tokens=1024,
+        limits=LimitOverrides(),
+        workspaces=workspaces,
+        instructions="You are measured.",
+    )
+
+
+def build(client: Client, queue: str, marks: Marks, workspaces: Path) -> Worker:
+    return build_worker(client, project(workspaces, marks), queue, InstantModel(marks))
+
+
+def start_event(work: Work) -> StartEvent:
+    limits = {"max_steps": work.steps + work.questions + 1, "max_turns": work.steps + work.questions + 2}
+    goal = json.dumps(vars(work))
+    return StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": goal, "limits": limits}})
