@@ -218,7 +218,7 @@ def ended(state: RunState, ending: Ending, now: datetime) -> RunState:
 
 def halted(state: RunState, now: datetime) -> RunState:
     """Answers what is still open: every tool use gets its result, also when the run ends before the call."""
-    interrupted = failed(ToolFault.interrupted, "the run ended before this call was made")
+    interrupted = failed(ToolFault.interrupted, "the run ended before this call had a result")
     for call in state.calls:
         if call.outcome is None:
             state = settled(state, call, interrupted, now)

@@ -21,6 +21,7 @@ from workflows.live_run import LiveRun
 from workflows.policies import HEARTBEAT, TOOL_RETRIES, WAIT_FOR_END
 
 INLINE_ARGUMENTS = 8 * 1024  # bytes; larger ones are named by the cursor, since history holds them already
+IN_DOUBT = failed(ToolFault.in_doubt, "interrupted; may have happened")
 OUTSIDE_RETRIES = (0.5, 2.0, 8.0)  # seconds; B1 for results that come as signals
 
 
@@ -87,7 +88,12 @@ async def _run_tool(run: LiveRun, call: Call) -> ToolOutcome:
                 raise asyncio.CancelledError from None
             if end is Fate.failed or call.effect is not Effect.once:
                 return told(error, call.effect)
-        settled = await _settle_doubt(run, call)
+        try:
+            settled = await _settle_doubt(run, call)
+        except asyncio.CancelledError:
+            # The run ends without an answer: the record must not read as if the call had not happened.
+            run.state = loop.settled(run.state, call, IN_DOUBT, workflow.now())
+            raise
         if settled is not None:
             return settled
         attempt += 1
@@ -128,7 +134,7 @@ async def _settle_doubt(run: LiveRun, call: Call) -> ToolOutcome | None:
         if call.kind is ToolKind.signal:
             run.keep_result(call.step or 0, outcome)
         return outcome
-    return failed(ToolFault.in_doubt, "interrupted; may have happened")
+    return IN_DOUBT
 
 
 async def _hand_out(run: LiveRun, call: Call) -> ToolOutcome:

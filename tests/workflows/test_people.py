@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowUpdateFailedError
+from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
@@ -194,3 +194,13 @@ async def test_an_effect_that_outlives_its_worker_is_asked_about_and_never_repea
             await run.execute_update("answer", {"decision": "give_up"})
             await run.result()
     assert len(charge.calls) == 1
+
+
+async def test_a_cancel_leaves_a_call_in_doubt_in_doubt(world: Any) -> None:
+    async with world([calls(("charge", {"eur": 5}))], lost_once()) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        await run.signal("cancel")
+        with pytest.raises(WorkflowFailureError):
+            await run.result()
+        assert [kind for _, kind in await it.results(run)] == ["in_doubt: interrupted; may have happened"]
