@@ -59,7 +59,9 @@ async def test_a_read_is_stopped_at_once(world: Any, door: str, monkeypatch: pyt
         await stop(run, door)
         await is_canceled(run)
         assert work.ended == "cut"
-        assert [kind for _, kind in await it.results(run)] == ["interrupted: the run ended before this call had a result"]
+        assert [shown for _, shown in await it.results(run)] == [
+            "interrupted: the run ended before this call had a result"
+        ]
         assert len(it.model.requests) == 1
         assert await it.failed_tasks(run) == 0
 
