@@ -1,0 +1,254 @@
+"""Bad input is one clear line and the right exit code: 1 failed, 2 usage, 3 escalated. Never a traceback."""
+
+import itertools
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from testkit.model_server import ScriptedModel, fails
+
+# (files of the project, command, environment, exit code, words of the one line)
+Row = tuple[dict[str, str], tuple[str, ...], dict[str, str], int, tuple[str, ...]]
+TOOL = '[tools.{name}]\nkind = "python"\neffect = "read"\ntarget = "{target}"\n'
+GO = ("run", "look around")
+
+USAGE: dict[str, Row] = {
+    "no goal": ({}, ("run",), {}, 2, ("GOAL", "perdure run --help")),
+    "an empty goal": ({}, ("run", "  "), {}, 2, ("goal", "empty")),
+    "an unknown command": ({}, ("rum",), {}, 2, ("rum", "perdure --help")),
+    "an unknown option": ({}, ("run", "x", "--fast"), {}, 2, ("--fast",)),
+    "a malformed context": ({}, (*GO, "--context", "max_steps"), {}, 2, ("--context", "KEY=VALUE")),
+    "a limit that is no number": ({}, (*GO, "-c", "max_steps=many"), {}, 2, ("max_steps",)),
+    "no steps at all": ({}, (*GO, "--max-steps", "0"), {}, 2, ("--max-steps",)),
+    "an unknown decision": ({}, ("answer", "r1", "--decision", "maybe"), {}, 2, ("maybe",)),
+}
+
+PROJECT: dict[str, Row] = {
+    "an unknown agent": ({}, (*GO, "--agent", "nobody"), {}, 1, ("no agent 'nobody'", "default")),
+    "broken TOML": ({"perdure.toml": "[fetch]\nallow_hosts = [\n"}, GO, {}, 1, ("perdure.toml", "line 2")),
+    "TOML broken at its first line": ({"perdure.toml": "fetch]\n[model]\n"}, GO, {}, 1, ("perdure.toml", "line 1")),
+    "an unknown setting": (
+        {"perdure.toml": "[fetch]\n\nallow_host = []\n"},
+        GO,
+        {},
+        1,
+        ("perdure.toml, line 3", "fetch.allow_host", "no such setting"),
+    ),
+    "an unknown table": ({"perdure.toml": "\n[fetchs]\na = 1\n"}, GO, {}, 1, ("line 2", "fetchs", "no such setting")),
+    "a wrong type": ({"perdure.toml": '[limits]\nmax_steps = "lots"\n'}, GO, {}, 1, ("line 2", "limits.max_steps")),
+    "a number out of range": ({"perdure.toml": "[limits]\nmax_steps = 0\n"}, GO, {}, 1, ("line 2", "limits.max_steps")),
+    "a tool named like a built-in": (
+        {"perdure.toml": TOOL.format(name="finish", target="tools:look")},
+        GO,
+        {},
+        1,
+        ("perdure.toml, line 1", "'finish'", "choose another"),
+    ),
+    "a tool without a kind": (
+        {"perdure.toml": '[tools.t]\neffect = "read"\n'},
+        GO,
+        {},
+        1,
+        ("line 1", "tools.t", "kind"),
+    ),
+    "a target that does not import": (
+        {"perdure.toml": TOOL.format(name="look", target="nowhere:look")},
+        GO,
+        {},
+        1,
+        ("tools.look.target", "nowhere"),
+    ),
+    "a target whose module is broken": (
+        {"perdure.toml": TOOL.format(name="look", target="broken_tools:look"), "broken_tools.py": "def look(:\n"},
+        GO,
+        {},
+        1,
+        ("tools.look.target", "broken_tools"),
+    ),
+    "an unknown tool in an agent file": (
+        {"agents/scout.md": "---\ntools: [fetch, teleport]\n---\nLook.\n"},
+        GO,
+        {},
+        1,
+        ("scout.md", "'teleport'", "write_file"),
+    ),
+    "an agent file without front matter": ({"agents/scout.md": "Look.\n"}, GO, {}, 1, ("scout.md", "front matter")),
+    "broken front matter": ({"agents/scout.md": "---\ntools: [fetch\n---\nLook.\n"}, GO, {}, 1, ("scout.md",)),
+    "front matter that is no table": ({"agents/scout.md": "---\n- fetch\n---\nLook.\n"}, GO, {}, 1, ("scout.md",)),
+    "an unknown setting in front matter": (
+        {"agents/scout.md": "---\ntool: [fetch]\n---\nLook.\n"},
+        GO,
+        {},
+        1,
+        ("scout.md", "tool", "no such setting"),
+    ),
+    "a file that is not there": ({}, GO, {"PERDURE_CONFIG": "missing.toml"}, 1, ("missing.toml", "no such file")),
+    "a model without a key": ({}, GO, {"PERDURE_MODEL": "claude-x"}, 1, ("claude-x", "ANTHROPIC_API_KEY")),
+    "a home that is a file": ({"taken": ""}, GO, {"PERDURE_HOME": "taken"}, 1, ("taken",)),
+    "a dead Temporal": ({}, GO, {"TEMPORAL_ADDRESS": "127.0.0.1:1"}, 1, ("127.0.0.1:1", "connection refused")),
+    "an address that is none": ({}, GO, {"TEMPORAL_ADDRESS": "127.0.0.1:port"}, 1, ("127.0.0.1:port",)),
+    "a far Temporal without TLS": (
+        {},
+        GO,
+        {"TEMPORAL_ADDRESS": "192.0.2.1:7233"},
+        1,
+        ("192.0.2.1:7233", "TEMPORAL_TLS"),
+    ),
+    "an unknown profile": ({}, GO, {"TEMPORAL_PROFILE": "moon"}, 1, ("moon",)),
+    "a broken profile file": (
+        {"profile.toml": "[profile"},
+        GO,
+        {"TEMPORAL_CONFIG_FILE": "profile.toml"},
+        1,
+        ("configuration",),
+    ),
+    "a worker beside a dead Temporal": ({}, ("worker",), {"TEMPORAL_ADDRESS": "127.0.0.1:1"}, 1, ("worker: ",)),
+}
+
+
+def outcome(project: Any, row: Row) -> Any:
+    files, command, env, _, _ = row
+    for name, text in files.items():
+        project.write(name, text)
+    return project.perdure(*command, **env)
+
+
+def check(done: Any, row: Row) -> None:
+    _, _, _, code, words = row
+    assert len(done.err.splitlines()) == 1, done.err + done.out
+    assert done.code == code, done.err
+    assert all(word in done.err for word in words), done.err
+    assert "Traceback" not in done.out
+
+
+@pytest.fixture(scope="module")
+def outcomes(make_project: Callable[..., Any]) -> dict[str, Any]:
+    """Each row in a project of its own, several at a time."""
+    rows = {**USAGE, **PROJECT}
+    projects = [make_project() for _ in rows]
+    with ThreadPoolExecutor(3) as pool:
+        return dict(zip(rows, pool.map(outcome, projects, rows.values()), strict=True))
+
+
+@pytest.mark.parametrize("name", [*USAGE, *PROJECT])
+def test_bad_input_is_one_line_and_the_right_exit_code(outcomes: dict[str, Any], name: str) -> None:
+    check(outcomes[name], {**USAGE, **PROJECT}[name])
+
+
+def test_a_port_in_use_is_one_line(make_project: Callable[..., Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = str(stranger.getsockname()[1])
+        project, there = make_project(), {"TEMPORAL_ADDRESS": "127.0.0.1:1"}
+        taken: Row = ({}, ("dev", "--port", port), {}, 1, (f"port {port} cannot be used",))
+        configured: Row = ({}, ("dev", "--port", port), there, 1, ("ports are for the embedded one",))
+        for row in (taken, configured):
+            check(outcome(project, row), row)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("show", "nobody"), "there is no run nobody"),
+        (("watch", "nobody"), "there is no run nobody"),
+        (("trace", "nobody"), "there is no run nobody"),
+        (("cancel", "nobody"), "there is no run nobody"),
+        (("answer", "nobody", "yes"), "there is no run nobody"),
+        (("show", ""), "no run"),
+        (("run", "x", "--id", " "), "a run id has 1 to 900 bytes"),
+        (("run", "x", "--id", "x" * 901), "a run id has 1 to 900 bytes"),
+    ],
+)
+def test_a_run_that_does_not_exist_is_one_line(worked: Any, command: tuple[str, ...], words: str) -> None:
+    row: Row = ({}, command, {"TEMPORAL_ADDRESS": worked.address}, 1, (words,))
+    check(outcome(worked.project, row), row)
+
+
+@contextmanager
+def bad_site() -> Iterator[str]:
+    class Pages(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            kind = "application/octet-stream" if self.path == "/binary" else "text/plain"
+            self.send_response(404 if self.path == "/missing" else 200)
+            self.send_header("content-type", kind)
+            if self.path == "/huge":
+                self.send_header("content-length", str(10**12))
+            self.end_headers()
+            pieces = itertools.repeat(b"on and on " * 1000) if self.path == "/endless" else iter([bytes(range(256))])
+            for piece in pieces:
+                try:
+                    self.wfile.write(piece)
+                except OSError:
+                    return  # the reader has had enough
+
+        def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002 - the base class's name
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+BAD_PAGES = {
+    "missing": "404 Not Found",
+    "endless": "larger than the cap of 5,242,880 bytes",
+    "huge": "larger than the cap of 5,242,880 bytes",
+    "private": "not a public address",
+    "metadata": "metadata services are never fetched",
+}
+
+
+@pytest.fixture(scope="module")
+def fetched(make_project: Callable[..., Any]) -> dict[str, Any]:
+    """What a rehearsal run makes of each bad page."""
+    with bad_site() as address:
+        project = make_project()
+        project.write("perdure.toml", f'[fetch]\nallow_hosts = ["{address.split("/")[2]}"]\n')
+        pages = {name: f"{address}/{name}" for name in (*BAD_PAGES, "binary")}
+        pages |= {"private": "http://10.0.0.1/admin", "metadata": "http://169.254.169.254/latest/meta-data"}
+
+        def run(name: str) -> Any:
+            return project.perdure("run", "--json", "--id", name, f"fetch {pages[name]} and write a critique")
+
+        with project.running("dev") as dev, ThreadPoolExecutor(3) as pool:
+            there = dev.until("Temporal").split()[1]
+            dev.until("Ctrl-C")
+            project.env["TEMPORAL_ADDRESS"] = there
+            return dict(zip(pages, pool.map(run, pages), strict=True))
+
+
+@pytest.mark.parametrize("page", BAD_PAGES)
+def test_a_page_that_cannot_be_had_ends_the_run_escalated(fetched: dict[str, Any], page: str) -> None:
+    done = fetched[page]
+    assert (done.code, done.err) == (3, "")
+    payload = json.loads(done.out)["event"]["payload"]
+    assert payload["reason"] == "asked"
+    assert len(payload["detail"].splitlines()) == 1
+    assert BAD_PAGES[page] in payload["detail"]
+
+
+def test_a_binary_page_is_described_and_the_run_completes(fetched: dict[str, Any]) -> None:
+    done = fetched["binary"]
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["status"] == "completed"
+
+
+def test_a_refused_key_is_a_typed_failure(make_project: Callable[..., Any]) -> None:
+    with ScriptedModel([fails(401, message="invalid x-api-key")]) as model:
+        there = {"ANTHROPIC_BASE_URL": model.base_url, "ANTHROPIC_API_KEY": "sk-canary"}
+        done = make_project().perdure("run", "--json", "write", **there)
+    assert (done.code, done.err) == (1, "")
+    said = json.loads(done.out)
+    assert (said["status"], said["kind"]) == ("failed", "ModelRefused")
+    assert "sk-canary" not in done.out

@@ -1,0 +1,247 @@
+"""The command line as a person and a program use it: real processes, the embedded server, the rehearsal model."""
+
+import asyncio
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.api.enums.v1 import EventType
+
+import cli
+from contracts.run import RunStatus
+from runs import NoSuchRun
+from runs import state as state_of
+
+COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|9[0-7])(?:;\d+)*m")
+TOLD_IN_JSON = (("list",), ("show", "worked"), ("trace", "worked"), ("tools",), ("doctor",))
+
+
+async def events(served: Any, run_id: str) -> list[Any]:
+    handle = served.client.get_workflow_handle(f"run:{run_id}")
+    return [event async for event in handle.fetch_history_events()]
+
+
+async def completions(served: Any, run_id: str) -> list[dict[str, Any]]:
+    """The payloads of the completion events in a run's history."""
+    ended = [
+        e for e in await events(served, run_id) if e.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED
+    ]
+    payloads = [e.workflow_execution_completed_event_attributes.result.payloads[0].data for e in ended]
+    said = [json.loads(data) for data in payloads]
+    return [event["payload"] for event in said if event["type"] == "agent.completed"]
+
+
+async def is_waiting(served: Any, run_id: str) -> bool:
+    """Whether the run's question is open."""
+    try:
+        state = await state_of(served.client, run_id)
+    except NoSuchRun:  # the command has not come to its start yet
+        return False
+    return state is not None and state.status == RunStatus.waiting_on_human
+
+
+@pytest.fixture(scope="module")
+def told(served: Any, critique: str) -> dict[tuple[str, ...], Any]:
+    """The worked example and what each command tells of it, for a person and as JSON."""
+    run = served.project.perdure
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(run, "run", "--id", "worked", critique)
+        second = pool.submit(run, "run", "--id", "worked-json", "--json", critique)
+        done = {("run",): first.result(), ("run", "--json"): second.result()}
+        wanted = [(*command, *json_) for command in TOLD_IN_JSON for json_ in ((), ("--json",))]
+        done |= dict(zip(wanted, pool.map(lambda command: run(*command), wanted), strict=True))
+    return done
+
+
+async def test_the_worked_example_goes_from_goal_to_one_artifact_in_one_completion_event(
+    served: Any, told: dict[tuple[str, ...], Any]
+) -> None:
+    done = told["run",]
+    assert (done.code, done.err) == (0, "")
+    assert "completed" in done.out
+    assert "2 steps · 3 turns" in done.out
+    assert "→ .perdure/runs/worked/artifacts/critique.md" in done.out
+    assert [event["artifacts"] for event in await completions(served, "worked")] == [["artifacts/critique.md"]]
+    written = (served.project.home / "runs/worked/artifacts/critique.md").read_text(encoding="utf-8")
+    assert "Marrow Quay Tide Mill" in written
+    called = [
+        json.loads(event.activity_task_scheduled_event_attributes.input.payloads[0].data)["tool"]
+        for event in await events(served, "worked")
+        if event.activity_task_scheduled_event_attributes.activity_type.name == "call_tool"
+    ]
+    assert called == ["fetch", "write_file"]
+
+
+def test_a_run_with_its_own_worker_does_not_ask_for_one(told: dict[tuple[str, ...], Any]) -> None:
+    assert "no worker" not in told["run",].out
+
+
+def test_run_json_prints_the_end_and_nothing_else(told: dict[tuple[str, ...], Any], critique: str) -> None:
+    done = told["run", "--json"]
+    assert (done.code, done.err) == (0, "")
+    said = json.loads(done.out)
+    assert (said["run_id"], said["status"]) == ("worked-json", "completed")
+    assert said["event"]["type"] == "agent.completed"
+    assert said["event"]["payload"]["goal"] == critique
+    assert said["event"]["payload"]["steps_taken"] == 2
+
+
+@pytest.mark.parametrize("command", TOLD_IN_JSON, ids=lambda command: command[0])
+def test_each_telling_command_speaks_to_a_person_and_to_a_program(
+    told: dict[tuple[str, ...], Any], command: tuple[str, ...]
+) -> None:
+    plain, as_json = told[command], told[*command, "--json"]
+    assert [plain.code, plain.err, as_json.code, as_json.err] == [0, "", 0, ""]
+    assert plain.out.strip()
+    assert not plain.out.startswith(("{", "["))
+    for line in as_json.out.splitlines():
+        assert isinstance(json.loads(line), dict | list)
+
+
+def test_what_a_program_is_told_of_a_run(told: dict[tuple[str, ...], Any]) -> None:
+    rows = {row["run_id"]: row for row in map(json.loads, told["list", "--json"].out.splitlines())}
+    assert {"worked", "worked-json"} <= rows.keys()
+    assert rows["worked"]["status"] == "completed"
+    shown = json.loads(told["show", "worked", "--json"].out)
+    assert (shown["step"], shown["completed_steps"], shown["artifacts"]) == (2, [1, 2], ["artifacts/critique.md"])
+    assert shown["end"]["status"] == "completed"
+    happened = [json.loads(line)["happening"] for line in told["trace", "worked", "--json"].out.splitlines()]
+    turn = ["thinking", "thought"]
+    assert happened == ["started", *turn, "calling", "called", *turn, "calling", "called", *turn, "over"]
+    tools = {tool["tool"]: tool["effect"] for tool in json.loads(told["tools", "--json"].out)}
+    assert tools == {"fetch": "read", "read_file": "read", "write_file": "keyed", "list_files": "read"}
+    checks = [json.loads(line) for line in told["doctor", "--json"].out.splitlines()]
+    assert all(check["ok"] for check in checks)
+
+
+@dataclass
+class Terminal:
+    """A command at a terminal of its own."""
+
+    process: "subprocess.Popen[bytes]"
+    screen: int
+    shown: str = ""
+
+    async def until(self, words: str) -> None:
+        async with asyncio.timeout(60):
+            while words not in self.shown:
+                await self._read()
+
+    async def _read(self) -> bool:
+        try:
+            data = await asyncio.to_thread(os.read, self.screen, 65536)
+        except OSError:  # Linux's word for the end of a terminal
+            data = b""
+        self.shown += data.decode(errors="replace")
+        return bool(data)
+
+    def types(self, line: str) -> None:
+        os.write(self.screen, f"{line}\n".encode())
+
+    async def ends(self) -> int:
+        while await self._read():
+            pass
+        return await asyncio.to_thread(self.process.wait, 60)
+
+
+def at_terminal(project: Any, *args: str, **env: str) -> Terminal:
+    screen, inside = pty.openpty()
+    command = [sys.executable, str(Path(cli.__file__)), *args]
+    process = subprocess.Popen(
+        command, cwd=project.folder, env=project.environment(env), stdin=inside, stdout=inside, stderr=inside
+    )
+    os.close(inside)
+    return Terminal(process, screen)
+
+
+async def test_a_question_is_asked_in_the_terminal_and_answered_by_typing(served: Any, site: str) -> None:
+    terminal = at_terminal(served.project, "run", "--id", "asked", "produce a 2 para critique")
+    await terminal.until("Which page should I fetch?")
+    await terminal.until("answer> ")
+    terminal.types(site)
+    assert await terminal.ends() == 0
+    assert "artifacts/critique.md" in terminal.shown
+    assert COLOUR.search(terminal.shown)
+    assert len(await completions(served, "asked")) == 1
+
+
+async def test_no_color_is_honoured_at_a_terminal(served: Any, told: Any) -> None:
+    terminal = at_terminal(served.project, "list", NO_COLOR="1")
+    assert await terminal.ends() == 0
+    assert "completed" in terminal.shown
+    assert not COLOUR.search(terminal.shown)
+
+
+async def test_another_process_answers_while_run_waits(served: Any, site: str) -> None:
+    with served.project.running("run", "--id", "answered", "produce a 2 para critique") as run:
+        await asyncio.to_thread(run.until, "Which page should I fetch?")
+        waiting = await asyncio.to_thread(served.project.perdure, "list", "--waiting", "--json")
+        assert "answered" in [json.loads(line)["run_id"] for line in waiting.out.splitlines()]
+        stale = await asyncio.to_thread(served.project.perdure, "answer", "answered", "--question", "q7", site)
+        assert stale.code == 1
+        assert len(stale.err.splitlines()) == 1
+        accepted = await asyncio.to_thread(served.project.perdure, "answer", "answered", site)
+        assert (accepted.code, accepted.out.strip()) == (0, "accepted")
+        done = await asyncio.to_thread(run.ended)
+    assert done.code == 0
+    assert len(await completions(served, "answered")) == 1
+
+
+async def test_cancel_from_another_process_ends_both_commands(served: Any, until: Callable[..., Any]) -> None:
+    with served.project.running("run", "--id", "cancelled", "--json", "produce a 2 para critique") as run:
+        await until(lambda: is_waiting(served, "cancelled"))
+        asked = await asyncio.to_thread(served.project.perdure, "cancel", "cancelled", "--reason", "not needed")
+        done = await asyncio.to_thread(run.ended)
+    assert (asked.code, asked.err) == (0, "")
+    assert asked.out.splitlines()[-1] == "cancelled"
+    assert done.code == 4
+    assert json.loads(done.out)["status"] == "cancelled"
+
+
+def test_two_starts_with_one_dedupe_key_are_one_run(served: Any) -> None:
+    detached = ("run", "--detach", "--json", "--dedupe-key", "order 17", "produce a critique")
+    first, second = served.project.perdure(*detached), served.project.perdure(*detached)
+    assert (first.code, second.code) == (0, 0)
+    started = json.loads(first.out)["run_id"]
+    assert json.loads(second.out)["run_id"] == started
+    rows = [json.loads(line)["run_id"] for line in served.project.perdure("list", "--json").out.splitlines()]
+    assert rows.count(started) == 1
+
+
+async def test_a_run_killed_in_the_middle_goes_on_in_watch_to_one_completion_event(
+    served: Any, told: Any, critique: str
+) -> None:
+    with served.project.running("run", "--id", "killed", critique) as run:
+        await asyncio.to_thread(run.until, "✓ fetch")
+        run.popen.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(run.popen.wait)
+    assert await completions(served, "killed") == []
+    done = await asyncio.to_thread(served.project.perdure, "watch", "killed")
+    assert (done.code, done.err) == (0, "")
+    assert "2 steps · 3 turns" in done.out
+    killed, worked = await completions(served, "killed"), await completions(served, "worked")
+    assert [{**killed[0], "run_id": ""}] == [{**worked[0], "run_id": ""}]
+    files = [served.project.home / f"runs/{name}/artifacts/critique.md" for name in ("killed", "worked")]
+    assert files[0].read_text(encoding="utf-8") == files[1].read_text(encoding="utf-8")
+
+
+async def test_ctrl_c_leaves_the_run_and_says_how_to_go_on(served: Any, critique: str) -> None:
+    with served.project.running("run", "--id", "left", critique) as run:
+        await asyncio.to_thread(run.until, "goal")
+        done = await asyncio.to_thread(run.signalled, signal.SIGINT)
+    assert done.code == 130
+    assert "Go on: perdure watch left" in done.err
+    assert "Traceback" not in done.err
+    assert await completions(served, "left") == []
+    assert (await asyncio.to_thread(served.project.perdure, "watch", "left")).code == 0
+    assert len(await completions(served, "left")) == 1

@@ -1,0 +1,109 @@
+"""A stranger's first two minutes: a fresh clone, `make demo`, and again. Installs the whole lock file once."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cli
+
+ROOT = Path(cli.__file__).parent
+GIT, MAKE = shutil.which("git"), shutil.which("make")
+PATIENCE = 300.0  # seconds; the first demo downloads and installs everything
+NOT_A_STRANGERS = ("TEMPORAL_", "PERDURE_", "ANTHROPIC_", "MAKE", "MFLAGS", "PYTEST_", "VIRTUAL_ENV")
+
+pytestmark = [
+    pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this copy is no git checkout, so it cannot be cloned"),
+    pytest.mark.skipif(not (GIT and MAKE), reason="git and make are needed"),
+]
+
+
+@dataclass(frozen=True)
+class Clone:
+    """What the first and the second `make demo` in a fresh clone printed."""
+
+    folder: Path
+    printed: tuple[str, str]
+
+    def run(self, *command: str) -> str:
+        plain = {name: value for name, value in os.environ.items() if not name.startswith(NOT_A_STRANGERS)}
+        python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+        environment = {**plain, "PYTHON": str(python)}
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clone]:
+    folder = tmp_path_factory.mktemp("strangers") / "a fresh clone"
+    subprocess.run([str(GIT), "clone", "--quiet", "--no-hardlinks", str(ROOT), str(folder)], check=True)
+    fresh = Clone(folder, ("", ""))
+    yield Clone(folder, (fresh.run("make", "demo"), fresh.run("make", "demo")))
+    shutil.rmtree(folder / ".venv")  # a third of a gigabyte; pytest keeps the folders of three sessions
+
+
+@pytest.mark.parametrize("time", [0, 1], ids=["first", "second"])
+def test_make_demo_prints_the_run_and_the_critique(clone: Clone, time: int) -> None:
+    printed = clone.printed[time]
+    assert "rehearsal model" in printed
+    assert re.search(r"page\s+http://127\.0\.0\.1:\d+/namespaces/default/workflows/run:", printed)
+    assert printed.count("✓ ") == 2
+    assert "■ completed  2 steps" in printed
+    assert "Marrow Quay Tide Mill" in printed.partition("■ completed")[2]
+    assert "Traceback" not in printed
+
+
+def test_the_second_demo_installs_nothing_and_keeps_the_first_ones_state(clone: Clone) -> None:
+    assert "setting up" in clone.printed[0]
+    assert "setting up" not in clone.printed[1]
+    written = list((clone.folder / ".perdure" / "runs").glob("*/artifacts/critique.md"))
+    assert len(written) == 2
+    assert len(clone.run(".venv/bin/perdure", "list", "--json").splitlines()) == 2
+
+
+def test_the_commands_that_the_demo_names_exist(clone: Clone) -> None:
+    named = re.findall(r"^  (\.venv/bin/perdure .+)$", clone.printed[1], re.MULTILINE)
+    assert named
+    for command in named:
+        assert "Usage: perdure" in clone.run(*command.split()[:2], "--help")
+
+
+def test_a_clone_stays_clean(clone: Clone) -> None:
+    assert clone.run("git", "status", "--porcelain") == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_nothing_of_the_clone_is_left_running(clone: Clone, until: Callable[..., Any]) -> None:
+    await until(lambda: processes_in(clone.folder) == [], seconds=10)  # a server takes a second to end in order
+
+
+def processes_in(folder: Path) -> list[str]:
+    """The command lines of processes that work in a folder, or run a program of it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            where = (process / "cwd").readlink()
+            command = (process / "cmdline").read_text().replace("\0", " ")
+        except OSError:  # it has ended, or is somebody else's
+            continue
+        if where.is_relative_to(folder) or str(folder) in command:
+            found.append(command)
+    return found

@@ -1,0 +1,85 @@
+"""Workers, `dev` and models as processes: they start, serve, stop in order, and leave nothing behind."""
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testkit.model_server import ScriptedModel, calls, fails
+
+KEY = "sk-canary-9b1d"  # must turn up nowhere
+
+
+def test_a_worker_serves_a_configured_server_until_sigterm(served: Any, critique: str) -> None:
+    there = {"TEMPORAL_ADDRESS": served.address, "PERDURE_TASK_QUEUE": "another"}
+    with served.project.running(script="worker.py", **there) as worker:
+        worker.until("worker ready")
+        done = served.project.perdure("run", "--json", critique, **there)
+        assert (done.code, json.loads(done.out)["status"]) == (0, "completed")
+        stopped = worker.signalled(signal.SIGTERM)
+    assert stopped.code == 0
+    assert "Traceback" not in stopped.err
+
+
+def locked(lock: Path) -> bool:
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_dev_stops_at_a_signal_and_leaves_nothing_running(
+    make_project: Callable[..., Any], until: Callable[..., Any], number: signal.Signals
+) -> None:
+    project = make_project()
+    with project.running("dev") as dev:
+        await asyncio.to_thread(dev.until, "Web UI")
+        await asyncio.to_thread(dev.until, "Ctrl-C")
+        server = json.loads((project.home / "server.json").read_text())["pid"]
+        stopped = await asyncio.to_thread(dev.signalled, number)
+    assert (stopped.code, stopped.err) == (0, "")
+    await until(lambda: not locked(project.home / "server.lock"))
+    with pytest.raises(ProcessLookupError):
+        os.kill(server, 0)
+
+
+def test_no_short_command_ever_ends_by_a_signal(served: Any) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        codes = list(pool.map(lambda _: served.project.perdure("list", "--json").code, range(20)))
+    assert codes == [0] * 20
+
+
+def test_a_configured_model_answers_instead_of_the_rehearsal(served: Any) -> None:
+    script = [
+        calls(("write_file", {"path": "artifacts/a.md", "content": "so it is"}), text="Plan: write."),
+        calls(("finish", {"outcome": "written by the scripted model", "artifacts": ["artifacts/a.md"]})),
+    ]
+    with ScriptedModel(script) as model:
+        there = {"ANTHROPIC_BASE_URL": model.base_url, "ANTHROPIC_API_KEY": KEY, "PERDURE_TASK_QUEUE": "real"}
+        done = served.project.perdure("run", "--json", "--id", "real", "write a.md", **there)
+        assert [request["model"] for request in model.requests] == ["claude-sonnet-5-5"] * 2
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["event"]["payload"]["outcome"] == "written by the scripted model"
+    assert (served.project.home / "runs/real/artifacts/a.md").read_text() == "so it is"
+
+
+def test_a_refused_key_is_one_line_without_the_key(served: Any) -> None:
+    with ScriptedModel([fails(401, message=f"invalid x-api-key {KEY}")]) as model:
+        there = {"ANTHROPIC_BASE_URL": model.base_url, "ANTHROPIC_API_KEY": KEY, "PERDURE_TASK_QUEUE": "refused"}
+        done = served.project.perdure("run", "--id", "refused", "write a.md", **there)
+    assert (done.code, done.err) == (1, "")
+    told = [line for line in done.out.splitlines() if "ModelRefused" in line]
+    assert len(told) == 1
+    assert "the provider refused the request (401)" in told[0]
+    log = (served.project.home / "worker.log").read_text(encoding="utf-8")
+    assert KEY not in done.out + log

@@ -1,0 +1,185 @@
+"""The house keeps its own rules: what is shipped, what is pinned, who imports whom, and that importing does nothing."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from graphlib import TopologicalSorter
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import cli
+
+ROOT = Path(cli.__file__).parent
+# Packages and modules that serve the checkout and are not shipped.
+NOT_SHIPPED = {"bench", "tests", "docs", "examples", "agents", "build"}
+
+# A module imports only from the lines above its own, so none of them goes round in a circle.
+ORDER = (
+    ("telemetry", "supervisor", "settings", "converter"),
+    ("devserver", "runs"),
+    ("watch",),
+    ("worker", "report"),
+    ("session", "terminal"),
+    ("follow", "doctor"),
+    ("cli",),
+)
+
+
+@cache
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def shipped() -> tuple[set[str], set[str]]:
+    """The packages and the modules that pyproject.toml lists."""
+    listed = project()["tool"]["setuptools"]
+    return set(listed["packages"]), set(listed["py-modules"])
+
+
+def test_every_root_package_and_module_is_shipped_and_nothing_else() -> None:
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - NOT_SHIPPED
+    modules = {path.stem for path in ROOT.glob("*.py")}
+    assert shipped() == (packages, modules)
+
+
+def test_no_package_holds_a_package_that_would_not_be_shipped() -> None:
+    packages, _ = shipped()
+    assert [path for name in packages for path in (ROOT / name).glob("*/*.py")] == []
+
+
+def test_files_that_packages_read_are_shipped() -> None:
+    patterns = project()["tool"]["setuptools"]["package-data"]
+    packages, _ = shipped()
+    there = {
+        p for name in packages for p in (ROOT / name).rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")
+    }
+    named = {path for name, globs in patterns.items() for glob in globs for path in (ROOT / name).glob(glob)}
+    assert named == there
+
+
+def test_no_other_distribution_owns_our_import_names() -> None:
+    packages, modules = shipped()
+    owners = packages_distributions()
+    foreign = {name: set(owners.get(name, ())) - {"perdure"} for name in packages | modules}
+    assert {name: owner for name, owner in foreign.items() if owner} == {}
+
+
+@cache
+def locked() -> dict[str, str]:
+    """The lock file: each requirement with what belongs to it."""
+    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    entries = re.split(r"\n(?=[A-Za-z0-9])", "\n" + text)[1:]
+    return {entry.split(" ", 1)[0]: entry for entry in entries}
+
+
+def test_every_locked_package_is_pinned_and_has_a_hash() -> None:
+    assert len(locked()) > 20
+    assert [name for name in locked() if not re.fullmatch(r"[A-Za-z0-9._-]+(\[[a-z,]+\])?==\S+", name)] == []
+    assert [name for name, entry in locked().items() if not re.search(r"--hash=sha256:[0-9a-f]{64}", entry)] == []
+
+
+def test_the_lock_file_names_no_address() -> None:
+    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    assert not re.search(r"https?://|--(?:extra-)?index-url|--find-links|--trusted-host|@ file", text)
+
+
+def test_the_lock_file_satisfies_the_dependencies() -> None:
+    pins = {canonicalize_name(name.split("==")[0].split("[")[0]): name.split("==")[1] for name in locked()}
+    wanted = [
+        Requirement(text) for text in (*project()["project"]["dependencies"], *project()["dependency-groups"]["dev"])
+    ]
+    broken = [str(each) for each in wanted if not each.specifier.contains(pins.get(canonicalize_name(each.name), "0"))]
+    assert broken == []
+
+
+def test_what_we_import_is_among_the_dependencies() -> None:
+    packages, modules = shipped()
+    files = [ROOT / f"{name}.py" for name in modules] + [
+        path for name in packages for path in (ROOT / name).glob("*.py")
+    ]
+    names = {name.partition(".")[0] for path in files for name in imported(path)}
+    owners = packages_distributions()
+    foreign = names - packages - modules - sys.stdlib_module_names
+    declared = {canonicalize_name(Requirement(text).name) for text in project()["project"]["dependencies"]}
+    declared.add(canonicalize_name("pydantic-core"))  # pydantic pins it exactly, to its own version
+    assert {n for n in foreign if not {canonicalize_name(o) for o in owners.get(n, ())} & declared} == set()
+
+
+def test_the_make_targets_of_the_readme_exist() -> None:
+    named = set(re.findall(r"\bmake (?:\w+=\S+ )*([a-z]+)", "\n".join(code_of(ROOT / "README.md"))))
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert {"demo", "test"} <= named
+    assert named <= set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+
+
+def test_the_perdure_commands_of_the_readme_exist() -> None:
+    named = set(re.findall(r"\bperdure ([a-z]+)", "\n".join(code_of(ROOT / "README.md"))))
+    assert {"run", "watch", "answer"} <= named
+    assert named <= set(cli.app.commands)
+
+
+def code_of(page: Path) -> list[str]:
+    """What a Markdown page shows as code."""
+    text = page.read_text(encoding="utf-8")
+    return [found[1] or found[2] for found in re.finditer(r"```.*?\n(.*?)```|`([^`\n]+)`", text, re.DOTALL)]
+
+
+def imported(path: Path) -> set[str]:
+    """What a module imports, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+def test_imports_between_root_modules_point_one_way() -> None:
+    _, modules = shipped()
+    height = {name: level for level, names in enumerate(ORDER) for name in names}
+    assert modules - height.keys() == set(), "say in ORDER where it stands"
+    graph = {name: imported(ROOT / f"{name}.py") & modules for name in modules}
+    upward = {(name, other) for name, others in graph.items() for other in others if height[other] > height[name]}
+    assert upward == set()
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+AUDIT = """
+import importlib, os, sys, threading
+
+ours, theirs = (names.split(",") for names in sys.argv[1:])
+sys.dont_write_bytecode = True
+for name in theirs:  # what others do at import is theirs
+    importlib.import_module(name)
+OUTSIDE = ("socket.", "subprocess.", "os.fork", "os.exec", "os.system", "os.mkdir", "os.remove", "os.rename")
+now = "nothing yet"
+def watch(event, args):
+    writes = event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    if writes or event.startswith(OUTSIDE):
+        print(now, event, args)
+sys.addaudithook(watch)
+environment = dict(os.environ)
+for now in ours:
+    importlib.import_module(now)
+    if threading.active_count() > 1 or environment != dict(os.environ):
+        print(now, "started a thread, or changed the environment")
+"""
+
+
+def test_importing_does_nothing() -> None:
+    packages, modules = shipped()
+    files = [(f"{name}.{path.stem}", path) for name in sorted(packages) for path in (ROOT / name).glob("[!_]*.py")]
+    files += [(name, ROOT / f"{name}.py") for name in sorted(modules)]
+    ours = [*sorted(packages), *(name for name, _ in files)]
+    theirs = {name for _, path in files for name in imported(path) if name.partition(".")[0] not in packages | modules}
+    command = [sys.executable, "-c", AUDIT, ",".join(ours), ",".join(sorted(theirs))]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (said.stdout, said.stderr) == ("", "")
