@@ -8,8 +8,10 @@ import dataclasses
 import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -32,8 +34,7 @@ from telemetry import quiet_core
 from terminal import Screen
 from watch import Watch
 
-# A pipe has no width; lines there should not break at 80.
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+console = Console(highlight=False)
 
 run_argument = click.argument("run_id", metavar="RUN")
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program instead.")
@@ -324,14 +325,23 @@ def _go(command: Callable[[], Coroutine[Any, Any, int]]) -> NoReturn:
     except (NoSuchRun, Refused, NotReachable, ProjectError, ServerDidNotStart) as error:
         print(f"perdure: {error}", file=sys.stderr)
         code = 1
+    except BrokenPipeError:  # who read our output has seen enough
+        code = 0
+    except OSError as error:
+        print(f"perdure: {error}", file=sys.stderr)
+        code = 1
     except KeyboardInterrupt:
         code = DETACHED
     leave(code)
 
 
 def main() -> NoReturn:
+    if sys.stdout is None:  # started with its standard output closed
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it stays open to the end
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # who reads a pipe sees each line as it comes
+    if not console.is_terminal:
+        console.width = 120  # a pipe has no width; lines there should not break at 80
     try:
         app(prog_name="perdure", standalone_mode=False)
     except click.UsageError as error:

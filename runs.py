@@ -9,6 +9,7 @@ import os
 import secrets
 import sys
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
@@ -324,6 +325,7 @@ def _translated(error: RPCError, run_id: str) -> Exception:
 
 def leave(code: int) -> NoReturn:
     """Ends the process at once. The SDK's threads can crash an interpreter that shuts down (sdk-python#300)."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # full or closed: there is nobody left to tell
+            stream.flush()
     os._exit(code)
