@@ -34,7 +34,6 @@ from temporalio.service import RPCError, RPCStatusCode
 from contracts.events import StartEvent
 from contracts.run import RunStatus, RunView
 from contracts.signals import CancelRequest, HumanInput
-from contracts.transcript import Page
 from converter import data_converter
 from decisions import ids
 from decisions.narrate import cut, markdown
@@ -244,21 +243,6 @@ async def state(client: Client, run_id: str) -> RunView | None:
         ):
             return None
         raise _translated(error, run_id) from None
-
-
-async def transcript(client: Client, run_id: str) -> AsyncIterator[Page]:
-    """The live pages of a conversation, from where its archived segments end."""
-    handle = client.get_workflow_handle(ids.run_workflow_id(ids.run_id_of(run_id)))
-    start = 0
-    while True:
-        try:
-            page = await handle.query("transcript", {"from": start}, result_type=Page)
-        except RPCError as error:
-            raise _translated(error, run_id) from None
-        yield page
-        start = page.start + len(page.parts)
-        if start >= page.total:
-            return
 
 
 async def answer(client: Client, run_id: str, body: HumanInput) -> None:

@@ -74,11 +74,6 @@ class Workspace:
         """Opens a regular file for reading, as a tool may."""
         return self._open(_tool_parts(relative, writing=False))
 
-    def read_bytes(self, relative: str, limit: int) -> bytes:
-        """The first `limit` bytes of a file, as a tool may read it."""
-        with self.open(relative) as file:
-            return file.read(limit)
-
     def read_own(self, relative: str) -> bytes:
         """A whole file; for the runtime, which may also read what is hidden."""
         with self._open(_parts(relative)) as file:

@@ -20,7 +20,6 @@ class ToolFault(StrEnum):
     """The `kind` of a tool's error, as the model sees it."""
 
     unknown_tool = "unknown_tool"
-    not_allowed = "not_allowed"
     invalid_arguments = "invalid_arguments"
     broken_json = "broken_json"
     budget = "budget"

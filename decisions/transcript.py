@@ -3,7 +3,6 @@
 The workflow and the worker's cache build the same chain from the same values, each for itself.
 """
 
-from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any
 
@@ -120,10 +119,3 @@ def add_message(messages: list[dict[str, Any]], part: Part) -> None:
         messages[-1]["content"].extend(part.content)
     else:
         messages.append({"role": role, "content": list(part.content)})
-
-
-def messages_of(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = []
-    for part in parts:
-        add_message(messages, part)
-    return messages

@@ -9,6 +9,12 @@ from hypothesis import strategies as st
 
 from activities.workspace import OutsideWorkspace, Workspace, folder_name
 
+
+def read_bytes(workspace: Workspace, path: str, limit: int) -> bytes:
+    with workspace.open(path) as file:
+        return file.read(limit)
+
+
 REFUSED = [
     "",
     ".",
@@ -64,7 +70,7 @@ def workspace(tmp_path: Path) -> Workspace:
 def test_a_path_that_leads_out_or_is_hidden_is_refused_everywhere_in_one_line(workspace: Workspace, path: str) -> None:
     for use in (
         lambda: workspace.resolve(path),
-        lambda: workspace.read_bytes(path, 10),
+        lambda: read_bytes(workspace, path, 10),
         lambda: workspace.write(path, b""),
     ):
         with pytest.raises(OutsideWorkspace) as refusal:
@@ -86,7 +92,7 @@ def test_the_folder_whose_name_begins_alike_is_out_of_reach(workspace: Workspace
     (twin / "x").write_text("secret")
     for path in (f"{twin}/x", "../run-1-evil/x", f"{workspace.root}-evil/x"):
         with pytest.raises(OutsideWorkspace):
-            workspace.read_bytes(path, 10)
+            read_bytes(workspace, path, 10)
 
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "context.md", "memory.md", "plan.md", "Plan.MD", "./plan.md"])
@@ -96,14 +102,14 @@ def test_a_tool_may_read_but_not_write_what_the_runtime_writes(workspace: Worksp
         workspace.write(name, b"theirs")
     with pytest.raises(OutsideWorkspace):
         workspace.resolve(name, writing=True)
-    assert workspace.read_bytes(name, 100) == b"ours"
+    assert read_bytes(workspace, name, 100) == b"ours"
 
 
 def test_only_the_runtime_reaches_its_store(workspace: Workspace) -> None:
     workspace.write_own(".store/segments/0", b"x")
     assert workspace.read_own(".store/segments/0") == b"x"
     with pytest.raises(OutsideWorkspace):
-        workspace.read_bytes(".store/segments/0", 1)
+        read_bytes(workspace, ".store/segments/0", 1)
     with pytest.raises(OutsideWorkspace):
         workspace.write_own("../x", b"")
 
@@ -111,8 +117,8 @@ def test_only_the_runtime_reaches_its_store(workspace: Workspace) -> None:
 def test_what_was_written_is_read_back_and_makes_its_folders(workspace: Workspace) -> None:
     workspace.write("notes/a/b.txt", b"12345")
     workspace.write("notes/a/b.txt", b"1234567")
-    assert workspace.read_bytes("./notes//a/b.txt", 100) == b"1234567"
-    assert workspace.read_bytes("notes/a/b.txt", 3) == b"123"
+    assert read_bytes(workspace, "./notes//a/b.txt", 100) == b"1234567"
+    assert read_bytes(workspace, "notes/a/b.txt", 3) == b"123"
     assert workspace.resolve("notes/./a/b.txt") == workspace.root / "notes/a/b.txt"
 
 
@@ -127,7 +133,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         workspace.write("a.txt", b"new")
-    assert workspace.read_bytes("a.txt", 10) == b"old"
+    assert read_bytes(workspace, "a.txt", 10) == b"old"
     assert names_in(workspace.root) == ["a.txt", "artifacts"]
 
 
@@ -144,7 +150,7 @@ def test_a_reader_sees_the_old_or_the_new_file_never_a_part(workspace: Workspace
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        assert all(workspace.read_bytes("a", 10**6) in versions for _ in range(200))
+        assert all(read_bytes(workspace, "a", 10**6) in versions for _ in range(200))
     finally:
         stop.set()
         writer.join()
@@ -160,7 +166,7 @@ def test_links_are_never_followed(workspace: Workspace, tmp_path: Path) -> None:
     for path in ("folder/secret", "folder/new", "file", "dangling", "folder"):
         for use in (
             lambda path=path: workspace.resolve(path),
-            lambda path=path: workspace.read_bytes(path, 10),
+            lambda path=path: read_bytes(workspace, path, 10),
             lambda path=path: workspace.write(path, b"x"),
             lambda path=path: workspace.append_line(path, "x"),
         ):
@@ -192,7 +198,7 @@ def test_a_link_swapped_in_while_we_read_leads_nowhere(workspace: Workspace, tmp
     try:
         for _ in range(2000):
             with suppress(OutsideWorkspace, FileNotFoundError, NotADirectoryError):
-                assert workspace.read_bytes("a/x", 100) == b"mine"
+                assert read_bytes(workspace, "a/x", 100) == b"mine"
     finally:
         stop.set()
         swapper.join()
@@ -219,9 +225,9 @@ def test_a_link_swapped_in_before_the_write_leads_nowhere(
 def test_pipes_and_folders_are_not_opened(workspace: Workspace) -> None:
     os.mkfifo(workspace.root / "pipe")
     with pytest.raises(OutsideWorkspace):
-        workspace.read_bytes("pipe", 1)
+        read_bytes(workspace, "pipe", 1)
     with pytest.raises(IsADirectoryError):
-        workspace.read_bytes("artifacts", 1)
+        read_bytes(workspace, "artifacts", 1)
     with pytest.raises(IsADirectoryError):
         workspace.write("artifacts", b"")
     assert names_in(workspace.root) == ["artifacts", "pipe"]
@@ -232,7 +238,7 @@ def test_a_file_on_the_way_is_said_to_be_one(workspace: Workspace) -> None:
     with pytest.raises(NotADirectoryError):
         workspace.write("a/b", b"")
     with pytest.raises(NotADirectoryError):
-        workspace.read_bytes("a/b", 1)
+        read_bytes(workspace, "a/b", 1)
 
 
 def test_lines_of_many_writers_stay_whole(workspace: Workspace) -> None:
@@ -272,12 +278,12 @@ def test_no_descriptor_is_left_open(workspace: Workspace) -> None:
     before = descriptors()
     for _ in range(5):
         workspace.write("a/b/c", b"x")
-        workspace.read_bytes("a/b/c", 1)
+        read_bytes(workspace, "a/b/c", 1)
         workspace.append_line("t", "x")
         workspace.listing(1)
         for path in ("a", "a/b/c/d", "nothing/here"):
             with pytest.raises(OSError):
-                workspace.read_bytes(path, 1)
+                read_bytes(workspace, path, 1)
     assert descriptors() == before
 
 

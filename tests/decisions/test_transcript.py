@@ -12,9 +12,9 @@ from contracts.transcript import Page, Part
 from decisions.transcript import (
     PAGE_BYTES,
     Transcript,
+    add_message,
     call_part,
     goal_part,
-    messages_of,
     note_part,
     reply_part,
     result_part,
@@ -136,7 +136,9 @@ def test_neighbours_of_one_role_become_one_message_and_parts_stay_as_they_are(ne
         note_part("go on"),
     ]
     before = to_json(parts)
-    messages = messages_of(parts)
+    messages: list[dict[str, Any]] = []
+    for part in parts:
+        add_message(messages, part)
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert [block["type"] for block in messages[2]["content"]] == ["tool_result", "tool_result", "text"]
     assert to_json(parts) == before
