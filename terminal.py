@@ -50,6 +50,7 @@ class Screen:
         self._began = time.monotonic()
         self._line: LiveLine | None = None
         self._doing = ""
+        self._said = ""
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
@@ -85,7 +86,8 @@ class Screen:
                 self._doing = f"waiting for {about}"
                 self.console.print(f"  [yellow]…[/] waiting for {escape(about)}")
             case Live(text):
-                self._doing = f"{self._doing.split(' │ ')[0]} │ {cut(text[-90:], 90)}"
+                room = max(self.console.width - 50, 20)
+                self._doing = f"{self._doing.split(' │ ')[0]} │ …{' '.join(text.split())[-room:]}"
             case Signalled(signal):
                 self.console.print(f"  [dim]signal {escape(signal)}[/]")
             case Rotated():
@@ -100,8 +102,9 @@ class Screen:
         took = f"{usage.input + usage.cache_read + usage.cache_write:,}{cached} → {usage.output:,} tokens"
         facts = f"turn {thought.turn} · {took} · {thought.reply.duration_ms / 1000:.1f} s"
         self.console.print(f"[bold cyan]◆ {thought.phase}[/]  [dim]{facts} · {escape(thought.reply.model)}[/]")
-        if said := text_of(thought.reply.content):
-            self.console.print(Padding(Text(said), (0, 0, 0, 2), expand=False))
+        self._said = text_of(thought.reply.content)
+        if self._said:
+            self.console.print(Padding(Text(self._said), (0, 0, 0, 2), expand=False))
 
     def _called(self, called: Called) -> None:
         call, outcome = called.call, called.outcome
@@ -113,7 +116,8 @@ class Screen:
     def _status(self) -> Text:
         spent = f"{time.monotonic() - self._began:5.1f} s"
         tokens = self.usage.input + self.usage.cache_read + self.usage.output
-        return Text(f"⏳ {spent} · {tokens:,} tokens · {cut(self._doing or 'working', 110)}", style="dim")
+        line = f"⏳ {spent} · {tokens:,} tokens · {self._doing or 'working'}"
+        return Text(cut(line, self.console.width - 2), style="dim")
 
     def end(self, end: Ended, seconds: float) -> None:
         colour = COLOURS.get(RunStatus(end.status), "white")
@@ -122,7 +126,9 @@ class Screen:
         facts = f"{counts} · {tokens} · {seconds:.1f} s"
         self.console.print(f"[bold {colour}]■ {end.status}[/]  [dim]{facts}[/]")
         if end.event and end.event["type"] == "agent.completed":
-            self.console.print(Padding(Text(end.event["payload"]["outcome"]), (0, 0, 0, 2), expand=False))
+            outcome = end.event["payload"]["outcome"]
+            if outcome != self._said:  # a reply without a call is the outcome, and has just been shown
+                self.console.print(Padding(Text(outcome), (0, 0, 0, 2), expand=False))
         elif end.event:
             payload = end.event["payload"]
             self.console.print(f"  [yellow]{payload['reason']}[/]: {escape(payload['detail'])}")
