@@ -7,6 +7,7 @@ toolkit      what every tool looks like to it
 run          `open_run` and `close_segment`: a run's files and its store
 project      what a worker offers: agents, tools, model settings
 transcript   the worker's cache of conversations, and how it gets what it misses
+trace        `trace.jsonl`: what a run did, a line each
 workspace    a run's folder, and nothing outside it
 heartbeat    how an activity says that it is alive
 

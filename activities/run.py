@@ -10,6 +10,7 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
+from activities import trace
 from activities.heartbeat import beating
 from activities.project import Project
 from activities.transcript import Transcripts, Wanted, dump_parts
@@ -136,17 +137,11 @@ async def definition_of(workspace: Workspace, ref: str) -> Definition:
 def _finish_files(workspace: Workspace, journal: Journal, event: dict[str, Any] | None) -> None:
     """The journal as `memory.md`, and `trace.jsonl` with each line once: a retried activity may have repeated one."""
     workspace.write_own("memory.md", render(journal).encode(), durable=False)
-    lines: dict[str, dict[str, Any]] = {}
-    trace = b""
+    told = b""
     with suppress(FileNotFoundError):  # a run that ended before its first turn
-        trace = workspace.read_own("trace.jsonl")
-    for line in trace.decode(errors="replace").splitlines():
-        try:
-            entry = json.loads(line)
-            lines[entry["key"]] = entry
-        except (ValueError, KeyError, TypeError):
-            continue  # a line cut in half by a crash; its activity wrote it again
+        told = workspace.read_own(trace.NAME)
+    lines = trace.once_each(told.decode(errors="replace"))
     if event is not None:
         lines["end"] = {"key": "end", "event": event["type"], **event["payload"]}
     text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in lines.values())
-    workspace.write_own("trace.jsonl", text.encode(), durable=False)
+    workspace.write_own(trace.NAME, text.encode(), durable=False)

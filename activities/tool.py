@@ -1,7 +1,6 @@
 """The activity `call_tool`: one call of one tool, and what becomes of a large result."""
 
 import asyncio
-import json
 from datetime import timedelta
 from time import perf_counter
 from typing import Any
@@ -15,6 +14,7 @@ from temporalio.exceptions import ApplicationError
 from activities.heartbeat import beating
 from activities.project import Project
 from activities.toolkit import CallContext, TransientFailure
+from activities.trace import record
 from activities.transcript import Transcripts, Wanted
 from activities.workspace import Workspace
 from contracts.failures import ToolFault
@@ -88,7 +88,7 @@ class ToolCalls:
             "error": outcome.error.message[:500] if outcome.error else None,
             "ms": outcome.duration_ms,
         }
-        workspace.append_line("trace.jsonl", json.dumps(line, ensure_ascii=False))
+        record(workspace, line)
 
 
 def _context(call: ToolCall, workspace: Workspace) -> CallContext:
@@ -126,7 +126,10 @@ def is_large(outcome: ToolOutcome) -> bool:
 
 
 def fitted(outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
-    """A large result becomes an artifact and an excerpt of it; a large error is cut (A9)."""
+    """A large result becomes an artifact and an excerpt of it; a large error is cut (A9).
+
+    The call has been made: a disk that takes no artifact costs the rest of the result, not the whole of it.
+    """
     if outcome.error is not None:
         error = outcome.error.model_copy(update={"message": outcome.error.message[:ERROR_BYTES]})
         return outcome.model_copy(update={"error": error, "result": None})
@@ -134,11 +137,17 @@ def fitted(outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOu
     data = outcome.result.encode() if isinstance(outcome.result, str) else to_json(outcome.result, indent=2)
     content_type = "text/plain" if is_text else "application/json"
     path = workspace.artifact_path(f"{call.tool}-{call.step:02}", content_type)
-    workspace.write(path, data)
-    result = {
+    result: dict[str, Any] = {
         "artifact_path": path,
         "content_type": content_type,
         "bytes": len(data),
         "excerpt": data[:EXCERPT_BYTES].decode(errors="ignore"),
     }
+    try:
+        workspace.write(path, data)
+    except OSError as error:
+        result |= {
+            "artifact_path": None,
+            "lost": f"only the excerpt is left, the disk refused the rest: {error.strerror}",
+        }
     return outcome.model_copy(update={"result": result})

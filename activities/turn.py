@@ -1,9 +1,8 @@
 """The activities `plan` and `reflect`: one model call each, over the conversation that a cursor names."""
 
 import asyncio
-import json
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from temporalio import activity
 
@@ -11,6 +10,7 @@ from activities.heartbeat import beating
 from activities.model import ModelCall, ModelReply
 from activities.project import Price, Project
 from activities.run import definition_of
+from activities.trace import record, spared
 from activities.transcript import Transcripts, Wanted
 from activities.workspace import Workspace
 from contracts.agent import Definition
@@ -42,7 +42,8 @@ class Turns:
         """The first turn: frame, plan, first actions."""
         turn = await self._turn(request, "plan")
         if text := text_of(turn.content):
-            await asyncio.to_thread(_write_plan, self._workspace(), text)
+            with spared("plan.md"):
+                await asyncio.to_thread(_write_plan, self._workspace(), text)
         return turn
 
     @activity.defn
@@ -76,7 +77,7 @@ class Turns:
             broken=reply.broken,
         )
         self._transcripts.feed_reply(activity.info().workflow_id or "", reply_part(turn))
-        workspace.append_line("trace.jsonl", _trace(request.turn, phase, turn))
+        record(workspace, _trace(request.turn, phase, turn))
         return turn
 
     async def _definition(self, ref: str, workspace: Workspace) -> Definition:
@@ -105,9 +106,9 @@ def _write_plan(workspace: Workspace, text: str) -> None:
         workspace.write_own("context.md", f"{context}\n# Frame\n\n{said.frame}\n".encode(), durable=False)
 
 
-def _trace(number: int, phase: str, turn: ModelTurn) -> str:
+def _trace(number: int, phase: str, turn: ModelTurn) -> dict[str, Any]:
     calls = [call_line(b["name"], b["input"]) for b in turn.content if b.get("type") == "tool_use"]
-    line = {
+    return {
         "key": f"turn:{number}",
         "event": phase,
         "turn": number,
@@ -118,4 +119,3 @@ def _trace(number: int, phase: str, turn: ModelTurn) -> str:
         "usage": turn.usage.model_dump(),
         "ms": turn.duration_ms,
     }
-    return json.dumps(line, ensure_ascii=False)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -191,3 +192,18 @@ async def test_a_result_that_never_comes_is_told_to_the_model(world: Any) -> Non
         run, shown = await outcome_of(it)
         assert (await it.state(run))["pending"] == []
     assert shown.startswith("timeout: no result came")
+
+
+async def test_an_effect_that_was_made_counts_although_the_disk_keeps_nothing_of_it(world: Any) -> None:
+    def charge_and_lose_the_folder(arguments: Any, context: Any) -> str:
+        shutil.rmtree(context.workspace.root)
+        return "receipt " + "7" * 100_000
+
+    charge = ScriptedTool("charge", charge_and_lose_the_folder, effect=Effect.once)
+    async with world([calls(("charge", {})), FINISH], charge) as it:
+        run = await it.start()
+        assert (await run.result())["type"] == "agent.completed"
+        shown = json.loads((await it.results(run))[0][1])
+    assert len(charge.calls) == 1
+    assert shown["excerpt"].startswith("receipt 777")
+    assert "only the excerpt is left" in shown["lost"]

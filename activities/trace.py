@@ -1,0 +1,42 @@
+"""`trace.jsonl`: what a run did, a line each, for people and programs that read its folder.
+
+It is told, not relied upon: history is the record. So a full disk costs a line, never the call that it tells of.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from temporalio import activity
+
+from activities.workspace import Workspace
+
+NAME = "trace.jsonl"
+
+
+@contextmanager
+def spared(what: str) -> Iterator[None]:
+    """What the disk refuses inside is logged, and otherwise done without."""
+    try:
+        yield
+    except OSError as error:
+        activity.logger.warning("%s not written: %s", what, error)
+
+
+def record(workspace: Workspace, line: Mapping[str, Any]) -> None:
+    """Appends a line. `key` names what it tells of; a retried activity writes it again under the same key."""
+    with spared(NAME):
+        workspace.append_line(NAME, json.dumps(line, ensure_ascii=False))
+
+
+def once_each(text: str) -> dict[str, dict[str, Any]]:
+    """The lines by their key, each once."""
+    lines: dict[str, dict[str, Any]] = {}
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+            lines[entry["key"]] = entry
+        except (ValueError, KeyError, TypeError):
+            continue  # cut in half by a crash; its activity wrote it again
+    return lines
