@@ -1,6 +1,7 @@
 """What a person at a terminal sees of a run, and how they answer its questions."""
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -159,12 +160,11 @@ class Screen:
 
 def read_answer(question: QuestionView, said: str) -> HumanInput:
     """A typed line as an answer: an option's number or name, or a text; for a decision, the words after it are text."""
-    said = said.strip()
-    if said.isdigit() and 0 < int(said) <= len(question.options):
-        said = question.options[int(said) - 1]
+    word, _, rest = said.strip().partition(" ")
+    if word.isdigit() and 0 < int(word) <= len(question.options):
+        word = question.options[int(word) - 1]
     if question.kind == "question":
-        return HumanInput(question_id=question.id, text=said)
-    word, _, rest = said.partition(" ")
+        return HumanInput(question_id=question.id, text=said.strip() if rest else word)
     with suppress(ValueError):
         return HumanInput(question_id=question.id, decision=Decision(word), text=rest.strip() or None)
     return HumanInput(question_id=question.id, text=said)
@@ -193,7 +193,7 @@ def _told(outcome: ToolOutcome, width: int) -> str:
         return f"{outcome.error.kind}: {cut(outcome.error.message, 300)}"
     if isinstance(outcome.result, dict) and "artifact_path" in outcome.result:
         return f"{outcome.result.get('bytes', 0):,} bytes in {outcome.result['artifact_path']}"
-    text = outcome.result if isinstance(outcome.result, str) else str(outcome.result)
+    text = outcome.result if isinstance(outcome.result, str) else json.dumps(outcome.result, ensure_ascii=False)
     return f"{cut(text, width)}  ({len(text):,} characters)" if len(text) > width else cut(text, width)
 
 

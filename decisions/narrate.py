@@ -7,7 +7,6 @@ from typing import Any
 
 from contracts.question import Question, QuestionKind
 from contracts.run import Call, Ending, PendingView, QuestionView, RunState, RunStatus, RunView
-from decisions.builtins import ASK_HUMAN
 
 SHOWN = 64  # characters of a call in the timeline; the Web UI cuts longer labels, and the step with them
 
@@ -37,8 +36,8 @@ def call_line(tool: str, arguments: Mapping[str, Any]) -> str:
 
 def waiting_for(question: Question) -> str:
     """The search attribute `WaitingFor`: "human: approve charge"."""
-    about = question.text if question.tool in (None, ASK_HUMAN) else f"{question.kind} {question.tool}"
-    return cut(f"human: {about}", 200)
+    about = {QuestionKind.approval: f"approve {question.tool}", QuestionKind.resume_unsafe: f"settle {question.tool}"}
+    return cut(f"human: {about.get(question.kind, question.text)}", 200)
 
 
 def details(state: RunState) -> str:

@@ -61,7 +61,7 @@ def test_what_a_run_waits_for_has_at_most_200_characters(now: Any, text: str, to
 
 
 def test_what_a_run_waits_for_names_the_tool_or_asks_the_question(now: Any) -> None:
-    assert narrate.waiting_for(asks(now, "approval", "charge …", "charge")) == "human: approval charge"
+    assert narrate.waiting_for(asks(now, "approval", "charge …", "charge")) == "human: approve charge"
     assert narrate.waiting_for(asks(now, "question", "Which one?", "ask_human")) == "human: Which one?"
 
 
