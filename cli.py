@@ -18,12 +18,14 @@ import click
 from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
+from temporalio.service import RPCError
 
 from activities.workspace import folder_name
 from contracts.events import StartEvent
 from contracts.run import RunStatus
 from contracts.signals import CancelRequest, Decision, HumanInput
 from decisions import ids
+from decisions.narrate import cut
 from devserver import ServerDidNotStart
 from follow import DETACHED, follow, follow_json, happening_json, stopping
 from report import print_run, run_row, run_table, tool_row, tool_table
@@ -324,6 +326,9 @@ def _go(command: Callable[[], Coroutine[Any, Any, int]]) -> NoReturn:
         code = asyncio.run(command())
     except (NoSuchRun, Refused, NotReachable, ProjectError, ServerDidNotStart) as error:
         print(f"perdure: {error}", file=sys.stderr)
+        code = 1
+    except RPCError as error:
+        print(f"perdure: Temporal does not do it: {cut(error.message, 300)}", file=sys.stderr)
         code = 1
     except BrokenPipeError:  # who read our output has seen enough
         code = 0

@@ -56,9 +56,9 @@ def run_table(found: list[Found]) -> Table:
 def print_run(console: Console, found: Found, view: RunView | None, end: Ended | None, files: Path) -> None:
     colour, started = COLOURS.get(RunStatus(found.status), "white"), age(found.execution.start_time)
     console.print(f"[bold]{escape(found.run_id)}[/]  [{colour}]{found.status}[/]  started {started} ago")
-    if view is None:
+    if view is None and found.is_open:
         console.print("  [yellow]no worker answers now; this is what the server knows[/]")
-    else:
+    if view is not None:
         _print_view(console, view)
     if end is not None:
         _print_end(console, end, files)

@@ -226,14 +226,15 @@ async def listing(client: Client, *, waiting: bool = False, limit: int = 50) -> 
 
 
 async def state(client: Client, run_id: str) -> RunView | None:
-    """What the run says of itself; None where no worker is there to answer. Raises NoSuchRun, Refused."""
+    """What the run says of itself. Raises NoSuchRun.
+
+    None where no worker is there to answer, and of a run that was refused at its start: it has no state.
+    """
     handle = client.get_workflow_handle(ids.run_workflow_id(ids.run_id_of(run_id)))
     try:
         view: RunView = await handle.query("state", result_type=RunView, rpc_timeout=QUERY_PATIENCE)
         return view
-    except WorkflowQueryFailedError as error:
-        raise Refused(cut(error.message, 300)) from None
-    except WorkflowQueryRejectedError:
+    except (WorkflowQueryFailedError, WorkflowQueryRejectedError):
         return None
     except RPCError as error:
         if error.status in (

@@ -15,14 +15,14 @@ from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.run import QuestionView, RunStatus
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, TurnRequest
 from decisions import ids
 from decisions.narrate import cut
-from runs import NoSuchRun, Refused, find, state
+from runs import NoSuchRun, find, state
 from workflows.attributes import AGENT_STATUS, WAITING_FOR
 
 LOOK_EVERY = 0.3  # seconds between looks at what is not in history yet
@@ -177,7 +177,10 @@ class Watch:
         return ids.run_workflow_id(ids.run_id_of(self.run_id))
 
     async def _read_history(self) -> None:
-        execution: str | None = (await find(self.client, self.run_id)).first_execution
+        found = await find(self.client, self.run_id)
+        execution: str | None = found.first_execution
+        if not await self._is_kept(found.first_execution):
+            execution = found.execution.run_id
         while execution is not None:
             handle = self.client.get_workflow_handle(self._workflow_id, run_id=execution)
             execution = None
@@ -187,12 +190,22 @@ class Watch:
                 if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
                     execution = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
 
+    async def _is_kept(self, execution: str) -> bool:
+        """Earlier executions of a run that continued as new may be past the namespace's retention."""
+        try:
+            await self.client.get_workflow_handle(self._workflow_id, run_id=execution).describe()
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return False
+            raise
+        return True
+
     async def _read(self, event: HistoryEvent) -> list[Happening]:
         match event.event_type:
             case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED:
                 started = event.workflow_execution_started_event_attributes
-                goal = await self._decoded(started.input, dict[str, Any])
-                return [] if started.continued_execution_run_id else [Started(str(_goal(goal)))]
+                given = await self.client.data_converter.decode(started.input.payloads)
+                return [] if started.continued_execution_run_id else [Started(_goal(given))]
             case EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
                 return await self._scheduled_event(event)
             case EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
@@ -251,7 +264,7 @@ class Watch:
         about = json.loads(fields[WAITING_FOR.name].data) if WAITING_FOR.name in fields else "a result from outside"
         question = None
         if status == RunStatus.waiting_on_human:
-            with suppress(Refused, NoSuchRun):
+            with suppress(NoSuchRun):
                 view = await state(self.client, self.run_id)
                 question = view.question if view else None
         return [Waiting(status, str(about), question)]
@@ -285,6 +298,8 @@ class Watch:
         return value
 
 
-def _goal(start: Any) -> Any:
+def _goal(given: list[Any]) -> str:
+    """Of whatever a run was started with: a bad start has a history too."""
+    start = given[0] if given else None
     payload = start.get("payload") if isinstance(start, dict) else None
-    return payload.get("goal", "") if isinstance(payload, dict) else ""
+    return str(payload.get("goal", "")) if isinstance(payload, dict) else ""

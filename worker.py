@@ -16,6 +16,7 @@ import httpx
 import httpx2
 from anthropic import AsyncAnthropic
 from temporalio.client import Client
+from temporalio.service import RPCError
 from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
@@ -180,7 +181,7 @@ def main() -> NoReturn:
     quiet_core()
     try:
         asyncio.run(serve(load()))
-    except (ProjectError, NotReachable) as error:
+    except (ProjectError, NotReachable, RPCError) as error:
         print(f"worker: {error}", file=sys.stderr)
         leave(1)
     leave(0)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter
+from pydantic_core import to_json
 from temporalio import activity
 from temporalio.client import Client
 
@@ -50,6 +51,7 @@ class Conversation:
     reply: Part | None = None  # fed, but not yet known to be part of the transcript
     results: dict[str, Part] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    fed: int = 0  # bytes of the reply and results above
     weighed: int = 0  # bytes of it that count in the cache's total
     _messages: list[dict[str, Any]] = field(default_factory=list)
     _rendered: int = 0
@@ -94,10 +96,14 @@ class Transcripts:
 
     def feed_reply(self, workflow_id: str, part: Part) -> None:
         conversation = self._of(workflow_id)
-        conversation.reply, conversation.results = part, {}
+        conversation.reply, conversation.results, conversation.fed = part, {}, len(to_json(part))
+        self._weigh(workflow_id, conversation)
 
     def feed_result(self, workflow_id: str, tool_use_id: str, part: Part) -> None:
-        self._of(workflow_id).results[tool_use_id] = part
+        conversation = self._of(workflow_id)
+        conversation.results[tool_use_id] = part
+        conversation.fed += len(to_json(part))
+        self._weigh(workflow_id, conversation)
 
     async def at(self, wanted: Wanted) -> Conversation:
         """The run's conversation, exactly as long as wanted, and proven by its hash.
@@ -110,7 +116,7 @@ class Transcripts:
                 conversation.truncate(wanted.length)
             elif not conversation.extend(wanted.length, wanted.head):
                 await self._refill(conversation, wanted)
-            self._weigh(conversation)
+            self._weigh(wanted.workflow_id, conversation)
         return conversation
 
     def forget(self, workflow_id: str) -> None:
@@ -122,9 +128,12 @@ class Transcripts:
         self._held.move_to_end(workflow_id)
         return conversation
 
-    def _weigh(self, conversation: Conversation) -> None:
-        self._bytes += conversation.transcript.size - conversation.weighed
-        conversation.weighed = conversation.transcript.size
+    def _weigh(self, workflow_id: str, conversation: Conversation) -> None:
+        if self._held.get(workflow_id) is not conversation:
+            return  # dropped while it was being filled
+        size = conversation.transcript.size + conversation.fed
+        self._bytes += size - conversation.weighed
+        conversation.weighed = size
         while self._bytes > self._max_bytes and len(self._held) > 1:
             self.forget(next(iter(self._held)))
 
@@ -132,7 +141,7 @@ class Transcripts:
         """Tries the known prefix first; if the chain does not close over it, starts from nothing."""
         for keep in dict.fromkeys((min(conversation.transcript.length, wanted.length), 0)):
             conversation.truncate(keep)
-            conversation.reply, conversation.results = None, {}
+            conversation.reply, conversation.results, conversation.fed = None, {}, 0
             await self._load(conversation.transcript, wanted)
             if conversation.transcript.head_at(wanted.length) == wanted.head:
                 conversation.truncate(wanted.length)

@@ -188,3 +188,26 @@ async def test_above_its_size_the_cache_drops_what_was_used_longest_ago(run: Run
     worker.cache.forget("a")
     await worker.at(workflow="a")
     assert len(run.asked) == 5
+
+
+async def test_what_a_worker_was_fed_for_other_workers_turns_counts_and_is_dropped(run: Run, tmp_path: Path) -> None:
+    cache = Worker(run, tmp_path, max_bytes=10_000).cache
+    for number in range(200):
+        cache.feed_result(f"w{number}", "use", result("use"))
+    assert 0 < len(cache._held) < 150
+    assert cache._bytes == sum(held.weighed for held in cache._held.values()) <= 10_000
+
+
+async def test_a_conversation_that_is_dropped_while_it_is_filled_leaves_no_weight(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(run, tmp_path)
+    asked = run.query
+
+    async def dropping(name: str, body: dict[str, int], *, result_type: type) -> Page:
+        worker.cache.forget("w")
+        return await asked(name, body, result_type=result_type)
+
+    monkeypatch.setattr(run, "query", dropping)  # the moment between two awaits, made certain
+    await worker.at()
+    assert worker.cache._bytes == 0

@@ -20,8 +20,10 @@ from activities.project import Project
 from contracts.agent import Agent
 from contracts.limits import LimitOverrides
 from contracts.tool import ToolKind, ToolOutcome
+from runs import ended, state
 from testkit.model_server import Reply, ScriptedModel, calls
 from testkit.tools import ScriptedTool
+from watch import Over, Started, Watch
 from worker import build
 
 TEMPORAL = str(Path(sys.executable).parent / "temporal")
@@ -231,6 +233,18 @@ async def test_a_bad_start_is_a_typed_failure(shell: Shell, name: str) -> None:
     assert failed.value.cause.type == ("UnknownAgent" if name == "an unknown agent" else "InvalidInput")
     assert len(failed.value.cause.message.splitlines()) == 1
     assert await shell.failed_tasks(workflow) == 0
+
+
+@pytest.mark.parametrize("name", sorted(BAD_STARTS.keys() - {"an unknown agent"}))  # that one is a run, and has a state
+async def test_a_bad_start_can_be_looked_at(shell: Shell, name: str) -> None:
+    workflow = await shell.start(*BAD_STARTS[name])
+    with pytest.raises(WorkflowFailureError):
+        await shell.client.get_workflow_handle(workflow).result()
+    run_id = workflow.removeprefix("run:")
+    seen = [happening async for happening in Watch(shell.client, run_id, follow=False).happenings()]
+    assert [type(happening) for happening in seen] == [Started, Over]
+    assert await state(shell.client, run_id) is None
+    assert (await ended(shell.client, run_id)).kind == "InvalidInput"
 
 
 async def test_a_start_that_is_not_even_json_is_a_typed_failure(shell: Shell) -> None:

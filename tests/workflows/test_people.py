@@ -179,7 +179,7 @@ async def test_an_effect_that_outlives_its_worker_is_asked_about_and_never_repea
 
     async def hang(arguments: Any, context: Any) -> str:
         started.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return "never"
 
     monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
