@@ -67,7 +67,7 @@ class Screen:
 
     def show(self, happening: Happening) -> None:
         match happening:
-            case Started(goal):
+            case Started(goal) if goal:
                 self.console.print(f"[bold]goal[/]  {escape(cut(goal, 1000))}")
             case Thinking(phase, turn):
                 self._doing = f"{phase} · turn {turn}"
@@ -93,7 +93,7 @@ class Screen:
                 self.console.print(f"  [dim]signal {escape(signal)}[/]")
             case Rotated():
                 self.console.print("  [dim]history was long: continued as new[/]")
-            case Resumed() | Over():
+            case Started() | Resumed() | Over():
                 self._doing = ""
 
     def _thought(self, thought: Thought) -> None:
