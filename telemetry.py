@@ -9,7 +9,7 @@ from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, Tele
 
 
 class JsonLines(logging.Formatter):
-    """`{"at", "level", "logger", "message", "run"?}`; a traceback goes into `error`."""
+    """`{"at", "level", "logger", "message", "run"?}`; an event adds its figures, a traceback goes into `error`."""
 
     def format(self, record: logging.LogRecord) -> str:
         context = getattr(record, "temporal_workflow", None) or getattr(record, "temporal_activity", None) or {}
@@ -21,6 +21,7 @@ class JsonLines(logging.Formatter):
         }
         if run := context.get("workflow_id"):
             line["run"] = run
+        line |= getattr(record, "event", None) or {}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)

@@ -23,6 +23,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 from activities.fetch import FetchTool
 from activities.files import ListFiles, ReadFile, WriteFile
 from activities.http_tool import HttpTool
+from activities.inherit import Inheritances
 from activities.model import MessagesModel
 from activities.project import Price, Project
 from activities.python_tool import BadTarget, PythonTool
@@ -115,16 +116,22 @@ def model_of(settings: Settings) -> Model:
 def build(client: Client, project: Project, task_queue: str, model: Model) -> Worker:
     """A worker with everything that a run needs."""
     transcripts = Transcripts(client)
-    turns, calls, runs = (
-        Turns(model, transcripts, project),
-        ToolCalls(transcripts, project),
-        Runs(client, transcripts, project),
-    )
+    turns = Turns(client, model, transcripts, project)
+    calls = ToolCalls(client, transcripts, project)
+    runs = Runs(client, transcripts, project)
+    inheritances = Inheritances(client, transcripts, project)
     return Worker(
         client,
         task_queue=task_queue,
         workflows=[AgentRun, Unknown],
-        activities=[turns.plan, turns.reflect, calls.call_tool, runs.open_run, runs.close_segment],
+        activities=[
+            turns.plan,
+            turns.reflect,
+            calls.call_tool,
+            runs.open_run,
+            runs.close_segment,
+            inheritances.inherit,
+        ],
         workflow_runner=workflow_runner(),
         sticky_queue_schedule_to_start_timeout=RECOVERY,
         graceful_shutdown_timeout=GRACE,

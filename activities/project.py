@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from activities.store import LocalStores, Stores
 from activities.toolkit import Tool
 from activities.workspace import Workspace, folder_name
 from contracts.agent import Agent
@@ -22,7 +23,10 @@ class Price:
 
 @dataclass(frozen=True)
 class Project:
-    """`agents` always holds `default`. `workspaces` is the folder that holds a folder for each run."""
+    """`agents` always holds `default`. `workspaces` is the folder that holds a folder for each run.
+
+    `remote` holds the runs' stores where they don't lie in the workspaces.
+    """
 
     agents: Mapping[str, Agent]
     tools: Mapping[str, Tool]
@@ -32,6 +36,11 @@ class Project:
     workspaces: Path
     instructions: str  # how the loop works, told to every agent
     prices: Mapping[str, Price] = field(default_factory=dict)
+    remote: Stores | None = None
+
+    @property
+    def stores(self) -> Stores:
+        return self.remote or LocalStores(self.workspaces)
 
     def workspace(self, run_id: str) -> Workspace:
         return Workspace(self.workspaces / folder_name(run_id))

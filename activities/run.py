@@ -3,24 +3,22 @@
 import asyncio
 import json
 from contextlib import suppress
-from hashlib import blake2b
 from typing import Any
 
 from temporalio import activity
 from temporalio.client import Client
-from temporalio.exceptions import ApplicationError
 
 from activities import trace
+from activities.definition import agent_of, defined, keep
 from activities.heartbeat import beating
 from activities.project import Project
-from activities.transcript import Transcripts, Wanted, dump_parts
+from activities.store import Store
+from activities.transcript import Transcripts, Wanted, keep_segment
 from activities.workspace import Workspace
 from contracts.agent import Agent, Definition, Opening, OpeningRequest
-from contracts.failures import RunFailure
 from contracts.journal import Journal
 from contracts.limits import LimitOverrides
 from contracts.run import Closed, CloseRequest
-from contracts.transcript import Segment
 from decisions import builtins
 from decisions.calls import text_of
 from decisions.ids import run_id_of
@@ -41,12 +39,13 @@ class Runs:
         Raises ApplicationError `UnknownAgent`, not retryable.
         """
         async with beating(_run_id):
-            agent = self._agent(request.agent)
-            workspace = self._project.workspace(_run_id())
-            conversation = await self._conversation(request.length, request.head, workspace)
+            agent = agent_of(self._project, request.agent)
+            workspace, store = self._project.workspace(_run_id()), self._project.stores.of(_run_id())
+            conversation = await self._conversation(request.length, request.head, store)
             goal = text_of(conversation.parts[0].content)
-            definition = self._definition(agent)
-            ref = await asyncio.to_thread(_lay_out, workspace, goal, agent.name, definition)
+            definition = defined(self._project, agent)
+            await asyncio.to_thread(_lay_out, workspace, goal, definition)
+            ref = await asyncio.to_thread(keep, store, definition)
         tools = (*builtins.ROUTES, *(self._project.tools[name].route for name in agent.tools))
         return Opening(
             agent=agent.name,
@@ -64,16 +63,14 @@ class Runs:
         A run that was cancelled by a signal is cancelled with the server here: only that ends it Canceled.
         """
         info = activity.info()
-        workspace = self._project.workspace(_run_id())
+        workspace, store = self._project.workspace(_run_id()), self._project.stores.of(_run_id())
         async with beating(_run_id):
-            transcript = await self._conversation(request.length, request.head, workspace)
+            transcript = await self._conversation(request.length, request.head, store)
             await asyncio.to_thread(workspace.create)  # a run that ended before it was opened has none
             segment = None
             if request.length > request.start:
-                data = dump_parts(transcript.parts[request.start : request.length])
-                ref = f".store/segment-{blake2b(data, digest_size=16).hexdigest()}.json"
-                await asyncio.to_thread(workspace.write_own, ref, data)
-                segment = Segment(ref=ref, start=request.start, end=request.length, head=request.head)
+                live = transcript.parts[request.start : request.length]
+                segment = await keep_segment(store, live, request.start, request.head)
             if request.journal is not None:
                 await asyncio.to_thread(_finish_files, workspace, request.journal, request.event)
                 self._transcripts.forget(info.workflow_id or "")
@@ -82,27 +79,8 @@ class Runs:
                 await handle.cancel(reason=request.cancel)
         return Closed(segment=segment)
 
-    async def _conversation(self, length: int, head: str, workspace: Workspace) -> Transcript:
-        return (await self._transcripts.at(Wanted.here(length, head, workspace))).transcript
-
-    def _agent(self, name: str) -> Agent:
-        agent = self._project.agents.get(name)
-        if agent is None:
-            known = ", ".join(sorted(self._project.agents))
-            message = f"there is no agent {name!r} in this worker's project; the agents are: {known}"
-            raise ApplicationError(message, type=RunFailure.unknown_agent, non_retryable=True)
-        return agent
-
-    def _definition(self, agent: Agent) -> Definition:
-        schemas = (*builtins.SCHEMAS, *(self._project.tools[name].schema for name in agent.tools))
-        system = f"{self._project.instructions.strip()}\n\n{agent.prompt.strip()}".strip()
-        return Definition(
-            agent=agent.name,
-            model=agent.model or self._project.model,
-            max_tokens=self._project.max_tokens,
-            system=system,
-            tools=schemas,
-        )
+    async def _conversation(self, length: int, head: str, store: Store) -> Transcript:
+        return (await self._transcripts.at(Wanted.here(length, head, store))).transcript
 
 
 def _run_id() -> str:
@@ -113,25 +91,11 @@ def _merged(agent: Agent, project: Project) -> LimitOverrides:
     return project.limits.model_copy(update=agent.limits.model_dump(exclude_none=True))
 
 
-def _lay_out(workspace: Workspace, goal: str, agent: str, definition: Definition) -> str:
+def _lay_out(workspace: Workspace, goal: str, definition: Definition) -> None:
     workspace.create()
-    workspace.write_own(
-        "context.md", f"# Goal\n\n{goal}\n\nAgent: {agent}, model {definition.model}\n".encode(), durable=False
-    )
+    told = f"# Goal\n\n{goal}\n\nAgent: {definition.agent}, model {definition.model}\n"
+    workspace.write_own("context.md", told.encode(), durable=False)
     workspace.write_own("memory.md", render(Journal(objective=goal)).encode(), durable=False)
-    data = definition.model_dump_json().encode()
-    ref = blake2b(data, digest_size=12).hexdigest()
-    workspace.write_own(_definition_path(ref), data)
-    return ref
-
-
-def _definition_path(ref: str) -> str:
-    return f".store/definition-{ref}.json"
-
-
-async def definition_of(workspace: Workspace, ref: str) -> Definition:
-    data = await asyncio.to_thread(workspace.read_own, _definition_path(ref))
-    return Definition.model_validate_json(data)
 
 
 def _finish_files(workspace: Workspace, journal: Journal, event: dict[str, Any] | None) -> None:

@@ -1,24 +1,30 @@
 """The activity `call_tool`: one call of one tool, and what becomes of a large result."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from time import perf_counter
-from typing import Any
+from functools import partial
+from time import monotonic, perf_counter
+from typing import Any, TypeVar
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from pydantic_core import from_json, to_json
 from temporalio import activity
+from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
+from activities.attempts import was_lost
 from activities.heartbeat import beating
+from activities.ledger import Doubtful, Entry, LedgerUnavailable, Recorded
 from activities.project import Project
+from activities.store import Store
 from activities.toolkit import CallContext, TransientFailure
-from activities.trace import record
+from activities.trace import event, record
 from activities.transcript import Transcripts, Wanted
 from activities.workspace import Workspace
-from contracts.failures import ToolFault
-from contracts.tool import ToolCall, ToolKind, ToolOutcome, failed
+from contracts.failures import Stop, ToolFault
+from contracts.tool import RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, ToolRoute, failed
 from decisions.ids import request_key, result_key, run_id_of
 from decisions.narrate import call_line
 from decisions.transcript import result_part
@@ -27,49 +33,105 @@ INLINE_BYTES = 64 * 1024  # of a result's JSON; more becomes an artifact
 EXCERPT_BYTES = 4 * 1024
 ERROR_BYTES = 8 * 1024
 MOST_WAIT = 60.0  # seconds that a server's `retry-after` may ask for
+GRACE = timedelta(seconds=3)  # beyond a tool's own timeout; the activity's is longer still
+
+T = TypeVar("T")
 
 
 class ToolCalls:
-    def __init__(self, transcripts: Transcripts, project: Project) -> None:
+    def __init__(self, client: Client, transcripts: Transcripts, project: Project) -> None:
+        self._client = client
         self._transcripts = transcripts
         self._project = project
         self._validators = {n: Draft202012Validator(t.schema.input_schema) for n, t in project.tools.items()}
+        self._at_work: set[str] = set()  # keys of the `once` calls that are being made here
 
     @activity.defn
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
         """Runs one tool once.
 
         A failure that may pass is raised, so that Temporal retries it where the tool's effect allows; every other
-        one is an outcome that the model sees.
+        one is an outcome that the model sees. Raises ApplicationError of the types of `contracts.failures.Stop`
+        where the effect may have been made before, or must not be made now.
         """
-        workspace = self._project.workspace(run_id_of(activity.info().workflow_id or ""))
+        run_id = run_id_of(activity.info().workflow_id or "")
+        workspace, store = self._project.workspace(run_id), self._project.stores.of(run_id)
         started = perf_counter()
         async with beating(lambda: {"step": call.step, "call": call_line(call.tool, call.arguments or {})}):
-            outcome = sound(await self._run(call, workspace))
+            interrupted = await was_lost(self._client)
+            if interrupted:
+                _retried(call, workspace, activity.info().attempt, "its worker was lost", None)
+            outcome = await self._run(call, workspace, store)
             if is_large(outcome):
                 outcome = await asyncio.to_thread(fitted, outcome, call, workspace)
-        outcome = outcome.model_copy(update={"duration_ms": round((perf_counter() - started) * 1000)})
+        took = round((perf_counter() - started) * 1000)
+        outcome = outcome.model_copy(update={"duration_ms": took, "interrupted": interrupted})
         self._remember(call, outcome, workspace)
         return outcome
 
-    async def _run(self, call: ToolCall, workspace: Workspace) -> ToolOutcome:
+    async def _run(self, call: ToolCall, workspace: Workspace, store: Store) -> ToolOutcome:
         tool = self._project.tools.get(call.tool)
         if tool is None:
             return failed(ToolFault.unknown_tool, f"this worker's project has no tool {call.tool!r}")
-        arguments = await self._arguments(call, workspace)
+        arguments = await self._arguments(call, store)
         if wrong := best_match(self._validators[call.tool].iter_errors(arguments)):
             where = "/".join(str(p) for p in wrong.absolute_path) or "arguments"
             return failed(ToolFault.invalid_arguments, f"{where}: {wrong.message[:500]}")
+        made = partial(tool.run, arguments, _context(call, workspace))
         try:
-            return await tool.run(arguments, _context(call, workspace))
+            match call.effect:
+                case Effect.read:
+                    return sound(await made())
+                case Effect.keyed:
+                    return sound(await whole(made(), tool.route.timeout))
+                case Effect.once:
+                    return await self._once(call, tool.route, made)
         except TransientFailure as passing:
-            raise _retryable(passing) from None
+            asked = min(max(passing.retry_after, 0.0), MOST_WAIT) if passing.retry_after is not None else None
+            attempt = activity.info().attempt
+            if attempt <= len(RETRY_DELAYS):
+                delay = RETRY_DELAYS[attempt - 1] if asked is None else asked
+                _retried(call, workspace, attempt + 1, passing.message, delay)
+            raise ApplicationError(
+                passing.message[:ERROR_BYTES],
+                type=passing.kind,
+                next_retry_delay=None if asked is None else timedelta(seconds=asked),
+            ) from None
 
-    async def _arguments(self, call: ToolCall, workspace: Workspace) -> dict[str, Any]:
+    async def _once(
+        self, call: ToolCall, route: ToolRoute, made: Callable[[], Coroutine[Any, Any, ToolOutcome]]
+    ) -> ToolOutcome:
+        """Claim, effect, record. What was claimed before is looked up instead of made."""
+        key = _key(call)
+        page = Entry(self._project.stores.of(call.owner or _run_id()), key, call.step, call.attempt)
+        try:
+            claimed = await asyncio.to_thread(page.claim, call.tool, route.timeout)
+            if isinstance(claimed, Doubtful):
+                claimed = await page.settled(claimed, self._at_work)
+        except LedgerUnavailable as unavailable:
+            raise ApplicationError(str(unavailable), type=Stop.ledger_unavailable, non_retryable=True) from None
+        if isinstance(claimed, Recorded):
+            return claimed.outcome
+        if isinstance(claimed, Doubtful) or claimed.has_lapsed:
+            raise ApplicationError(f"{call.tool} may have happened", type=Stop.in_doubt, non_retryable=True)
+        self._at_work.add(key)
+        try:
+            outcome = sound(await _final(whole(made(), route.timeout)))
+        finally:
+            self._at_work.discard(key)
+        if is_large(outcome):
+            outcome = await asyncio.to_thread(fitted, outcome, call, self._project.workspace(_run_id()))
+        try:
+            await asyncio.to_thread(page.record, outcome)
+        except OSError as error:  # history will have the result, unless this worker dies within the moment
+            activity.logger.warning("the result of step %s is not in the ledger: %s", call.step, error)
+        return outcome
+
+    async def _arguments(self, call: ToolCall, store: Store) -> dict[str, Any]:
         """Large arguments are in the conversation already, as the model wrote them."""
         if call.arguments is not None:
             return call.arguments
-        conversation = await self._transcripts.at(Wanted.here(call.length, call.head, workspace))
+        conversation = await self._transcripts.at(Wanted.here(call.length, call.head, store))
         blocks = (block for part in reversed(conversation.transcript.parts) for block in part.content)
         arguments: dict[str, Any] = next(block["input"] for block in blocks if block.get("id") == call.tool_use_id)
         return arguments
@@ -80,7 +142,7 @@ class ToolCalls:
             part = result_part(call.tool_use_id, call.tool, call.step, outcome)
             self._transcripts.feed_result(activity.info().workflow_id or "", call.tool_use_id, part)
         line = {
-            "key": result_key(run_id_of(activity.info().workflow_id or ""), call.step, call.attempt),
+            "key": result_key(_run_id(), call.step, call.attempt),
             "event": "tool",
             "step": call.step,
             "call": call_line(call.tool, call.arguments or {}),
@@ -91,23 +153,59 @@ class ToolCalls:
         record(workspace, line)
 
 
+async def whole(effect: Coroutine[Any, Any, T], timeout: timedelta) -> T:
+    """An effect that has begun is finished whatever is asked of the activity, except where its worker must go.
+
+    Raises TransientFailure where it does not end in time.
+    """
+    task = asyncio.create_task(effect)
+    deadline = monotonic() + (timeout + GRACE).total_seconds()
+    while not task.done():
+        try:
+            await asyncio.wait({task}, timeout=deadline - monotonic())
+        except asyncio.CancelledError:
+            details = activity.cancellation_details()
+            if details is not None and details.worker_shutdown:
+                task.cancel()
+                raise
+        if not task.done() and monotonic() > deadline:
+            task.cancel()
+            raise TransientFailure(ToolFault.timeout, f"it did not end within {timeout.total_seconds():g} s")
+    return task.result()
+
+
+async def _final(effect: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
+    """A failure that may pass is final for what must not be repeated."""
+    try:
+        return await effect
+    except TransientFailure as passing:
+        return failed(passing.kind, f"{passing.message[:ERROR_BYTES]} (it may have happened)", retryable=True)
+
+
+def _run_id() -> str:
+    return run_id_of(activity.info().workflow_id or "")
+
+
+def _key(call: ToolCall) -> str:
+    """The same on every attempt, and in a run that resumes the one that first made the call."""
+    return request_key(call.owner or _run_id(), call.step, call.attempt)
+
+
 def _context(call: ToolCall, workspace: Workspace) -> CallContext:
-    info = activity.info()
-    run_id = run_id_of(info.workflow_id or "")
     return CallContext(
-        run_id=run_id,
+        run_id=_run_id(),
         step=call.step,
-        idempotency_key=request_key(run_id, call.step, call.attempt),
-        requested_at=info.scheduled_time,
+        idempotency_key=_key(call),
+        requested_at=activity.info().scheduled_time,
         workspace=workspace,
     )
 
 
-def _retryable(passing: TransientFailure) -> ApplicationError:
-    delay = None
-    if passing.retry_after is not None:
-        delay = timedelta(seconds=min(max(passing.retry_after, 0.0), MOST_WAIT))
-    return ApplicationError(passing.message[:ERROR_BYTES], type=passing.kind, next_retry_delay=delay)
+def _retried(call: ToolCall, workspace: Workspace, attempt: int, why: str, delay: float | None) -> None:
+    """Every retry is told (B1), with the delay in seconds before it."""
+    told = {"step": call.step, "tool": call.tool, "tool_use_id": call.tool_use_id, "attempt": attempt}
+    key = f"retry:{call.tool_use_id}:{attempt}"
+    event(workspace, "agent.tool.retry", key, run_id=_run_id(), **told, delay_seconds=delay, why=why[:500])
 
 
 def sound(outcome: ToolOutcome) -> ToolOutcome:

@@ -30,6 +30,13 @@ def record(workspace: Workspace, line: Mapping[str, Any]) -> None:
         workspace.append_line(NAME, json.dumps(line, ensure_ascii=False))
 
 
+def event(workspace: Workspace, name: str, key: str, **figures: Any) -> None:
+    """One of the structured events (B12): in the log, and in the run's trace."""
+    told = {"event": name, **figures}
+    activity.logger.info(name, extra={"event": told})
+    record(workspace, {"key": key, **told})
+
+
 def once_each(text: str) -> dict[str, dict[str, Any]]:
     """The lines by their key, each once."""
     lines: dict[str, dict[str, Any]] = {}

@@ -7,7 +7,9 @@ longest prefix that is here; the hash chain proves that what was put together is
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -15,7 +17,7 @@ from pydantic_core import to_json
 from temporalio import activity
 from temporalio.client import Client
 
-from activities.workspace import Workspace
+from activities.store import Store
 from contracts.transcript import Page, Part, Segment
 from decisions.transcript import Transcript, add_message
 
@@ -24,19 +26,19 @@ _PARTS = TypeAdapter(list[Part])
 
 @dataclass(frozen=True)
 class Wanted:
-    """A run's first `length` parts, whose hash is `head`; its closed segments lie in `workspace`."""
+    """A run's first `length` parts, whose hash is `head`; its closed segments lie in `store`."""
 
     workflow_id: str
     run_id: str
     length: int
     head: str
-    workspace: Workspace
+    store: Store
 
     @classmethod
-    def here(cls, length: int, head: str, workspace: Workspace) -> "Wanted":
+    def here(cls, length: int, head: str, store: Store) -> "Wanted":
         """Of the run that the current activity belongs to."""
         info = activity.info()
-        return cls(info.workflow_id or "", info.workflow_run_id or "", length, head, workspace)
+        return cls(info.workflow_id or "", info.workflow_run_id or "", length, head, store)
 
 
 class TranscriptMismatch(Exception):
@@ -156,7 +158,7 @@ class Transcripts:
             page = await handle.query("transcript", {"from": before}, result_type=Page)
             for segment in page.segments:
                 if segment.end > transcript.length:
-                    _append_from(transcript, segment.start, await read_segment(wanted.workspace, segment))
+                    _append_from(transcript, segment.start, await read_segment(wanted.store, segment))
             _append_from(transcript, page.start, page.parts)
             if transcript.length == before:
                 return
@@ -167,10 +169,14 @@ def _append_from(transcript: Transcript, start: int, parts: list[Part]) -> None:
         transcript.append(part)
 
 
-async def read_segment(workspace: Workspace, segment: Segment) -> list[Part]:
-    data = await asyncio.to_thread(workspace.read_own, segment.ref)
+async def read_segment(store: Store, segment: Segment) -> list[Part]:
+    data = await asyncio.to_thread(store.read, segment.ref)
     return _PARTS.validate_json(data)
 
 
-def dump_parts(parts: list[Part]) -> bytes:
-    return _PARTS.dump_json(parts)
+async def keep_segment(store: Store, parts: Sequence[Part], start: int, head: str) -> Segment:
+    """Writes parts [start, start + len(parts)) down, under the hash of their bytes."""
+    data = _PARTS.dump_json(list(parts))
+    ref = f"segment-{blake2b(data, digest_size=16).hexdigest()}.json"
+    await asyncio.to_thread(store.put, ref, data)
+    return Segment(ref=ref, start=start, end=start + len(parts), head=head)

@@ -5,11 +5,14 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from temporalio import activity
+from temporalio.client import Client
 
+from activities.attempts import was_lost
+from activities.definition import definition_of, must_be_unchanged
 from activities.heartbeat import beating
 from activities.model import ModelCall, ModelReply
 from activities.project import Price, Project
-from activities.run import definition_of
+from activities.store import Store
 from activities.trace import record, spared
 from activities.transcript import Transcripts, Wanted
 from activities.workspace import Workspace
@@ -31,7 +34,8 @@ class Model(Protocol):
 
 
 class Turns:
-    def __init__(self, model: Model, transcripts: Transcripts, project: Project) -> None:
+    def __init__(self, client: Client, model: Model, transcripts: Transcripts, project: Project) -> None:
+        self._client = client
         self._model = model
         self._transcripts = transcripts
         self._project = project
@@ -39,7 +43,11 @@ class Turns:
 
     @activity.defn
     async def plan(self, request: TurnRequest) -> ModelTurn:
-        """The first turn: frame, plan, first actions."""
+        """The first turn: frame, plan, first actions.
+
+        Raises ApplicationError of a `RunFailure` type, or `DefinitionChanged` where an interrupted run finds its
+        agent defined otherwise than when it began.
+        """
         turn = await self._turn(request, "plan")
         if text := text_of(turn.content):
             with spared("plan.md"):
@@ -58,8 +66,11 @@ class Turns:
         workspace = self._workspace()
         shown = {"text": ""}
         async with beating(lambda: {"turn": request.turn, "text": shown["text"]}):
-            conversation = await self._transcripts.at(Wanted.here(request.length, request.head, workspace))
-            definition = await self._definition(request.definition, workspace)
+            store = self._project.stores.of(run_id_of(activity.info().workflow_id or ""))
+            definition = await self._definition(request.definition, store)
+            if request.interrupted or await was_lost(self._client):
+                must_be_unchanged(self._project, definition, request.refused)
+            conversation = await self._transcripts.at(Wanted.here(request.length, request.head, store))
             call = ModelCall(
                 definition=definition,
                 messages=conversation.messages(),
@@ -80,9 +91,9 @@ class Turns:
         record(workspace, _trace(request.turn, phase, turn))
         return turn
 
-    async def _definition(self, ref: str, workspace: Workspace) -> Definition:
+    async def _definition(self, ref: str, store: Store) -> Definition:
         if ref not in self._definitions:
-            self._definitions[ref] = await definition_of(workspace, ref)
+            self._definitions[ref] = await definition_of(store, ref)
         return self._definitions[ref]
 
 

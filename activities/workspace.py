@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import stat
 import unicodedata
 from collections.abc import Iterator
@@ -86,6 +87,36 @@ class Workspace:
     def write_own(self, relative: str, data: bytes, *, durable: bool = True) -> None:
         """As `write`; for the runtime, whose files tools may not write. What can be made again need not be durable."""
         self._replace(_parts(relative), data, durable=durable)
+
+    def create_own(self, relative: str, data: bytes) -> None:
+        """Writes a file durably where there is none; of several that try, one succeeds. Raises FileExistsError.
+
+        A disk that refuses the bytes leaves nothing behind.
+        """
+        *folders, last = _parts(relative)
+        with self._folder(folders, create=True) as folder:
+            with _opened(last, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as descriptor:
+                try:
+                    _write_all(descriptor, data)
+                    os.fsync(descriptor)
+                except BaseException:
+                    os.unlink(last, dir_fd=folder)
+                    raise
+            os.fsync(folder)
+
+    def names_own(self, relative: str) -> list[str]:
+        """The names in a folder of the runtime, sorted; none where there is no such folder."""
+        try:
+            with self._folder(_parts(relative)) as folder, os.scandir(folder) as entries:
+                return sorted(entry.name for entry in entries if not entry.name.startswith("."))
+        except FileNotFoundError:
+            return []
+
+    def remove_own(self, relative: str) -> None:
+        """Removes a folder of the runtime with all that is in it. Links are removed, not followed."""
+        *folders, last = _parts(relative)
+        with suppress(FileNotFoundError), self._folder(folders) as folder:
+            shutil.rmtree(last, dir_fd=folder)
 
     def append_line(self, name: str, line: str) -> None:
         """Appends one line in one write, so that lines of several workers stay whole; for the runtime."""

@@ -13,8 +13,8 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle, WorkflowHistory
 from temporalio.worker import Replayer
 
+from activities.store import LocalStores
 from activities.transcript import Transcripts, Wanted
-from activities.workspace import Workspace, folder_name
 from bench.raw_min import RawMin, runner
 from bench.side import Report, Side
 from bench.work import Work, text
@@ -141,8 +141,8 @@ async def _miss(side: Side, handle: WorkflowHandle[Any, Any]) -> float:
 
 async def _transcript(side: Side, handle: WorkflowHandle[Any, Any], page: Page) -> list[Part]:
     """All parts of a run, proven by its hash chain."""
-    workspace = Workspace(side.workspaces / folder_name(run_id_of(handle.id)))
-    conversation = await Transcripts(side.client).at(Wanted(handle.id, "", page.total, page.head, workspace))
+    store = LocalStores(side.workspaces).of(run_id_of(handle.id))
+    conversation = await Transcripts(side.client).at(Wanted(handle.id, "", page.total, page.head, store))
     return conversation.transcript.parts
 
 

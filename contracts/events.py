@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from contracts.limits import LimitOverrides, limits_in
 from contracts.tool import ToolError
@@ -41,6 +41,28 @@ class StartEvent(Edge):
     type: Literal["agentic.start"]
     payload: StartPayload
     dedupe_key: str | None = Field(default=None, min_length=1, max_length=1000)
+
+
+class ResumePayload(Edge):
+    """Without `step`: go on with a failed or timed-out run. With it: fork any run after that step."""
+
+    run_id: str = Field(min_length=1, max_length=1000)
+    step: int | None = Field(default=None, ge=0)
+    say: str | None = Field(default=None, min_length=1, max_length=200_000)
+
+    @field_validator("say")
+    @classmethod
+    def _is_said_to_a_fork(cls, say: str | None, info: ValidationInfo) -> str | None:
+        if say is not None and info.data.get("step") is None:
+            raise ValueError("only a fork can be told something: give a step")
+        return say
+
+
+class ResumeEvent(Edge):
+    """The input of an `AgentRun` that goes on from another run."""
+
+    type: Literal["agentic.resume"]
+    payload: ResumePayload
 
 
 class ToolRequestPayload(Value):

@@ -14,6 +14,15 @@ class RunFailure(StrEnum):
     model_unavailable = "ModelUnavailable"  # the provider: 5xx, broken streams, no connection, to the end
     context_too_long = "ContextTooLong"  # the conversation does not fit the model's window
     model_unusable = "ModelUnusable"  # the model: nothing usable in several replies in a row
+    not_resumable = "NotResumable"  # the caller: the run to resume or fork is not there, or not one to resume
+
+
+class Stop(StrEnum):
+    """Why an activity did not do its work, and asks the run to decide. No failure of anybody."""
+
+    in_doubt = "InDoubt"  # the ledger holds a claim without a result
+    ledger_unavailable = "LedgerUnavailable"  # without a claim no effect is made
+    definition_changed = "DefinitionChanged"
 
 
 class ToolFault(StrEnum):

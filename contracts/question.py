@@ -10,6 +10,7 @@ class QuestionKind(StrEnum):
     question = "question"  # the agent asks
     approval = "approval"  # a tool wants to run
     resume_unsafe = "resume_unsafe"  # a call may have happened
+    definition_changed = "definition_changed"  # the agent is defined otherwise now than when the run began
 
 
 class Question(Value):

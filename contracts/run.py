@@ -57,6 +57,13 @@ class Ending(Value):
     reason: str = ""  # `Escalation` or `RunFailure`
 
 
+class Inheritance(Value):
+    """Steps up to `through` were first made by the run `run_id`, under its keys and in its ledger."""
+
+    run_id: str
+    through: int
+
+
 class RunState(Value):
     run_id: str
     goal: str
@@ -87,6 +94,9 @@ class RunState(Value):
     plan: str = ""
     last_finding: str = ""
     ignored: tuple[str, ...] = ()  # the latest signals that had no effect, and why
+    inherited: tuple[Inheritance, ...] = ()  # of a resumed or forked run, the eldest first
+    interrupted: bool = False  # work was lost with a worker since the model was last asked
+    refused_definition: str | None = None  # a newer one, which a person decided against
     ending: Ending | None = None
 
 
@@ -96,6 +106,30 @@ class Continuation(Value):
     type: Literal["agentic.continue"] = "agentic.continue"
     state: RunState
     segments: tuple[Segment, ...] = Field(min_length=1)
+
+
+class InheritRequest(Value):
+    """The input of the activity `inherit`: continue `run_id`, or fork it after `step`, and `say` something more."""
+
+    run_id: str
+    step: int | None = None
+    say: str | None = None
+
+
+class Inherited(Value):
+    """What a run begins with that goes on from another one's state and conversation."""
+
+    state: RunState
+    segments: tuple[Segment, ...] = Field(min_length=1)
+
+
+class Snapshot(Value):
+    """The answer of the query `snapshot`: all that decides how the run goes on, but the conversation itself."""
+
+    state: RunState
+    segments: tuple[Segment, ...]
+    length: int
+    head: str
 
 
 class QuestionView(Value):
@@ -137,6 +171,7 @@ class RunView(Value):
     usage: Usage
     cost_usd: float | None
     ignored: tuple[str, ...]
+    origin: str | None = None  # the run that this one resumes, or was forked from
 
 
 class CloseRequest(Value):

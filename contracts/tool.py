@@ -3,8 +3,12 @@
 from enum import StrEnum
 from typing import Any, Literal
 
+from pydantic import Field
+
 from contracts.duration import Duration
 from contracts.value import Value
+
+RETRY_DELAYS = (0.5, 2.0, 8.0)  # seconds (B1)
 
 
 class Effect(StrEnum):
@@ -46,16 +50,19 @@ class ToolCall(Value):
 
     `arguments` is None where they are large: they are in the transcript already, as the model wrote them, and
     a byte of conversation enters history once. The activity then looks `tool_use_id` up there, in the transcript
-    of `length` parts whose hash is `head`.
+    of `length` parts whose hash is `head`. `owner` is the run under whose id the call was first made, where it is
+    not this one: a resumed run keeps its origin's keys, and its page of the ledger.
     """
 
     step: int
     tool: str
     tool_use_id: str
     arguments: dict[str, Any] | None
+    effect: Effect = Field(default=Effect.read, exclude_if=lambda effect: effect is Effect.read)
     attempt: int = 1  # grows when a person decides "run again"
     length: int = 0
     head: str = ""
+    owner: str | None = Field(default=None, exclude_if=lambda owner: owner is None)
 
 
 class ToolError(Value):
@@ -69,7 +76,8 @@ class ToolError(Value):
 class ToolOutcome(Value):
     """What a call brought. `result` is any JSON value; a large one is `{artifact_path, content_type, excerpt}`.
 
-    `artifacts` are the deliverables the call wrote, relative to the run's workspace.
+    `artifacts` are the deliverables the call wrote, relative to the run's workspace. `interrupted` says that an
+    attempt before this one was lost with its worker.
     """
 
     status: Literal["ok", "error"] = "ok"
@@ -77,6 +85,7 @@ class ToolOutcome(Value):
     error: ToolError | None = None
     artifacts: tuple[str, ...] = ()
     duration_ms: int = 0
+    interrupted: bool = Field(default=False, exclude_if=lambda interrupted: not interrupted)
 
 
 def failed(kind: str, message: str, *, retryable: bool = False) -> ToolOutcome:

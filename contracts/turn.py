@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from pydantic import Field
+
 from contracts.value import Value
 
 
@@ -23,12 +25,18 @@ class Usage(Value):
 
 
 class TurnRequest(Value):
-    """A cursor into the transcript, and the definition by its hash: never the conversation itself."""
+    """A cursor into the transcript, and the definition by its hash: never the conversation itself.
+
+    `interrupted` says that the run picks up again after an interruption, so that the definition is compared with the
+    project's. `refused` is the hash of a newer definition that a person decided against.
+    """
 
     turn: int
     length: int
     head: str
     definition: str
+    interrupted: bool = Field(default=False, exclude_if=lambda interrupted: not interrupted)
+    refused: str | None = Field(default=None, exclude_if=lambda refused: refused is None)
 
 
 class ModelTurn(Value):

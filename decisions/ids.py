@@ -17,6 +17,12 @@ def run_id_for(dedupe_key: str) -> str:
     return "k-" + blake2b(dedupe_key.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
 
 
+def resumed_id(run_id: str) -> str:
+    """The run that resumes this one: "r", "r~2", "r~3". Resuming twice finds the same run."""
+    stem, tilde, number = run_id.rpartition("~")
+    return f"{stem}~{int(number) + 1}" if tilde and number.isdecimal() else f"{run_id}~2"
+
+
 def start_key(request_id: str) -> str:
     return f"agentic:start:{request_id}"
 

@@ -4,6 +4,7 @@ A turn is one model call and the calls it asked for. A run thinks (`plan` first,
 of the turn batch by batch, and thinks again, until there is an ending.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -16,6 +17,7 @@ from decisions.calls import calls_of, next_batch, text_of
 from decisions.framing import framing
 
 MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
+IN_DOUBT = failed(ToolFault.in_doubt, "interrupted; may have happened")
 EXCERPT = 600  # characters of a finding or plan that the state keeps for people
 
 
@@ -216,12 +218,15 @@ def ended(state: RunState, ending: Ending, now: datetime) -> RunState:
     return state.model_copy(update={"ending": ending, "status": ending.status, "updated_at": now})
 
 
-def halted(state: RunState, now: datetime) -> RunState:
-    """Answers what is still open: every tool use gets its result, also when the run ends before the call."""
+def halted(state: RunState, in_flight: Collection[str], now: datetime) -> RunState:
+    """Answers what is still open: every tool use gets its result, also when the run ends before the call.
+
+    `in_flight` are the tool uses that may have had their effect: the record must not read as if they had not.
+    """
     interrupted = failed(ToolFault.interrupted, "the run ended before this call had a result")
     for call in state.calls:
         if call.outcome is None:
-            state = settled(state, call, interrupted, now)
+            state = settled(state, call, IN_DOUBT if call.tool_use_id in in_flight else interrupted, now)
     return state
 
 

@@ -36,7 +36,11 @@ def call_line(tool: str, arguments: Mapping[str, Any]) -> str:
 
 def waiting_for(question: Question) -> str:
     """The search attribute `WaitingFor`: "human: approve charge"."""
-    about = {QuestionKind.approval: f"approve {question.tool}", QuestionKind.resume_unsafe: f"settle {question.tool}"}
+    about = {
+        QuestionKind.approval: f"approve {question.tool}",
+        QuestionKind.resume_unsafe: f"settle {question.tool}",
+        QuestionKind.definition_changed: "settle the changed definition",
+    }
     return cut(f"human: {about.get(question.kind, question.text)}", 200)
 
 
@@ -147,7 +151,20 @@ def view(state: RunState) -> RunView:
         usage=state.usage,
         cost_usd=state.cost_usd,
         ignored=state.ignored,
+        origin=state.inherited[-1].run_id if state.inherited else None,
     )
+
+
+def figures(state: RunState) -> dict[str, Any]:
+    """What an event of the run's end tells of it."""
+    usage = state.usage
+    return {
+        "steps": state.step,
+        "turns": state.turns,
+        "tokens": usage.input + usage.cache_read + usage.cache_write + usage.output,
+        "cost_usd": state.cost_usd,
+        "reason": state.ending.reason if state.ending else None,
+    }
 
 
 def _resume_point(state: RunState) -> str:

@@ -8,6 +8,7 @@ DECISIONS: dict[QuestionKind, tuple[Decision, ...]] = {
     QuestionKind.question: (),
     QuestionKind.approval: (Decision.approve, Decision.approve_tool, Decision.deny),
     QuestionKind.resume_unsafe: (Decision.run_again, Decision.use_result, Decision.give_up),
+    QuestionKind.definition_changed: (Decision.use_new, Decision.keep_old, Decision.stop),
 }
 
 

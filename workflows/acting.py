@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 from pydantic_core import to_json
 from temporalio import workflow
@@ -12,17 +13,20 @@ from contracts.failures import ToolFault
 from contracts.question import QuestionKind
 from contracts.run import Call
 from contracts.signals import Decision
-from contracts.tool import Effect, ToolCall, ToolKind, ToolOutcome, ToolRoute, failed
+from contracts.tool import RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, ToolRoute, failed
 from decisions import loop, narrate
 from decisions.builtins import ASK_HUMAN, CONTROL
 from decisions.calls import needs_approval
+from decisions.loop import IN_DOUBT
+from decisions.resume import owner_of
+from workflows import events
 from workflows.fate import Fate, fate, told
 from workflows.live_run import LiveRun
-from workflows.policies import HEARTBEAT, TOOL_RETRIES, WAIT_FOR_END
+from workflows.policies import HEARTBEAT, MOST_LOST, TOOL_RETRIES, WAIT_FOR_END
 
 INLINE_ARGUMENTS = 8 * 1024  # bytes; larger ones are named by the cursor, since history holds them already
-IN_DOUBT = failed(ToolFault.in_doubt, "interrupted; may have happened")
-OUTSIDE_RETRIES = (0.5, 2.0, 8.0)  # seconds; B1 for results that come as signals
+UNBEGUN = (Fate.cancelled, Fate.unavailable)  # of a `once` call, whose activity has one attempt
+FIRST_WAIT, MOST_WAIT = 1.0, 60.0  # seconds between tries to write to a ledger that takes no claim
 
 
 async def act(run: LiveRun, batch: tuple[Call, ...]) -> None:
@@ -75,29 +79,54 @@ async def _approve(run: LiveRun, call: Call) -> ToolOutcome | None:
 
 
 async def _run_tool(run: LiveRun, call: Call) -> ToolOutcome:
-    """One activity. A call that may have happened is never repeated by the runtime: a person settles it (B9)."""
-    attempt = 1
+    """A call that may have happened is never repeated by the runtime: a person settles it (B9)."""
+    generation = 1
     while True:
-        running = _schedule(run, call, attempt)
+        outcome = await _made(run, call, generation)
+        if outcome is None:
+            outcome = await _settle_doubt(run, call)
+        if outcome is not None:
+            return outcome
+        generation += 1
+        run.state = loop.reissued(run.state, call.step or 0, workflow.now())
+
+
+async def _made(run: LiveRun, call: Call, generation: int) -> ToolOutcome | None:
+    """The call's outcome; None where only a person can tell. What a lost worker left behind is looked up first."""
+    lost, wait = 0, FIRST_WAIT
+    while True:
+        run.in_flight(call)
         try:
-            # An effect is never cut in half: its end is awaited, whatever arrives.
-            return await (run.halt.stoppable(running) if call.effect is Effect.read else running)
+            outcome: ToolOutcome = await run.halt.stoppable(_schedule(run, call, generation))
         except ActivityError as error:
             end = fate(error)
+            if end is Fate.in_doubt:
+                return None
+            if end in UNBEGUN and call.effect is Effect.once and not lost:
+                run.landed(call)
             if end is Fate.cancelled:
                 raise asyncio.CancelledError from None
-            if end is Fate.failed or call.effect is not Effect.once:
+            if end is Fate.unavailable:
+                why = f"{call.tool} · step {call.step}: {narrate.cut(str(error.cause), 80)}"
+                await run.halt.stoppable(workflow.sleep(wait, summary=why))
+                wait = min(2 * wait, MOST_WAIT)
+            elif _is_looked_up(end, call, lost):
+                lost += 1
+                run.update(interrupted=True)
+                run.state = loop.reissued(run.state, call.step or 0, workflow.now())
+            else:
+                run.landed(call)
                 return told(error, call.effect)
-        try:
-            settled = await _settle_doubt(run, call)
-        except asyncio.CancelledError:
-            # The run ends without an answer: the record must not read as if the call had not happened.
-            run.state = loop.settled(run.state, call, IN_DOUBT, workflow.now())
-            raise
-        if settled is not None:
-            return settled
-        attempt += 1
-        run.state = loop.reissued(run.state, call.step or 0, workflow.now())
+        else:
+            run.landed(call)
+            if outcome.interrupted:
+                run.update(interrupted=True)
+            return outcome
+
+
+def _is_looked_up(end: Fate, call: Call, lost: int) -> bool:
+    """Whether another attempt should see what became of this one."""
+    return (end is Fate.lost and lost < MOST_LOST) or (end is Fate.late and call.effect is Effect.once and not lost)
 
 
 async def _schedule(run: LiveRun, call: Call, attempt: int) -> ToolOutcome:
@@ -108,9 +137,11 @@ async def _schedule(run: LiveRun, call: Call, attempt: int) -> ToolOutcome:
         tool=call.tool,
         tool_use_id=call.tool_use_id,
         arguments=None if large else call.arguments,
+        effect=call.effect,
         attempt=attempt,
         length=run.transcript.length if large else 0,
         head=run.transcript.head if large else "",
+        owner=owner_of(run.state, call.step or 0),
     )
     return await workflow.execute_activity_method(
         ToolCalls.call_tool,
@@ -126,7 +157,10 @@ async def _schedule(run: LiveRun, call: Call, attempt: int) -> ToolOutcome:
 async def _settle_doubt(run: LiveRun, call: Call) -> ToolOutcome | None:
     """None where a person decides to run the call again."""
     text = f"`{narrate.call_line(call.tool, call.arguments)}` was interrupted and may have happened. Run it again?"
+    events.emit(run, "agent_run.resume_unsafe", **_about(call))
+    run.update(interrupted=True)
     answer = await run.ask(QuestionKind.resume_unsafe, text, step=call.step, tool=call.tool)
+    run.landed(call)
     if answer.decision is Decision.run_again:
         return None
     if answer.decision is Decision.use_result:
@@ -140,19 +174,26 @@ async def _settle_doubt(run: LiveRun, call: Call) -> ToolOutcome | None:
 async def _hand_out(run: LiveRun, call: Call) -> ToolOutcome:
     """The request goes out, the result comes back as a signal; an error that may pass is tried again (A11)."""
     timeout = _route(run, call).timeout
-    for attempt, delay in enumerate((*OUTSIDE_RETRIES, None), start=1):
+    for attempt, delay in enumerate((*RETRY_DELAYS, None), start=1):
         handed_out = await _run_tool(run, call)
         if handed_out.status == "error":
             return handed_out
+        run.in_flight(call)
         outcome = await run.outside_result(call.step or 0, call.tool, timeout)
+        run.landed(call)
         if outcome is None:
             return failed(ToolFault.timeout, f"no result came within {timeout}")
         again = outcome.error is not None and outcome.error.retryable and call.effect is not Effect.once
         if not again or delay is None:
             return outcome
+        events.emit(run, "agent.tool.retry", **_about(call), attempt=attempt + 1, delay_seconds=delay)
         await run.halt.stoppable(workflow.sleep(delay, summary=f"retry {attempt} of {call.tool} · step {call.step}"))
         run.state = loop.reissued(run.state, call.step or 0, workflow.now())
     raise AssertionError("the last attempt returns")
+
+
+def _about(call: Call) -> dict[str, Any]:
+    return {"step": call.step, "tool": call.tool, "tool_use_id": call.tool_use_id}
 
 
 def _route(run: LiveRun, call: Call) -> ToolRoute:

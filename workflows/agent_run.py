@@ -12,25 +12,37 @@ from temporalio import workflow
 from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError, ApplicationError
 
+from activities.inherit import Inheritances
 from activities.run import Runs
 from activities.turn import Turns
-from contracts.agent import OpeningRequest
-from contracts.events import ToolResultEvent
-from contracts.failures import RunFailure
+from contracts.agent import Opening, OpeningRequest
+from contracts.events import ResumePayload, ToolResultEvent
+from contracts.failures import RunFailure, Stop
 from contracts.journal import Journal
-from contracts.run import CloseRequest, Continuation, Ending, RunStatus, RunView
-from contracts.signals import CancelRequest, HumanInput
+from contracts.question import QuestionKind
+from contracts.run import (
+    CloseRequest,
+    Continuation,
+    Ending,
+    Inherited,
+    InheritRequest,
+    RunStatus,
+    RunView,
+    Snapshot,
+)
+from contracts.signals import CancelRequest, Decision, HumanInput
 from contracts.transcript import Page, TranscriptQuery
 from contracts.turn import ModelTurn, TurnRequest
 from decisions import loop, narrate
 from decisions.endings import ending_event, handoff
 from decisions.limits import effective
-from decisions.transcript import call_part, note_part, reply_part
+from decisions.transcript import Transcript, call_part, note_part, reply_part
+from workflows import events, halt
 from workflows.acting import act
 from workflows.fate import Fate, fate
 from workflows.handlers import invalid, read, read_optional
 from workflows.live_run import LiveRun, begin
-from workflows.policies import FILES, HEARTBEAT, MODEL_RETRIES, WAIT_FOR_END
+from workflows.policies import FILES, HEARTBEAT, MODEL_RETRIES, MOST_LOST, WAIT_FOR_END
 
 
 @workflow.defn
@@ -51,9 +63,9 @@ class AgentRun:
     async def run(self, *args: Any) -> dict[str, Any]:  # noqa: ARG002 - read by __init__; Temporal wants both alike
         run = self._run
         try:
-            rotated = await run.halt.outlast(self._work(run))
+            rotated = await run.halt.outlast(self._work(run), halt.MOST_WAIT)
         except asyncio.CancelledError:
-            run.state = loop.halted(run.state, workflow.now())
+            run.state = loop.halted(run.state, run.effects, workflow.now())
             rotated = False
         if rotated:
             workflow.continue_as_new(Continuation(state=run.state, segments=run.segments))
@@ -87,18 +99,29 @@ class AgentRun:
                     return False
 
     async def _open(self, run: LiveRun) -> None:
+        """Takes over what the run goes on from, if anything, and the snapshot of its agent."""
+        if run.origin is not None:
+            await self._inherit(run, run.origin)
+        if run.state.ending is None and not run.state.definition:
+            await self._take_snapshot(run)
+        events.emit(run, "agent_run.started", agent=run.state.agent, origin=run.origin and run.origin.run_id)
         run.set_status(RunStatus.running)
+
+    async def _inherit(self, run: LiveRun, origin: ResumePayload) -> None:
+        request = InheritRequest(**origin.model_dump())
+        try:
+            inherited: Inherited = await self._read(run, Inheritances.inherit, request, f"go on from {origin.run_id}")
+        except ActivityError as error:
+            _fail(run, error, RunFailure.not_resumable)
+            return
+        last = inherited.segments[-1]
+        run.take_over(inherited.state, Transcript(last.end, last.head), inherited.segments)
+
+    async def _take_snapshot(self, run: LiveRun) -> None:
+        """As the project defines the agent now."""
         request = OpeningRequest(agent=run.state.agent, length=run.transcript.length, head=run.transcript.head)
         try:
-            opening = await run.halt.stoppable(
-                workflow.execute_activity_method(
-                    Runs.open_run,
-                    request,
-                    cancellation_type=WAIT_FOR_END,
-                    summary="read agent, tools and limits",
-                    **FILES,
-                )
-            )
+            opening: Opening = await self._read(run, Runs.open_run, request, "read agent, tools and limits")
         except ActivityError as error:
             _fail(run, error, RunFailure.bad_project)
             return
@@ -111,36 +134,56 @@ class AgentRun:
             limits=effective(*run.requested, opening.limits),
         )
 
+    async def _read(self, run: LiveRun, what: Any, request: Any, summary: str) -> Any:
+        call = workflow.execute_activity_method(
+            what, request, cancellation_type=WAIT_FOR_END, summary=narrate.cut(summary, 80), **FILES
+        )
+        return await run.halt.stoppable(call)
+
     async def _think(self, run: LiveRun) -> None:
         """One model call, and what it makes of the run."""
         run.tell()
-        request = TurnRequest(
-            turn=run.state.turns + 1,
-            length=run.transcript.length,
-            head=run.transcript.head,
-            definition=run.state.definition,
-        )
-        call = workflow.execute_activity_method(
-            Turns.plan if run.state.turns == 0 else Turns.reflect,
-            request,
-            start_to_close_timeout=run.state.limits.turn_timeout,
-            heartbeat_timeout=HEARTBEAT,
-            retry_policy=MODEL_RETRIES,
-            cancellation_type=WAIT_FOR_END,
-            summary=narrate.turn_summary(run.state),
-        )
-        try:
-            turn: ModelTurn = await run.halt.stoppable(call)
-        except ActivityError as error:
-            _fail(run, error, RunFailure.model_unavailable)
+        turn = await self._reply(run)
+        if turn is None:
             return
         taken = loop.take_turn(run.state, turn)
         run.state = taken.state
-        run.update()
+        run.update(interrupted=False)
         if taken.keep:
             run.transcript.append(reply_part(turn))
         if taken.note:
             run.transcript.append(note_part(taken.note))
+
+    async def _reply(self, run: LiveRun) -> ModelTurn | None:
+        """None where the run has changed instead: it failed, or a person decided what its definition is."""
+        for _ in range(MOST_LOST):
+            try:
+                turn: ModelTurn = await run.halt.stoppable(_asked(run))
+            except ActivityError as error:
+                last = error
+            else:
+                return turn
+            if fate(last) is not Fate.lost:
+                break
+            run.update(interrupted=True)
+        if isinstance(last.cause, ApplicationError) and last.cause.type == Stop.definition_changed:
+            await self._settle_definition(run, *last.cause.details)
+        else:
+            _fail(run, last, RunFailure.model_unavailable)
+        return None
+
+    async def _settle_definition(self, run: LiveRun, new: str, difference: str) -> None:
+        """The agent is defined otherwise than when the run began: a person decides, nobody guesses (B10)."""
+        events.emit(run, "agent_run.resume_unsafe", definition=new)
+        answer = await run.ask(QuestionKind.definition_changed, difference)
+        run.update(interrupted=False)
+        match answer.decision:
+            case Decision.use_new:
+                await self._take_snapshot(run)
+            case Decision.stop:
+                run.halt.request(f"stopped by {answer.by or 'a person'}: the definition has changed")
+            case _:
+                run.update(refused_definition=new)
 
     async def _archive(self, run: LiveRun, **end: Any) -> None:
         """Closes the live stretch of the transcript into the run's store."""
@@ -154,6 +197,7 @@ class AgentRun:
         """Tells the ending once, and ends as Temporal should show it."""
         _close_turn(run)
         ending = run.state.ending
+        events.emit(run, f"agent_run.{ending.status if ending else RunStatus.cancelled}", **narrate.figures(run.state))
         # A halt leaves the question that it interrupted.
         run.set_status(RunStatus.cancelled if ending is None else ending.status, question=None)
         if ending is None:
@@ -225,6 +269,11 @@ class AgentRun:
     def state(self, *_: Any) -> RunView:
         return narrate.view(self._run.state)
 
+    @workflow.query(description="All that decides how the run goes on; what a resumed or forked run begins with")
+    def snapshot(self, *_: Any) -> Snapshot:
+        run = self._run
+        return Snapshot(state=run.state, segments=run.segments, length=run.transcript.length, head=run.transcript.head)
+
     @workflow.query(description="The run journal, section by section")
     def journal(self, *_: Any) -> Journal:
         return self._run.state.journal
@@ -233,6 +282,26 @@ class AgentRun:
     def transcript(self, *args: Any) -> Page:
         asked, run = read_optional(TranscriptQuery, args), self._run
         return run.transcript.page(asked.start, asked.limit, run.segments)
+
+
+async def _asked(run: LiveRun) -> ModelTurn:
+    request = TurnRequest(
+        turn=run.state.turns + 1,
+        length=run.transcript.length,
+        head=run.transcript.head,
+        definition=run.state.definition,
+        interrupted=run.state.interrupted,
+        refused=run.state.refused_definition,
+    )
+    return await workflow.execute_activity_method(
+        Turns.plan if run.state.turns == 0 else Turns.reflect,
+        request,
+        start_to_close_timeout=run.state.limits.turn_timeout,
+        heartbeat_timeout=HEARTBEAT,
+        retry_policy=MODEL_RETRIES,
+        cancellation_type=WAIT_FOR_END,
+        summary=narrate.turn_summary(run.state),
+    )
 
 
 def _close_turn(run: LiveRun) -> None:

@@ -12,34 +12,40 @@ from temporalio.exceptions import (
     TimeoutError as TimedOut,
 )
 
-from contracts.failures import ToolFault
+from activities.attempts import WORKER_SHUTDOWN
+from contracts.failures import Stop, ToolFault
 from contracts.tool import Effect, ToolOutcome, failed
 
 
 class Fate(StrEnum):
-    cancelled = "cancelled"
+    cancelled = "cancelled"  # stopped before it did anything
     failed = "failed"  # it said so itself
-    in_doubt = "in_doubt"  # nobody knows: the worker died, was shut down, or ran out of time
+    late = "late"  # it was given all its time, and did not end
+    lost = "lost"  # its worker died or was shut down
+    in_doubt = "in_doubt"  # the ledger knows that it was begun, and nobody knows how it ended
+    unavailable = "unavailable"  # the ledger takes no claim, so it was not begun
+
+
+_STOPS: dict[str, Fate] = {Stop.in_doubt: Fate.in_doubt, Stop.ledger_unavailable: Fate.unavailable}
 
 
 def fate(error: ActivityError) -> Fate:
-    """Valid for activities that a cancel waits for; in doubt matters where there is a single attempt."""
+    """Valid for activities that a cancel waits for, and that take a cancel only while no effect has begun."""
     cause = error.cause
     if isinstance(cause, CancelledError):
         return Fate.cancelled
-    if isinstance(cause, ApplicationError) and cause.type != "WorkerShutdown":
-        return Fate.failed
-    if isinstance(cause, TimedOut) and cause.type is TimeoutType.SCHEDULE_TO_START:
-        return Fate.failed
-    return Fate.in_doubt
+    if isinstance(cause, ApplicationError):
+        return Fate.lost if cause.type == WORKER_SHUTDOWN else _STOPS.get(cause.type or "", Fate.failed)
+    if isinstance(cause, TimedOut):
+        return Fate.lost if cause.type is TimeoutType.HEARTBEAT else Fate.late
+    return Fate.lost
 
 
 def told(error: ActivityError, effect: Effect) -> ToolOutcome:
     """The failure as an outcome for the model."""
     cause = error.cause
     if isinstance(cause, ApplicationError):
-        tried = ""
-        if not cause.non_retryable:
-            tried = " (it may have happened)" if effect is Effect.once else " (three retries did not help)"
+        tried = "" if cause.non_retryable else " (three retries did not help)"
         return failed(cause.type or ToolFault.tool_error, f"{cause.message}{tried}", retryable=not cause.non_retryable)
-    return failed(ToolFault.timeout, "the call did not come to an end in time", retryable=True)
+    happened = "" if effect is Effect.read else "; it may have happened"
+    return failed(ToolFault.timeout, f"the call did not come to an end in time{happened}", retryable=True)

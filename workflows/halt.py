@@ -1,16 +1,20 @@
 """How a run is stopped from outside without cutting an effect in half (B7).
 
 A halt comes from Temporal's own cancel, from the signal `cancel`, or from a result that breaks the protocol. The root
-swallows Temporal's cancel, so that an effect in flight never gets it; what may be stopped at once says so.
+turns each into a cancel of what is running. Waits end at once, and so do reads and model calls; an activity that is
+having its effect finishes it and returns its result, which then counts.
 """
 
 import asyncio
 from collections.abc import Coroutine
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from temporalio import workflow
 
 T = TypeVar("T")
+
+MOST_WAIT = timedelta(minutes=3)  # for what is running to come to its end, once the run is to stop
 
 
 class Halt:
@@ -31,7 +35,7 @@ class Halt:
             raise asyncio.CancelledError
 
     async def stoppable(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Awaits what a halt may interrupt: reads, model calls, waits for people and outside results."""
+        """Awaits what hears of a halt. Raises CancelledError where that ended it, or came before it."""
         if self.reason is not None:
             coroutine.close()
             raise asyncio.CancelledError
@@ -42,12 +46,22 @@ class Halt:
         finally:
             self._stoppable.remove(task)
 
-    async def outlast(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Awaits to the end, turning Temporal's cancel into a halt."""
+    async def outlast(self, coroutine: Coroutine[Any, Any, T], most: timedelta | None = None) -> T:
+        """Awaits to the end, turning Temporal's cancel into a halt; after one, for `most` of time.
+
+        Raises CancelledError where that was not enough.
+        """
         task = asyncio.create_task(coroutine)
         while not task.done():
+            halted = self.reason is not None
             try:
-                await workflow.wait_condition(task.done)
+                await workflow.wait_condition(
+                    lambda: task.done() or (self.reason is not None) != halted,  # noqa: B023 - awaited in this round
+                    timeout=most if halted else None,
+                    timeout_summary="finish what is running, then stop",
+                )
             except asyncio.CancelledError:
                 self.request(workflow.cancellation_reason() or "cancelled in Temporal")
+            except TimeoutError:
+                raise asyncio.CancelledError from None
         return task.result()

@@ -12,13 +12,13 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeUpdate, TypedSearchAttributes
 
 from contracts.agent import DEFAULT_AGENT
-from contracts.events import StartEvent, ToolResultEvent
+from contracts.events import ResumeEvent, ResumePayload, StartEvent, StartPayload, ToolResultEvent
 from contracts.failures import Escalation
 from contracts.limits import LimitOverrides, limits_in
 from contracts.question import Question, QuestionKind
-from contracts.run import Continuation, RunState, RunStatus
+from contracts.run import Call, Continuation, RunState, RunStatus
 from contracts.signals import HumanInput
-from contracts.tool import ToolOutcome
+from contracts.tool import Effect, ToolOutcome
 from contracts.transcript import Segment
 from decisions import ids, loop, narrate
 from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
@@ -40,16 +40,25 @@ class LiveRun:
         transcript: Transcript,
         segments: tuple[Segment, ...],
         requested: tuple[LimitOverrides, ...] = (),
+        origin: ResumePayload | None = None,
     ) -> None:
         self.state = state
+        self.origin = origin  # what this run goes on from
         self.requested = requested  # the limits of the start event; they count once the agent's are known
         self.transcript = transcript
         self.segments = segments
         self.halt = Halt()
+        self.effects: list[str] = []  # tool uses that may be having their effect just now
         self._results: dict[int, ToolOutcome] = {}
         self._answer: HumanInput | None = None
         self._awaited = 0  # results from outside that the loop waits for
         self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
+        self.tell()
+
+    def take_over(self, state: RunState, transcript: Transcript, segments: tuple[Segment, ...]) -> None:
+        """Goes on from another run's state and conversation."""
+        self.state, self.transcript, self.segments = state, transcript, segments
+        self.requested = (LimitOverrides(**state.limits.model_dump()),)
         self.tell()
 
     @property
@@ -79,6 +88,16 @@ class LiveRun:
             workflow.upsert_search_attributes(changed)
         self._shown = new
         self.tell()
+
+    def in_flight(self, call: Call) -> None:
+        """From now on the call may have happened, if it changes anything."""
+        if call.effect is not Effect.read and call.tool_use_id not in self.effects:
+            self.effects.append(call.tool_use_id)
+
+    def landed(self, call: Call) -> None:
+        """What became of the call is known."""
+        if call.tool_use_id in self.effects:
+            self.effects.remove(call.tool_use_id)
 
     def ignore(self, signal: str, why: str) -> None:
         """What had no effect is told, in the log and in the state, and harms nothing."""
@@ -164,14 +183,31 @@ class LiveRun:
 
 def begin(args: Sequence[Any]) -> LiveRun:
     """The run of a start event, or of what an earlier execution carried over. Raises ApplicationError InvalidInput."""
-    if len(args) == 1 and isinstance(args[0], dict) and args[0].get("type") == "agentic.continue":
+    if _type_of(args) == "agentic.continue":
         carried = read(Continuation, args)
         last = carried.segments[-1]
         return LiveRun(carried.state, Transcript(last.end, last.head), carried.segments)
+    if _type_of(args) == "agentic.resume":
+        origin = read(ResumeEvent, args).payload
+        return LiveRun(_new(StartPayload(goal=f"go on from {origin.run_id}")), Transcript(), (), origin=origin)
     payload = read(StartEvent, args).payload
     requested = (payload.limits, limits_in(payload.context))
+    state = _new(payload).model_copy(update={"limits": effective(*requested)})
+    transcript = Transcript()
+    transcript.append(goal_part(payload.goal, payload.context))
+    if transcript.size > PAGE_BYTES:
+        took = f"goal and context take {transcript.size:,} bytes of conversation, and {PAGE_BYTES:,} is the most"
+        raise invalid(f"{took}: put the rest into a file that a tool can read")
+    return LiveRun(state, transcript, (), requested)
+
+
+def _type_of(args: Sequence[Any]) -> Any:
+    return args[0].get("type") if len(args) == 1 and isinstance(args[0], dict) else None
+
+
+def _new(payload: StartPayload) -> RunState:
     now = workflow.now()
-    state = RunState(
+    return RunState(
         run_id=ids.run_id_of(workflow.info().workflow_id),
         goal=payload.goal,
         agent=payload.agent or DEFAULT_AGENT,
@@ -179,11 +215,5 @@ def begin(args: Sequence[Any]) -> LiveRun:
         conversation_id=payload.conversation_id,
         created_at=now,
         updated_at=now,
-        limits=effective(*requested),
+        limits=effective(),
     )
-    transcript = Transcript()
-    transcript.append(goal_part(payload.goal, payload.context))
-    if transcript.size > PAGE_BYTES:
-        took = f"goal and context take {transcript.size:,} bytes of conversation, and {PAGE_BYTES:,} is the most"
-        raise invalid(f"{took}: put the rest into a file that a tool can read")
-    return LiveRun(state, transcript, (), requested)

@@ -6,7 +6,7 @@ from typing import Any
 from temporalio.common import RetryPolicy
 from temporalio.workflow import ActivityCancellationType
 
-from contracts.tool import Effect
+from contracts.tool import RETRY_DELAYS, Effect
 
 # A dead worker is found within this; the activities beat every second.
 HEARTBEAT = timedelta(seconds=10)
@@ -22,13 +22,14 @@ MODEL_RETRIES = RetryPolicy(
 
 # B1: three retries, after 0.5, 2 and 8 s, where a repeat does no harm.
 _REPEATABLE = RetryPolicy(
-    initial_interval=timedelta(seconds=0.5),
-    backoff_coefficient=4.0,
-    maximum_interval=timedelta(seconds=8),
-    maximum_attempts=4,
+    initial_interval=timedelta(seconds=RETRY_DELAYS[0]),
+    backoff_coefficient=RETRY_DELAYS[1] / RETRY_DELAYS[0],
+    maximum_interval=timedelta(seconds=RETRY_DELAYS[-1]),
+    maximum_attempts=1 + len(RETRY_DELAYS),
 )
 
-# B2: a repeat could do the thing twice, so there is none. What a lost worker leaves behind, a person settles.
+# B2: a repeat could do the thing twice, so there is none. What a lost worker leaves behind, the ledger or a person
+# settles, in an activity of its own.
 _NEVER_AGAIN = RetryPolicy(maximum_attempts=1)
 
 TOOL_RETRIES: dict[Effect, RetryPolicy] = {
@@ -36,6 +37,10 @@ TOOL_RETRIES: dict[Effect, RetryPolicy] = {
     Effect.keyed: _REPEATABLE,
     Effect.once: _NEVER_AGAIN,
 }
+
+# An activity that was lost with its worker, after all its attempts, is made anew this often. What kills whoever makes
+# it must not go on for ever.
+MOST_LOST = 3
 
 # Our own files: nothing is lost by trying until the disk is back, and the run must not end without its record.
 FILES: dict[str, Any] = {

@@ -7,7 +7,8 @@ from typing import Any, cast
 import pytest
 from temporalio.client import Client
 
-from activities.transcript import TranscriptMismatch, Transcripts, Wanted, dump_parts
+from activities.store import LocalStore
+from activities.transcript import TranscriptMismatch, Transcripts, Wanted, keep_segment
 from activities.workspace import Workspace
 from contracts.tool import ToolOutcome
 from contracts.transcript import Page, Part, PartKind, Segment
@@ -47,13 +48,13 @@ class Run:
 
 class Worker:
     def __init__(self, run: Run, root: Path, max_bytes: int = 10**9) -> None:
-        self.run, self.workspace = run, Workspace(root)
+        self.run, self.store = run, LocalStore(Workspace(root))
         self.cache = Transcripts(cast("Client", run), max_bytes)
 
     async def at(self, length: int | None = None, workflow: str = "w") -> list[dict[str, Any]]:
         length = self.run.transcript.length if length is None else length
         head = self.run.transcript.head_at(length) or ""
-        found = await self.cache.at(Wanted(workflow, "r", length, head, self.workspace))
+        found = await self.cache.at(Wanted(workflow, "r", length, head, self.store))
         assert found.transcript.length == length
         assert found.transcript.head == head
         return found.messages()
@@ -138,7 +139,7 @@ async def test_a_run_that_was_reset_is_read_anew(run: Run, worker: Worker) -> No
 async def test_a_transcript_that_the_run_does_not_have_is_refused(run: Run, worker: Worker) -> None:
     for length, head in ((1, "wrong"), (5, run.transcript.head)):
         with pytest.raises(TranscriptMismatch):
-            await worker.cache.at(Wanted("w", "r", length, head, worker.workspace))
+            await worker.cache.at(Wanted("w", "r", length, head, worker.store))
     assert len(await worker.at()) == 1
 
 
@@ -153,13 +154,12 @@ async def test_large_conversations_come_in_pages(run: Run, worker: Worker) -> No
 async def test_closed_segments_are_read_from_the_store(tmp_path: Path) -> None:
     parts = [goal_part("see", {}), reply(0, "a"), result("a"), reply(1, "b"), result("b")]
     whole = Transcript()
-    workspace = Workspace(tmp_path)
+    store = LocalStore(Workspace(tmp_path))
     segments = []
-    for number, (start, end) in enumerate(((0, 2), (2, 4))):
+    for start, end in ((0, 2), (2, 4)):
         for part in parts[start:end]:
             whole.append(part)
-        workspace.write_own(f".store/{number}", dump_parts(parts[start:end]))
-        segments.append(Segment(ref=f".store/{number}", start=start, end=end, head=whole.head))
+        segments.append(await keep_segment(store, parts[start:end], start, whole.head))
     run = Run(4, whole.head, tuple(segments))
     run.add(parts[4])
     messages = await Worker(run, tmp_path).at()
@@ -170,9 +170,8 @@ async def test_closed_segments_are_read_from_the_store(tmp_path: Path) -> None:
 async def test_a_segment_that_was_changed_in_the_store_is_noticed(tmp_path: Path) -> None:
     head = Transcript()
     head.append(goal_part("see", {}))
-    workspace = Workspace(tmp_path)
-    workspace.write_own(".store/0", dump_parts([goal_part("do harm", {})]))
-    run = Run(1, head.head, (Segment(ref=".store/0", start=0, end=1, head=head.head),))
+    segment = await keep_segment(LocalStore(Workspace(tmp_path)), [goal_part("do harm", {})], 0, head.head)
+    run = Run(1, head.head, (segment,))
     run.add(note_part("go on"))
     with pytest.raises(TranscriptMismatch):
         await Worker(run, tmp_path).at()

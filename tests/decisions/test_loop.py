@@ -262,9 +262,9 @@ def test_a_run_that_is_halted_answers_every_open_call(player: Any, new_turn: Any
     it = player()
     it.turn(new_turn("", ("look", {}), ("charge", {}), ("finish", {"outcome": "x"})))
     it.state = loop.issued(it.state, it.state.calls[:1], now)
-    state = loop.halted(it.state, now)
+    state = loop.halted(it.state, [it.state.calls[1].tool_use_id], now)
     kinds = [c.outcome.error.kind for c in state.calls if c.outcome and c.outcome.error]
-    assert kinds == ["interrupted"] * 3
+    assert kinds == ["interrupted", "in_doubt", "interrupted"]
     assert state.pending == ()
 
 

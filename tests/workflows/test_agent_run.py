@@ -104,7 +104,7 @@ async def test_step_higher_than_pending_escalates(world: Any) -> None:
         await it.send_result(run, 2, "vote")
         event = await run.result()
         assert (event["type"], event["payload"]["reason"]) == ("agent.escalated", "step_never_issued")
-        assert await it.results(run) == [("toolu_0_0", "interrupted: the run ended before this call had a result")]
+        assert await it.results(run) == [("toolu_0_0", "in_doubt: interrupted; may have happened")]
 
 
 async def test_max_steps_cutoff_escalates_deterministically(world: Any) -> None:

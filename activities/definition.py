@@ -1,0 +1,92 @@
+"""The snapshot of an agent that a run keeps: what goes to the model, in the run's store under its hash."""
+
+import asyncio
+import json
+from difflib import unified_diff
+from hashlib import blake2b
+
+from temporalio.exceptions import ApplicationError
+
+from activities.project import Project
+from activities.store import Store
+from contracts.agent import Agent, Definition
+from contracts.failures import RunFailure, Stop
+from decisions import builtins
+
+MOST_DIFFERENCE = 6000  # characters that a question shows
+
+
+def agent_of(project: Project, name: str) -> Agent:
+    """Raises ApplicationError `UnknownAgent`, not retryable."""
+    agent = project.agents.get(name)
+    if agent is None:
+        known = ", ".join(sorted(project.agents))
+        message = f"there is no agent {name!r} in this worker's project; the agents are: {known}"
+        raise ApplicationError(message, type=RunFailure.unknown_agent, non_retryable=True)
+    return agent
+
+
+def defined(project: Project, agent: Agent) -> Definition:
+    """As the project has it now."""
+    return Definition(
+        agent=agent.name,
+        model=agent.model or project.model,
+        max_tokens=project.max_tokens,
+        system=f"{project.instructions.strip()}\n\n{agent.prompt.strip()}".strip(),
+        tools=(*builtins.SCHEMAS, *(project.tools[name].schema for name in agent.tools)),
+    )
+
+
+def ref_of(definition: Definition) -> str:
+    return blake2b(definition.model_dump_json().encode(), digest_size=12).hexdigest()
+
+
+def keep(store: Store, definition: Definition) -> str:
+    """Writes it down, and gives the hash that names it."""
+    ref = ref_of(definition)
+    store.put(_name(ref), definition.model_dump_json().encode())
+    return ref
+
+
+async def definition_of(store: Store, ref: str) -> Definition:
+    return Definition.model_validate_json(await asyncio.to_thread(store.read, _name(ref)))
+
+
+def _name(ref: str) -> str:
+    return f"definition-{ref}.json"
+
+
+def must_be_unchanged(project: Project, old: Definition, refused: str | None) -> None:
+    """Raises ApplicationError `DefinitionChanged` with the new one's hash and the difference, for a person to decide.
+
+    `refused` is the hash of a new one that a person has decided against.
+    """
+    agent = project.agents.get(old.agent)
+    new = defined(project, agent) if agent else None
+    ref = ref_of(new) if new else ""
+    if ref in (ref_of(old), refused):
+        return
+    told = difference(old, new) if new else f"agent {old.agent!r} is not in the project any more"
+    raise ApplicationError(
+        "the agent's definition has changed since the run began",
+        ref,
+        told,
+        type=Stop.definition_changed,
+        non_retryable=True,
+    )
+
+
+def difference(old: Definition, new: Definition) -> str:
+    """What changed, as a unified diff in the words of the agent file: model, tools, prompt."""
+    lines = unified_diff(_told(old), _told(new), "when the run began", "now", lineterm="", n=1)
+    text = "\n".join(lines)
+    return text if len(text) <= MOST_DIFFERENCE else f"{text[:MOST_DIFFERENCE]}\n… (cut)"
+
+
+def _told(definition: Definition) -> list[str]:
+    tools = {tool.name: tool.model_dump(exclude={"name"}) for tool in definition.tools}
+    head = [f"model: {definition.model}", f"max_tokens: {definition.max_tokens}"]
+    described = [
+        f"tool {name}: {json.dumps(tools[name], sort_keys=True, ensure_ascii=False)}" for name in sorted(tools)
+    ]
+    return [*head, *described, *definition.system.splitlines()]

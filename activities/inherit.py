@@ -1,0 +1,119 @@
+"""The activity `inherit`: what a run begins with that resumes another one, or is forked from it."""
+
+import asyncio
+import shutil
+from datetime import UTC, datetime
+from itertools import pairwise
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowQueryFailedError
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.definition import definition_of, keep
+from activities.heartbeat import beating
+from activities.project import Project
+from activities.store import Store
+from activities.transcript import Transcripts, Wanted, keep_segment
+from activities.workspace import ARTIFACTS
+from contracts.failures import RunFailure
+from contracts.run import Inherited, InheritRequest, RunState, RunStatus, Snapshot
+from contracts.transcript import Part, Segment
+from decisions.ids import run_id_of, run_workflow_id
+from decisions.resume import NoSuchStep, cut_after, forked, refusal, resumed
+from decisions.transcript import Transcript
+
+_ENDS = {
+    WorkflowExecutionStatus.FAILED: RunStatus.failed,
+    WorkflowExecutionStatus.TIMED_OUT: RunStatus.timed_out,
+    WorkflowExecutionStatus.CANCELED: RunStatus.cancelled,
+    WorkflowExecutionStatus.TERMINATED: RunStatus.cancelled,
+}
+
+
+class Inheritances:
+    def __init__(self, client: Client, transcripts: Transcripts, project: Project) -> None:
+        self._client = client
+        self._transcripts = transcripts
+        self._project = project
+
+    @activity.defn
+    async def inherit(self, request: InheritRequest) -> Inherited:
+        """Reads the origin's state and conversation from its history, and writes both down for this run.
+
+        Raises ApplicationError `NotResumable`, not retryable.
+        """
+        own = run_id_of(activity.info().workflow_id or "")
+        async with beating(lambda: {"from": request.run_id}):
+            origin = self._client.get_workflow_handle(run_workflow_id(request.run_id))
+            snapshot, execution = await _read(origin, request)
+            theirs, ours = self._project.stores.of(request.run_id), self._project.stores.of(own)
+            wanted = Wanted(origin.id, execution, snapshot.length, snapshot.head, theirs)
+            conversation = (await self._transcripts.at(wanted)).transcript
+            await asyncio.to_thread(self._copy_files, request.run_id, own)
+            state, parts = _continued(snapshot.state, conversation.parts, request, own)
+            if state.definition:
+                await asyncio.to_thread(keep, ours, await definition_of(theirs, state.definition))
+            segments = await _segments(ours, parts, snapshot.segments)
+        workspace = str(self._project.workspace(own).root)
+        return Inherited(state=state.model_copy(update={"workspace": workspace}), segments=segments)
+
+    def _copy_files(self, origin: str, own: str) -> None:
+        """The conversation speaks of them by their paths."""
+        theirs, ours = self._project.workspace(origin), self._project.workspace(own)
+        ours.create()
+        if (theirs.root / ARTIFACTS).is_dir():
+            shutil.copytree(theirs.root / ARTIFACTS, ours.root / ARTIFACTS, symlinks=True, dirs_exist_ok=True)
+        for name in ("context.md", "plan.md", "memory.md"):
+            if (theirs.root / name).is_file():
+                ours.write_own(name, theirs.read_own(name), durable=False)
+
+
+async def _read(origin: WorkflowHandle[object, object], request: InheritRequest) -> tuple[Snapshot, str]:
+    """The origin's snapshot, and the execution that holds its live conversation."""
+    try:
+        described = await origin.describe()
+        status = _ENDS.get(described.status or WorkflowExecutionStatus.RUNNING)
+        execution = described.run_id
+        snapshot: Snapshot = await origin.query("snapshot", result_type=Snapshot)
+    except WorkflowQueryFailedError as error:
+        raise _not_resumable(f"run {request.run_id} has no state to go on from: {error}") from None
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            raise _not_resumable(f"there is no run {request.run_id}, or the server has forgotten it") from None
+        raise
+    if request.step is None and (why := refusal(request.run_id, status or snapshot.state.status)):
+        raise _not_resumable(why)
+    return snapshot, execution
+
+
+def _not_resumable(message: str) -> ApplicationError:
+    return ApplicationError(message, type=RunFailure.not_resumable, non_retryable=True)
+
+
+def _continued(
+    origin: RunState, parts: list[Part], request: InheritRequest, own: str
+) -> tuple[RunState, tuple[Part, ...]]:
+    now = datetime.now(UTC)
+    if request.step is None:
+        return resumed(origin, own, now), tuple(parts)
+    try:
+        kept = cut_after(origin, parts, request.step, request.say)
+    except NoSuchStep as error:
+        raise _not_resumable(str(error)) from None
+    return forked(origin, kept, request.step, own, now), kept
+
+
+async def _segments(store: Store, parts: tuple[Part, ...], theirs: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Stretches as the origin had them, as far as they are unchanged, and one more for the rest."""
+    chain = Transcript()
+    for part in parts:
+        chain.append(part)
+    ends = [segment.end for segment in theirs if chain.head_at(segment.end) == segment.head]
+    bounds = [0, *ends, *([len(parts)] if len(parts) not in (0, *ends) else [])]
+    return tuple(
+        [
+            await keep_segment(store, parts[start:end], start, chain.head_at(end) or "")
+            for start, end in pairwise(bounds)
+        ]
+    )

@@ -1,0 +1,157 @@
+"""The effect ledger: before a `once` effect starts its claim is written, after it its result.
+
+A claim is created exclusively, so of several attempts one makes the effect, whatever was thought dead. An attempt that
+finds a result returns it; one that finds a claim without a result cannot know, and says so.
+"""
+
+import asyncio
+import os
+import platform
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from activities.store import Store
+from contracts.tool import ToolOutcome
+from contracts.value import Value
+
+LOOK_EVERY = 0.25  # seconds
+ELSEWHERE = timedelta(seconds=3)  # how long the result of a claimant on another machine is waited for
+LEASE = timedelta(seconds=8)  # less than a heartbeat's timeout: who stood still for longer may have been replaced
+FOLDER = "ledger"
+
+
+class Owner(Value):
+    """The process that made a claim. `started` tells apart two processes that had one number."""
+
+    host: str
+    pid: int
+    started: str = ""
+
+    @classmethod
+    def here(cls) -> "Owner":
+        return cls(host=platform.node(), pid=os.getpid(), started=_started(os.getpid()))
+
+    @property
+    def is_near(self) -> bool:
+        """On this machine, where it can be looked at."""
+        return self.host == platform.node() and bool(self.started)
+
+    @property
+    def may_live(self) -> bool:
+        """False only where it is known to be dead."""
+        return not self.is_near or _started(self.pid) == self.started
+
+
+class Claim(Value):
+    """`until`: by then the effect has ended, if its process lives."""
+
+    key: str
+    tool: str
+    claimed_at: datetime
+    until: datetime
+    owner: Owner
+
+
+class LedgerUnavailable(Exception):
+    """The ledger takes no claim. Without one no effect is made."""
+
+
+@dataclass(frozen=True)
+class Granted:
+    """This attempt, and no other, may make the effect."""
+
+    at: datetime
+
+    @property
+    def has_lapsed(self) -> bool:
+        return datetime.now(UTC) - self.at > LEASE
+
+
+@dataclass(frozen=True)
+class Recorded:
+    outcome: ToolOutcome
+
+
+@dataclass(frozen=True)
+class Doubtful:
+    """Another attempt claimed the call, and left no result. `claim` is None where it cannot be read."""
+
+    claim: Claim | None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The ledger's page for one call: step `step` of the run whose store this is, in its `generation`."""
+
+    store: Store
+    key: str
+    step: int
+    generation: int = 1
+
+    @property
+    def _stem(self) -> str:
+        again = f"-{self.generation}" if self.generation > 1 else ""
+        return f"{FOLDER}/step-{self.step:05}{again}"
+
+    def claim(self, tool: str, timeout: timedelta) -> Granted | Recorded | Doubtful:
+        """Takes the right to make this call, or tells what became of it. Raises LedgerUnavailable."""
+        now = datetime.now(UTC)
+        claim = Claim(key=self.key, tool=tool, claimed_at=now, until=now + timeout, owner=Owner.here())
+        try:
+            self.store.create(f"{self._stem}.claim", claim.model_dump_json().encode())
+        except FileExistsError:
+            return self.found()
+        except OSError as error:
+            raise LedgerUnavailable(f"the ledger takes no claim: {error.strerror or error}") from error
+        return Granted(now)
+
+    def found(self) -> Recorded | Doubtful:
+        """What became of a call that was claimed. Raises LedgerUnavailable."""
+        try:
+            return Recorded(ToolOutcome.model_validate_json(self.store.read(f"{self._stem}.result")))
+        except FileNotFoundError:
+            pass
+        except ValidationError:
+            return Doubtful(None)
+        except OSError as error:
+            raise LedgerUnavailable(f"the ledger cannot be read: {error.strerror or error}") from error
+        try:
+            return Doubtful(Claim.model_validate_json(self.store.read(f"{self._stem}.claim")))
+        except (FileNotFoundError, ValidationError):
+            return Doubtful(None)
+        except OSError as error:
+            raise LedgerUnavailable(f"the ledger cannot be read: {error.strerror or error}") from error
+
+    async def settled(self, doubtful: Doubtful, at_work: Collection[str]) -> Recorded | Doubtful:
+        """Waits for the result of a claimant that may be at work still: it was cut off, not killed.
+
+        `at_work` are the keys of the calls that this process is making.
+        """
+        claim = doubtful.claim
+        if claim is None or (claim.owner == Owner.here() and self.key not in at_work):
+            return doubtful
+        now = datetime.now(UTC)
+        until = claim.until if claim.owner.is_near else min(claim.until, now + ELSEWHERE)
+        while claim.owner.may_live and datetime.now(UTC) < until:
+            await asyncio.sleep(LOOK_EVERY)
+            found = await asyncio.to_thread(self.found)
+            if isinstance(found, Recorded):
+                return found
+        return doubtful
+
+    def record(self, outcome: ToolOutcome) -> None:
+        """Writes the result beside the claim. Raises OSError."""
+        self.store.put(f"{self._stem}.result", outcome.model_dump_json().encode())
+
+
+def _started(pid: int) -> str:
+    """When the process started, in the kernel's words; empty where it has ended, or the kernel does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]  # dead, and not yet collected by its parent
+    except (OSError, IndexError):
+        return ""

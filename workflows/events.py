@@ -1,0 +1,13 @@
+"""The structured events of a run (B12): one log line each, with its figures; a replay tells none twice."""
+
+from typing import Any
+
+from temporalio import workflow
+
+from workflows.live_run import LiveRun
+
+
+def emit(run: LiveRun, name: str, **figures: Any) -> None:
+    """`name` is one of the requirement's: `agent.tool.retry`, `agent_run.resume_unsafe`, ..."""
+    event = {"event": name, "run_id": run.state.run_id, **figures}
+    workflow.logger.info(name, extra={"event": event})
