@@ -30,6 +30,8 @@ from devserver import ServerDidNotStart
 from follow import DETACHED, follow, follow_json, happening_json, stopping
 from report import print_run, run_row, run_table, tool_row, tool_table
 from runs import NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, leave, listing, start, state
+from runs import fork as fork_run
+from runs import resume as resume_run
 from session import Needs, session
 from settings import ProjectError, load
 from telemetry import quiet_core
@@ -222,6 +224,47 @@ def cancel_(run_id: str, reason: str | None) -> None:
         return 0 if end.status == RunStatus.cancelled else 1
 
     _go(main)
+
+
+@app.command()
+@run_argument
+@click.option("--detach", "-d", is_flag=True, help="Print the new run's id and leave; a worker does it.")
+@as_json_option
+def resume(run_id: str, detach: bool, as_json: bool) -> None:
+    """Go on with a failed or timed-out run, from its last safe point.
+
+    The new run has its conversation, journal and files. No effect is repeated: what has a result keeps it, and a call
+    that was in flight is looked up in the ledger, or asked about.
+    """
+    _go(lambda: _going_on(run_id, None, None, detach=detach, as_json=as_json))
+
+
+@app.command()
+@run_argument
+@click.option("--step", type=click.IntRange(min=0), required=True, help="The last step that the new run has; 0: none.")
+@click.option("--say", help="Told to the agent where the new run begins.")
+@click.option("--detach", "-d", is_flag=True, help="Print the new run's id and leave; a worker does it.")
+@as_json_option
+def fork(run_id: str, step: int, say: str | None, detach: bool, as_json: bool) -> None:
+    """Start a new run from what any run was after one of its steps, finished runs too.
+
+    What the first run did afterwards is not undone; the agent is told of it.
+    """
+    _go(lambda: _going_on(run_id, step, say, detach=detach, as_json=as_json))
+
+
+async def _going_on(run_id: str, step: int | None, say: str | None, *, detach: bool, as_json: bool) -> int:
+    settings = load()
+    async with session(settings, Needs.nothing if detach else Needs.work) as here:
+        if step is None:
+            handle = await resume_run(here.client, settings.task_queue, run_id)
+        else:
+            handle = await fork_run(here.client, settings.task_queue, run_id, step, say)
+        started = handle.id.removeprefix("run:")
+        if detach:
+            click.echo(json.dumps({"run_id": started}) if as_json else started)
+            return 0
+        return await (follow_json(here, started, every=False) if as_json else follow(here, started, console))
 
 
 @app.command()

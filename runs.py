@@ -31,12 +31,13 @@ from temporalio.envconfig import ClientConfig
 from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from contracts.events import StartEvent
+from contracts.events import ResumeEvent, ResumePayload, StartEvent
 from contracts.run import RunStatus, RunView
 from contracts.signals import CancelRequest, HumanInput
 from converter import data_converter
 from decisions import ids
 from decisions.narrate import cut, markdown
+from decisions.resume import refusal
 from workflows import attributes
 
 QUERY_PATIENCE = timedelta(seconds=3)  # a run without a worker answers no query
@@ -134,6 +135,29 @@ async def start(
     """
     if run_id is None:
         run_id = ids.run_id_for(event.dedupe_key) if event.dedupe_key else new_run_id()
+    return await _start(client, task_queue, event, run_id, event.payload.goal)
+
+
+async def resume(client: Client, task_queue: str, run_id: str) -> WorkflowHandle[Any, Any]:
+    """The run that goes on with a failed or timed-out one; asked twice, the same. Raises NoSuchRun, Refused."""
+    origin = await find(client, run_id)
+    if why := refusal(origin.run_id, RunStatus(origin.status)):
+        raise Refused(why)
+    event = ResumeEvent(type="agentic.resume", payload=ResumePayload(run_id=origin.run_id))
+    return await _start(client, task_queue, event, ids.resumed_id(origin.run_id), f"go on with {origin.run_id}")
+
+
+async def fork(client: Client, task_queue: str, run_id: str, step: int, say: str | None) -> WorkflowHandle[Any, Any]:
+    """A new run that goes on from what any run was after `step`. Raises NoSuchRun, Refused."""
+    origin = await find(client, run_id)
+    event = ResumeEvent(type="agentic.resume", payload=ResumePayload(run_id=origin.run_id, step=step, say=say))
+    told = f"fork of {origin.run_id} after step {step}{f': {say}' if say else ''}"
+    return await _start(client, task_queue, event, new_run_id(), told)
+
+
+async def _start(
+    client: Client, task_queue: str, event: StartEvent | ResumeEvent, run_id: str, summary: str
+) -> WorkflowHandle[Any, Any]:
     if not run_id.strip() or len(run_id.encode("utf-8", "surrogatepass")) > MOST_ID_BYTES:
         raise Refused(f"a run id has 1 to {MOST_ID_BYTES} bytes")
     workflow_id = ids.run_workflow_id(run_id)
@@ -145,7 +169,7 @@ async def start(
             task_queue=task_queue,
             id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-            static_summary=markdown(cut(event.payload.goal, 200)),
+            static_summary=markdown(cut(summary, 200)),
             result_type=dict[str, Any],
         )
     except WorkflowAlreadyStartedError as started:

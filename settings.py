@@ -121,11 +121,15 @@ class _FrontMatter(Edge):
 
 @dataclass(frozen=True)
 class Settings:
-    """`folder` is the project's; `home` holds state, `workspaces` a folder for each run."""
+    """`folder` is the project's; `home` holds state, `workspaces` a folder for each run.
+
+    `store` is the URL of the object store that holds the runs' segments and ledgers; None: the workspaces do.
+    """
 
     folder: Path
     home: Path
     workspaces: Path
+    store: str | None
     task_queue: str
     model: str
     file: ProjectFile
@@ -156,6 +160,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         folder=root,
         home=home,
         workspaces=Path(env.get("PERDURE_WORKSPACE") or home / "runs").resolve(),
+        store=env.get("PERDURE_STORE") or None,
         task_queue=env.get("PERDURE_TASK_QUEUE") or "perdure",
         model=model,
         file=file,

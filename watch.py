@@ -302,4 +302,9 @@ def _goal(given: list[Any]) -> str:
     """Of whatever a run was started with: a bad start has a history too."""
     start = given[0] if given else None
     payload = start.get("payload") if isinstance(start, dict) else None
-    return str(payload.get("goal", "")) if isinstance(payload, dict) else ""
+    if not isinstance(start, dict) or not isinstance(payload, dict):
+        return ""
+    if start.get("type") != "agentic.resume":
+        return str(payload.get("goal", ""))
+    after = f", after step {payload['step']}" if payload.get("step") is not None else ""
+    return f"go on from run {payload.get('run_id')}{after}{': ' + str(payload['say']) if payload.get('say') else ''}"

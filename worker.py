@@ -30,6 +30,7 @@ from activities.python_tool import BadTarget, PythonTool
 from activities.rehearsal import RehearsalTransport
 from activities.run import Runs
 from activities.signal_tool import SignalTool
+from activities.store import Stores
 from activities.tool import ToolCalls
 from activities.toolkit import Tool
 from activities.transcript import Transcripts
@@ -72,7 +73,19 @@ def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
         workspaces=settings.workspaces,
         instructions=files("activities").joinpath("prompts/loop.md").read_text(encoding="utf-8"),
         prices={name: Price(**price.model_dump()) for name, price in settings.file.prices.items()},
+        remote=_remote(settings.store) if settings.store else None,
     )
+
+
+def _remote(url: str) -> Stores:
+    try:
+        from activities.remote_store import RemoteStores
+    except ImportError:
+        raise ProjectError('PERDURE_STORE needs the package obstore: pip install "perdure[object-store]"') from None
+    try:
+        return RemoteStores.at(url)
+    except ValueError as error:
+        raise ProjectError(f"PERDURE_STORE: {error}") from None
 
 
 def _tool(name: str, described: ToolSettings, settings: Settings, client: httpx.AsyncClient) -> Tool:
@@ -117,7 +130,7 @@ def build(client: Client, project: Project, task_queue: str, model: Model) -> Wo
     """A worker with everything that a run needs."""
     transcripts = Transcripts(client)
     turns = Turns(client, model, transcripts, project)
-    calls = ToolCalls(client, transcripts, project)
+    calls = ToolCalls(client, transcripts, project, GRACE)
     runs = Runs(client, transcripts, project)
     inheritances = Inheritances(client, transcripts, project)
     return Worker(

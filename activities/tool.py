@@ -14,7 +14,7 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
-from activities.attempts import was_lost
+from activities.attempts import WORKER_SHUTDOWN, was_lost
 from activities.heartbeat import beating
 from activities.ledger import Doubtful, Entry, LedgerUnavailable, Recorded
 from activities.project import Project
@@ -39,10 +39,11 @@ T = TypeVar("T")
 
 
 class ToolCalls:
-    def __init__(self, client: Client, transcripts: Transcripts, project: Project) -> None:
+    def __init__(self, client: Client, transcripts: Transcripts, project: Project, drain: timedelta) -> None:
         self._client = client
         self._transcripts = transcripts
         self._project = project
+        self._drain = drain
         self._validators = {n: Draft202012Validator(t.schema.input_schema) for n, t in project.tools.items()}
         self._at_work: set[str] = set()  # keys of the `once` calls that are being made here
 
@@ -83,7 +84,7 @@ class ToolCalls:
                 case Effect.read:
                     return sound(await made())
                 case Effect.keyed:
-                    return sound(await whole(made(), tool.route.timeout))
+                    return sound(await whole(made(), tool.route.timeout, self._drain))
                 case Effect.once:
                     return await self._once(call, tool.route, made)
         except TransientFailure as passing:
@@ -116,7 +117,7 @@ class ToolCalls:
             raise ApplicationError(f"{call.tool} may have happened", type=Stop.in_doubt, non_retryable=True)
         self._at_work.add(key)
         try:
-            outcome = sound(await _final(whole(made(), route.timeout)))
+            outcome = sound(await _final(whole(made(), route.timeout, self._drain)))
         finally:
             self._at_work.discard(key)
         if is_large(outcome):
@@ -153,25 +154,39 @@ class ToolCalls:
         record(workspace, line)
 
 
-async def whole(effect: Coroutine[Any, Any, T], timeout: timedelta) -> T:
+async def whole(effect: Coroutine[Any, Any, T], timeout: timedelta, drain: timedelta) -> T:
     """An effect that has begun is finished whatever is asked of the activity, except where its worker must go.
 
-    Raises TransientFailure where it does not end in time.
+    `drain` is how long a worker that stops waits for its activities. Raises TransientFailure where the effect does not
+    end in time.
     """
     task = asyncio.create_task(effect)
+    # A cancel comes only once: after one of the run's, the worker's own would not be heard.
+    stopping = asyncio.create_task(activity.wait_for_worker_shutdown())
     deadline = monotonic() + (timeout + GRACE).total_seconds()
-    while not task.done():
-        try:
-            await asyncio.wait({task}, timeout=deadline - monotonic())
-        except asyncio.CancelledError:
-            details = activity.cancellation_details()
-            if details is not None and details.worker_shutdown:
-                task.cancel()
-                raise
-        if not task.done() and monotonic() > deadline:
-            task.cancel()
-            raise TransientFailure(ToolFault.timeout, f"it did not end within {timeout.total_seconds():g} s")
-    return task.result()
+    try:
+        while not task.done():
+            was_stopping = stopping.done()
+            try:
+                await asyncio.wait(
+                    {task} if was_stopping else {task, stopping},
+                    timeout=deadline - monotonic(),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+            except asyncio.CancelledError:
+                details = activity.cancellation_details()
+                if details is not None and details.worker_shutdown:
+                    raise
+            if stopping.done() and not was_stopping:
+                deadline = min(deadline, monotonic() + drain.total_seconds())
+            if not task.done() and monotonic() >= deadline:
+                if stopping.done():
+                    raise ApplicationError("the worker stops, and the effect did not end", type=WORKER_SHUTDOWN)
+                raise TransientFailure(ToolFault.timeout, f"it did not end within {timeout.total_seconds():g} s")
+        return task.result()
+    finally:
+        task.cancel()
+        stopping.cancel()
 
 
 async def _final(effect: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:

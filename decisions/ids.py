@@ -18,9 +18,9 @@ def run_id_for(dedupe_key: str) -> str:
 
 
 def resumed_id(run_id: str) -> str:
-    """The run that resumes this one: "r", "r~2", "r~3". Resuming twice finds the same run."""
-    stem, tilde, number = run_id.rpartition("~")
-    return f"{stem}~{int(number) + 1}" if tilde and number.isdecimal() else f"{run_id}~2"
+    """The run that resumes this one: "a", "a.r2", "a.r3". Resuming twice finds the same run."""
+    stem, mark, number = run_id.rpartition(".r")
+    return f"{stem}.r{int(number) + 1}" if mark and number.isdecimal() else f"{run_id}.r2"
 
 
 def start_key(request_id: str) -> str:

@@ -35,7 +35,6 @@ def owner_of(state: RunState, step: int) -> str | None:
 
 def resumed(origin: RunState, run_id: str, now: datetime) -> RunState:
     """The origin's state at its last safe point. Calls without an outcome are made, or looked up, under its keys."""
-    inherited = (*origin.inherited, Inheritance(run_id=origin.run_id, through=origin.step))
     changes = {
         "run_id": run_id,
         "created_at": now,
@@ -47,7 +46,7 @@ def resumed(origin: RunState, run_id: str, now: datetime) -> RunState:
         "unusable_replies": 0,
         "approved_tools": (),
         "ignored": (),
-        "inherited": inherited,
+        "inherited": (*origin.inherited, Inheritance(run_id=origin.run_id, through=origin.step)),
         "interrupted": bool(origin.definition),
     }
     return origin.model_copy(update=changes)
@@ -79,6 +78,8 @@ def forked(origin: RunState, kept: Sequence[Part], step: int, run_id: str, now: 
         "artifacts": (),
         "journal": Journal(objective=origin.journal.objective),
         "last_finding": "",
+        # Only for the lineage: later steps are this run's own, however they are numbered in the origin.
+        "inherited": (Inheritance(run_id=origin.run_id, through=step),),
     }
     return resumed(origin, run_id, now).model_copy(update=changes)
 

@@ -108,6 +108,8 @@ def test_what_we_import_is_among_the_dependencies() -> None:
     owners = packages_distributions()
     foreign = names - packages - modules - sys.stdlib_module_names
     declared = {canonicalize_name(Requirement(text).name) for text in project()["project"]["dependencies"]}
+    for texts in project()["project"]["optional-dependencies"].values():
+        declared |= {canonicalize_name(Requirement(text).name) for text in texts}
     declared.add(canonicalize_name("pydantic-core"))  # pydantic pins it exactly, to its own version
     assert {n for n in foreign if not {canonicalize_name(o) for o in owners.get(n, ())} & declared} == set()
 

@@ -1,0 +1,195 @@
+"""The effect ledger: of all who try, one makes the effect, and what became of it is told or known to be unknown."""
+
+import asyncio
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from obstore.store import LocalStore as ObstoreLocal
+from obstore.store import MemoryStore
+
+from activities import ledger
+from activities.ledger import Claim, Doubtful, Entry, Granted, LedgerUnavailable, Owner, Recorded
+from activities.remote_store import RemoteStores
+from activities.store import LocalStores, Store, Stores
+from contracts.tool import ToolOutcome, failed
+
+TIMEOUT = timedelta(seconds=30)
+DONE = ToolOutcome(result={"receipt": 7}, duration_ms=3)
+
+
+@pytest.fixture(params=["local", "memory", "object store on disk"])
+def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
+    if request.param == "local":
+        made = LocalStores(tmp_path)
+        made.of("r").workspace.create()
+        return made
+    return RemoteStores(MemoryStore() if request.param == "memory" else ObstoreLocal(str(tmp_path), mkdir=True))
+
+
+@pytest.fixture
+def page(stores: Stores) -> Entry:
+    return Entry(stores.of("r"), "agentic:run:r:step:3:request", 3)
+
+
+def test_one_of_many_that_claim_at_once_is_granted(page: Entry) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda _: page.claim("charge", TIMEOUT), range(64)))
+    assert [type(answer) for answer in answers].count(Granted) == 1
+    assert all(isinstance(answer, Granted | Doubtful) for answer in answers)
+
+
+def test_a_recorded_result_is_found_by_whoever_claims_again(page: Entry) -> None:
+    assert isinstance(page.claim("charge", TIMEOUT), Granted)
+    page.record(DONE)
+    assert page.claim("charge", TIMEOUT) == Recorded(DONE)
+
+
+def test_a_claim_without_a_result_tells_who_made_it_and_until_when(page: Entry) -> None:
+    page.claim("charge", TIMEOUT)
+    found = page.claim("charge", TIMEOUT)
+    assert isinstance(found, Doubtful)
+    assert found.claim is not None
+    assert (found.claim.key, found.claim.tool, found.claim.owner) == (page.key, "charge", Owner.here())
+    assert found.claim.until - found.claim.claimed_at == TIMEOUT
+
+
+def test_another_step_generation_or_run_has_a_page_of_its_own(stores: Stores, page: Entry) -> None:
+    page.claim("charge", TIMEOUT)
+    others = [Entry(page.store, "k", 4), Entry(page.store, "k", 3, generation=2), Entry(stores.of("r2"), "k", 3)]
+    if isinstance(stores, LocalStores):
+        stores.of("r2").workspace.create()
+    assert all(isinstance(other.claim("charge", TIMEOUT), Granted) for other in others)
+
+
+@pytest.mark.parametrize("damaged", ["claim", "result"])
+def test_a_damaged_page_is_in_doubt_and_never_taken_for_free(page: Entry, damaged: str) -> None:
+    page.claim("charge", TIMEOUT)
+    page.store.put(f"ledger/step-00003.{damaged}", b"{half a")
+    assert page.claim("charge", TIMEOUT) == Doubtful(None)
+
+
+def refusing(number: int) -> Store:
+    class Refusing(LocalStores):
+        def create(self, name: str, data: bytes) -> None:
+            raise OSError(number, os.strerror(number))
+
+    return Refusing(Path())  # type: ignore[return-value]  # nothing else of it is used
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_ledger_that_takes_no_claim_grants_nothing(number: int) -> None:
+    with pytest.raises(LedgerUnavailable, match="takes no claim"):
+        Entry(refusing(number), "k", 1).claim("charge", TIMEOUT)
+
+
+def test_a_claim_that_the_disk_cuts_in_half_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = LocalStores(tmp_path)
+    stores.of("r").workspace.create()
+    page = Entry(stores.of("r"), "k", 1)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(LedgerUnavailable):
+            page.claim("charge", TIMEOUT)
+    assert isinstance(page.claim("charge", TIMEOUT), Granted)
+
+
+def test_who_stood_still_after_its_claim_may_not_go_on(page: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    granted = page.claim("charge", TIMEOUT)
+    assert isinstance(granted, Granted)
+    assert not granted.has_lapsed
+    monkeypatch.setattr(ledger, "LEASE", timedelta(0))
+    assert granted.has_lapsed
+
+
+def claimed_by(page: Entry, owner: Owner) -> Doubtful:
+    page.claim("charge", TIMEOUT)
+    found = page.found()
+    assert isinstance(found, Doubtful)
+    assert found.claim is not None
+    claim = found.claim.model_copy(update={"owner": owner})
+    page.store.put("ledger/step-00003.claim", claim.model_dump_json().encode())
+    return Doubtful(Claim.model_validate(claim))
+
+
+@pytest.fixture
+def living() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        yield process
+        process.kill()
+
+
+async def test_the_result_of_a_living_claimant_is_waited_for(page: Entry, living: "subprocess.Popen[bytes]") -> None:
+    owner = Owner(host=Owner.here().host, pid=living.pid, started=ledger._started(living.pid))
+    waiting = asyncio.create_task(page.settled(claimed_by(page, owner), ()))
+    await asyncio.sleep(2 * ledger.LOOK_EVERY)
+    assert not waiting.done()
+    page.record(DONE)
+    assert await asyncio.wait_for(waiting, 5) == Recorded(DONE)
+
+
+async def test_a_dead_claimant_is_not_waited_for(page: Entry, living: "subprocess.Popen[bytes]") -> None:
+    owner = Owner(host=Owner.here().host, pid=living.pid, started=ledger._started(living.pid))
+    assert owner.may_live
+    living.kill()
+    doubtful = claimed_by(page, owner)
+    assert await asyncio.wait_for(page.settled(doubtful, ()), 5) == doubtful
+    assert not owner.may_live
+
+
+async def test_a_claim_of_this_process_is_waited_for_while_it_is_at_work(page: Entry) -> None:
+    page.claim("charge", TIMEOUT)
+    doubtful = page.found()
+    assert isinstance(doubtful, Doubtful)
+    assert await asyncio.wait_for(page.settled(doubtful, ()), 1) == doubtful
+    waiting = asyncio.create_task(page.settled(doubtful, {page.key}))
+    await asyncio.sleep(2 * ledger.LOOK_EVERY)
+    assert not waiting.done()
+    page.record(DONE)
+    assert await asyncio.wait_for(waiting, 5) == Recorded(DONE)
+
+
+async def test_a_claimant_on_another_machine_is_waited_for_shortly(
+    page: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "ELSEWHERE", timedelta(seconds=0.3))
+    doubtful = claimed_by(page, Owner(host="another", pid=1))
+    assert await asyncio.wait_for(page.settled(doubtful, ()), 5) == doubtful
+
+
+def test_an_error_is_recorded_as_well_as_a_result(page: Entry) -> None:
+    page.claim("charge", TIMEOUT)
+    page.record(failed("timeout", "no answer", retryable=True))
+    found = page.found()
+    assert isinstance(found, Recorded)
+    assert found.outcome.error is not None
+    assert found.outcome.error.kind == "timeout"
+
+
+def test_a_store_keeps_lists_and_clears(stores: Stores) -> None:
+    store = stores.of("r")
+    assert store.names("ledger") == []
+    store.put("ledger/b", b"1")
+    store.create("ledger/a", b"2")
+    store.put("segment-x.json", b"3")
+    store.put("ledger/b", b"4")
+    assert (store.names("ledger"), store.read("ledger/b")) == (["a", "b"], b"4")
+    with pytest.raises(FileExistsError):
+        store.create("ledger/a", b"5")
+    with pytest.raises(FileNotFoundError):
+        store.read("ledger/c")
+    assert list(stores.folders()) == ["r"]
+    store.clear()
+    assert store.names("ledger") == []
+    store.clear()

@@ -1,0 +1,121 @@
+"""Going on from another run: what is carried, what is cut off; the conversation stays valid wherever it is cut."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.failures import RunFailure
+from contracts.run import Ending, Pending, RunStatus
+from contracts.tool import ToolOutcome
+from contracts.transcript import Part, PartKind
+from decisions.ids import resumed_id
+from decisions.resume import NoSuchStep, cut_after, forked, owner_of, refusal, resumed
+from decisions.transcript import add_message, goal_part, note_part, result_part
+
+
+def conversation(turns: list[int]) -> list[Part]:
+    """Each number is a turn with so many calls; the last turn is an answer in words."""
+    parts, step = [goal_part("see", {})], 0
+    for number, count in enumerate(turns):
+        uses = [f"u{number}-{i}" for i in range(count)]
+        content: list[dict[str, Any]] = [{"type": "text", "text": f"turn {number}"}]
+        content += [{"type": "tool_use", "id": use, "name": "look", "input": {}} for use in uses]
+        parts.append(Part(kind=PartKind.reply, content=content))
+        for use in uses:
+            step += 1
+            parts.append(result_part(use, "look", step, ToolOutcome(result=f"seen {step}")))
+    parts.append(Part(kind=PartKind.reply, content=[{"type": "text", "text": "done"}]))
+    return parts
+
+
+@given(turns=st.lists(st.integers(1, 4), max_size=6), data=st.data())
+def test_wherever_a_conversation_is_cut_every_tool_use_has_one_result_right_after_it(
+    turns: list[int], data: st.DataObject, new_state: Any
+) -> None:
+    parts = conversation(turns)
+    step = data.draw(st.integers(0, sum(turns)))
+    messages: list[dict[str, Any]] = []
+    for part in cut_after(new_state(), parts, step, None):
+        add_message(messages, part)
+    assert messages[-1]["role"] == "user"
+    for asked, answered in pairwise(messages):
+        uses = [b["id"] for b in asked["content"] if b["type"] == "tool_use"]
+        results = [b["tool_use_id"] for b in answered["content"] if b["type"] == "tool_result"]
+        assert uses == results
+    seen = [b["content"] for m in messages for b in m["content"] if b.get("content", "").startswith("seen")]
+    assert seen == [f"seen {n}" for n in range(1, step + 1)]
+
+
+def test_a_step_that_is_not_there_is_refused(new_state: Any) -> None:
+    with pytest.raises(NoSuchStep, match="the steps are 0 to 3"):
+        cut_after(new_state(), conversation([1, 2]), 4, None)
+    with pytest.raises(NoSuchStep, match="the steps are 0 to 0"):
+        cut_after(new_state(), [goal_part("see", {})], 1, None)
+
+
+def test_a_fork_is_told_of_the_effects_that_came_after_it_and_of_no_reads(new_state: Any) -> None:
+    parts = [
+        *conversation([1])[:-1],
+        result_part("a", "charge", 2, ToolOutcome()),
+        result_part("b", "look", 3, ToolOutcome()),
+        result_part("c", "save", 4, ToolOutcome()),
+    ]
+    note = cut_after(new_state(), parts, 1, "be kind")[-1].content[0]["text"]
+    assert "made: charge (step 2), save (step 4)." in note
+    assert note.endswith("be kind")
+    assert "made:" not in cut_after(new_state(), parts, 4, None)[-1].content[0]["text"]
+
+
+def test_a_resumed_run_carries_all_but_how_its_origin_ended(new_state: Any, new_call: Any, now: Any) -> None:
+    origin = new_state(
+        run_id="a",
+        step=4,
+        turns=3,
+        definition="d",
+        status=RunStatus.failed,
+        calls=(new_call("charge", 4),),
+        pending=(Pending(step=4, tool="charge", since=now),),
+        approved_tools=("charge",),
+        ending=Ending(status=RunStatus.failed, text="no key", reason=RunFailure.model_refused),
+    )
+    state = resumed(origin, "a.r2", now)
+    assert (state.run_id, state.status, state.step, state.turns) == ("a.r2", RunStatus.running, 4, 3)
+    assert (state.ending, state.pending, state.approved_tools, state.interrupted) == (None, (), (), True)
+    assert state.calls == origin.calls
+    assert [owner_of(state, step) for step in (1, 4, 5)] == ["a", "a", None]
+    again = resumed(state.model_copy(update={"step": 6}), "a.r3", now)
+    assert [owner_of(again, step) for step in (4, 5, 6, 7)] == ["a", "a.r2", "a.r2", None]
+
+
+def test_the_later_steps_of_a_fork_are_its_own(new_state: Any, now: Any) -> None:
+    origin = new_state(run_id="a", step=5, turns=5)
+    kept = cut_after(origin, conversation([1, 1, 1]), 2, None)
+    state = forked(origin, kept, 2, "b", now)
+    assert (state.step, state.turns, state.usage.input, state.cost_usd) == (2, 2, 0, 0.0)
+    assert [owner_of(state, step) for step in (2, 3)] == ["a", None]
+
+
+def test_reframes_are_counted_as_far_as_a_fork_goes(new_state: Any, now: Any) -> None:
+    parts = [goal_part("see", {}), result_part("a", "reframe", None, ToolOutcome()), note_part("x")]
+    assert forked(new_state(reframes=2), parts, 0, "b", now).reframes == 1
+
+
+@pytest.mark.parametrize("status", list(RunStatus))
+def test_failed_and_timed_out_runs_are_offered_for_resume_and_no_others(status: RunStatus) -> None:
+    why = refusal("a", status)
+    assert (why is None) == (status in (RunStatus.failed, RunStatus.timed_out))
+    if status in (RunStatus.completed, RunStatus.escalated, RunStatus.cancelled):
+        assert "perdure fork a --step N" in (why or "")
+
+
+def test_each_resume_has_the_next_number() -> None:
+    assert [resumed_id(i) for i in ("a", "a.r2", "a.r9", "a.rx", "v1.2")] == [
+        "a.r2",
+        "a.r3",
+        "a.r10",
+        "a.rx.r2",
+        "v1.2.r2",
+    ]

@@ -1,0 +1,189 @@
+"""A run keeps its definition. Where it picks up again after an interruption and finds another one, a person decides."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+
+from contracts.agent import Agent
+from contracts.tool import Effect
+from runs import resume
+from testkit.model_server import calls, fails, says, slow
+from testkit.tools import ScriptedTool
+
+FINISH = calls(("finish", {"outcome": "done"}))
+
+
+def edited(it: Any, prompt: str = "Be brief.", **fields: Any) -> None:
+    """The next worker's project has another definition of the agent."""
+    agent = it.project.agents["default"].model_copy(update={"prompt": prompt, **fields})
+    it.project = replace(it.project, agents={"default": agent})
+
+
+@asynccontextmanager
+async def interrupted(it: Any, monkeypatch: pytest.MonkeyPatch, busy: Any, **change: Any) -> AsyncIterator[Any]:
+    """A run whose worker was stopped in the middle of its work, and that a worker of an edited project takes up."""
+    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
+    async with it.worker():
+        run = await it.start()
+        await it.until(busy)
+    edited(it, **change)
+    async with it.worker():
+        yield run
+
+
+class Once:
+    """The first model call hangs until its worker is stopped."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.asked = answers, 0
+
+    def __call__(self, body: dict[str, Any]) -> Any:
+        self.asked += 1
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        return slow(says("never heard"), 30) if self.asked == 1 else self.answers[turn]
+
+
+def systems(it: Any) -> list[str]:
+    return [request["system"][0]["text"] for request in it.model.requests]
+
+
+@pytest.mark.parametrize(
+    ("decision", "system"),
+    [("use_new", "You are tested.\n\nBe brief."), ("keep_old", "You are tested.")],
+)
+async def test_a_person_decides_which_definition_an_interrupted_run_goes_on_with(
+    world: Any, monkeypatch: pytest.MonkeyPatch, decision: str, system: str
+) -> None:
+    script = Once(calls(("look", {})), FINISH)
+    async with (
+        world(script, ScriptedTool("look"), works=False) as it,
+        interrupted(it, monkeypatch, lambda: script.asked == 1) as run,
+    ):
+        state = await it.until_state(run, question=True)
+        assert (state["question"]["kind"], state["question"]["options"]) == (
+            "definition_changed",
+            ["use_new", "keep_old", "stop"],
+        )
+        assert "+Be brief." in state["question"]["text"]
+        assert len(it.model.requests) == 1
+        await run.execute_update("answer", {"decision": decision})
+        await run.result()
+        assert systems(it)[1:] == [system, system]
+        assert await it.failed_tasks(run) == 0
+
+
+async def test_a_person_may_stop_a_run_whose_definition_changed(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Once(FINISH)
+    async with world(script, works=False) as it, interrupted(it, monkeypatch, lambda: script.asked == 1) as run:
+        await it.until_state(run, question=True)
+        await run.execute_update("answer", {"decision": "stop", "by": "eva"})
+        with pytest.raises(WorkflowFailureError):
+            await run.result()
+        assert (await run.describe()).status is WorkflowExecutionStatus.CANCELED
+        assert len(it.model.requests) == 1
+
+
+async def test_a_read_that_was_lost_runs_again_and_the_next_turn_asks(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    async def look(arguments: Any, context: Any) -> str:
+        started.append(1)
+        if len(started) == 1:
+            await asyncio.Event().wait()
+        return "seen"
+
+    tool = ScriptedTool("look", look)
+    async with (
+        world([calls(("look", {})), FINISH], tool, works=False) as it,
+        interrupted(it, monkeypatch, lambda: bool(started)) as run,
+    ):
+        state = await it.until_state(run, question=True)
+        assert (state["question"]["kind"], state["completed_steps"]) == ("definition_changed", [1])
+        await run.execute_update("answer", {"decision": "keep_old"})
+        await run.result()
+    assert len(started) == 2
+
+
+async def test_a_changed_tool_is_a_changed_definition_and_the_difference_names_it(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Once(FINISH)
+    tools = (ScriptedTool("look"), ScriptedTool("charge", effect=Effect.once))
+    async with (
+        world(script, *tools, allowed=["look"], works=False) as it,
+        interrupted(it, monkeypatch, lambda: script.asked == 1, prompt="", tools=("look", "charge")) as run,
+    ):
+        state = await it.until_state(run, question=True)
+        assert "+tool charge: " in state["question"]["text"]
+        assert "tool look" not in state["question"]["text"].replace("\n tool look", "")
+        await run.execute_update("answer", {"decision": "use_new"})
+        await run.result()
+        assert "charge" in [tool["name"] for tool in it.model.requests[-1]["tools"]]
+
+
+async def test_an_interruption_without_an_edit_asks_nothing(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Once(FINISH)
+    async with (
+        world(script, works=False) as it,
+        interrupted(it, monkeypatch, lambda: script.asked == 1, prompt="") as run,
+    ):
+        assert (await run.result())["type"] == "agent.completed"
+        assert (await it.state(run))["question"] is None
+
+
+async def test_an_edit_without_an_interruption_asks_nothing_and_changes_nothing(world: Any) -> None:
+    async with world([calls(("ask_human", {"question": "Which?"})), FINISH], works=False) as it:
+        async with it.worker():
+            run = await it.start()
+            await it.until_state(run, question=True)
+        edited(it)
+        async with it.worker():
+            await run.execute_update("answer", {"text": "the first"})
+            assert (await run.result())["type"] == "agent.completed"
+        assert systems(it) == ["You are tested."] * 2
+
+
+async def test_a_resumed_run_that_finds_its_agent_changed_asks(world: Any) -> None:
+    broken = [True]
+
+    def script(body: dict[str, Any]) -> Any:
+        return fails(status=401, type="authentication_error") if broken else FINISH
+
+    async with world(script, works=False) as it:
+        async with it.worker():
+            run = await it.start()
+            with pytest.raises(WorkflowFailureError):
+                await run.result()
+        broken.clear()
+        edited(it)
+        async with it.worker():
+            again = await resume(it.client, it.queue, run.id)
+            state = await it.until_state(again, question=True)
+            assert state["question"]["kind"] == "definition_changed"
+            await again.execute_update("answer", {"decision": "use_new"})
+            await again.result()
+        assert systems(it)[-1] == "You are tested.\n\nBe brief."
+
+
+async def test_an_agent_that_is_gone_is_told_of(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
+    script = Once(FINISH)
+    async with world(script, works=False) as it:
+        it.project = replace(it.project, agents={**it.project.agents, "writer": Agent(name="writer", tools=())})
+        async with it.worker():
+            run = await it.start(agent="writer")
+            await it.until(lambda: script.asked == 1)
+        it.project = replace(it.project, agents={"default": it.project.agents["default"]})
+        async with it.worker():
+            state = await it.until_state(run, question=True)
+            assert state["question"]["text"] == "agent 'writer' is not in the project any more"
+            await run.execute_update("answer", {"decision": "keep_old"})
+            assert (await run.result())["type"] == "agent.completed"

@@ -1,0 +1,324 @@
+"""Never twice, never lost: what a lost worker leaves behind is looked up in the ledger, and asked about where it is not
+there.
+"""
+
+import asyncio
+import errno
+import json
+import logging
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ApplicationError, CancelledError
+
+from activities.attempts import WORKER_SHUTDOWN
+from activities.ledger import Entry
+from activities.store import LocalStore
+from contracts.tool import Effect, ToolKind
+from testkit.model_server import calls
+from testkit.tools import ScriptedTool
+from workflows import policies
+
+FINISH = calls(("finish", {"outcome": "done"}))
+CHARGE = calls(("charge", {"eur": 5}))
+LOST = ApplicationError("worker is shutting down", type=WORKER_SHUTDOWN)
+
+
+def charge(effect: Effect = Effect.once, **fields: Any) -> ScriptedTool:
+    return ScriptedTool("charge", lambda *_: "receipt 7", effect=effect, **fields)
+
+
+def once_only(method: Any, *, before: bool) -> Any:
+    """The method, except that its first call loses the worker: before or after it has done its work."""
+    lost: list[bool] = []
+
+    def first_is_lost(*args: Any) -> Any:
+        if not lost and before:
+            lost.append(True)
+            raise LOST
+        answer = method(*args)
+        if not lost:
+            lost.append(True)
+            raise LOST
+        return answer
+
+    return first_is_lost
+
+
+@pytest.mark.parametrize(
+    ("point", "before"), [("claim", True), ("record", False)], ids=["before its claim", "after its record"]
+)
+async def test_a_worker_lost_outside_the_effect_leaves_nothing_in_doubt(
+    world: Any, monkeypatch: pytest.MonkeyPatch, point: str, before: bool
+) -> None:
+    monkeypatch.setattr(Entry, point, once_only(getattr(Entry, point), before=before))
+    tool = charge()
+    async with world([CHARGE, FINISH], tool) as it:
+        run = await it.start()
+        await run.result()
+        assert (await it.results(run))[0][1] == "receipt 7"
+        assert (await it.state(run))["completed_steps"] == [1]
+    assert len(tool.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("point", "before"), [("claim", False), ("record", True)], ids=["after its claim", "before its record"]
+)
+async def test_a_worker_lost_in_the_effect_leaves_it_in_doubt(
+    world: Any, monkeypatch: pytest.MonkeyPatch, point: str, before: bool
+) -> None:
+    monkeypatch.setattr(Entry, point, once_only(getattr(Entry, point), before=before))
+    tool = charge()
+    async with world([CHARGE, FINISH], tool) as it:
+        run = await it.start()
+        state = await it.until_state(run, question=True)
+        assert (state["question"]["kind"], state["pending"][0]["attempt"]) == ("resume_unsafe", 2)
+        await run.execute_update("answer", {"decision": "use_result", "text": "receipt 7, by hand"})
+        await run.result()
+        assert (await it.results(run))[0][1] == "receipt 7, by hand"
+    assert len(tool.calls) == (1 if point == "record" else 0)
+
+
+async def test_a_ledger_that_takes_no_claim_stops_effects_and_the_run_waits(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, full = LocalStore.create, [True]
+
+    def creating(store: LocalStore, name: str, data: bytes) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        create(store, name, data)
+
+    monkeypatch.setattr(LocalStore, "create", creating)
+    monkeypatch.setattr("workflows.acting.FIRST_WAIT", 0.1)
+    tool = charge()
+    async with world([CHARGE, FINISH], tool) as it:
+        run = await it.start()
+
+        async def waits() -> bool:
+            timers = [e.timer_started_event_attributes.start_to_fire_timeout async for e in run.fetch_history_events()]
+            return len([t for t in timers if t.nanos > 0]) >= 2
+
+        await it.until(waits)
+        assert tool.calls == []
+        full.clear()
+        await run.result()
+        assert (await it.results(run))[0][1] == "receipt 7"
+    assert len(tool.calls) == 1
+
+
+async def test_a_run_that_waits_for_its_ledger_can_be_cancelled_and_nothing_has_happened(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(LocalStore, "create", refuse)
+    tool = charge()
+    async with world([CHARGE, FINISH], tool) as it:
+        run = await it.start()
+        await it.until_state(run, pending=True)
+        await run.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await run.result()
+        assert (await run.describe()).status is WorkflowExecutionStatus.CANCELED
+        assert (await it.results(run))[0][1] == "interrupted: the run ended before this call had a result"
+    assert tool.calls == []
+
+
+async def test_a_result_that_the_ledger_does_not_take_is_still_the_result(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Entry, "record", refuse)
+    async with world([CHARGE, FINISH], charge()) as it:
+        run = await it.start()
+        await run.result()
+        assert (await it.results(run))[0][1] == "receipt 7"
+
+
+async def test_a_damaged_claim_is_asked_about(world: Any, tmp_path: Path) -> None:
+    tool = charge()
+    async with world([CHARGE, FINISH], tool) as it:
+        ledger = tmp_path / "damaged" / ".store" / "ledger"
+        ledger.mkdir(parents=True)
+        (ledger / "step-00001.claim").write_bytes(b"\x00\xff")
+        run = await it.start(run_id="damaged")
+        state = await it.until_state(run, question=True)
+        assert state["question"]["kind"] == "resume_unsafe"
+        await run.execute_update("answer", {"decision": "give_up"})
+        await run.result()
+    assert tool.calls == []
+
+
+@pytest.mark.parametrize("effect", [Effect.read, Effect.keyed])
+async def test_what_may_be_repeated_is_made_anew_however_often_its_worker_is_lost(
+    world: Any, monkeypatch: pytest.MonkeyPatch, effect: Effect
+) -> None:
+    quick = RetryPolicy(initial_interval=timedelta(milliseconds=10), maximum_attempts=2)
+    monkeypatch.setitem(policies.TOOL_RETRIES, effect, quick)
+    keys: list[str] = []
+
+    def behave(arguments: Any, context: Any) -> str:
+        keys.append(context.idempotency_key)
+        if len(keys) <= 5:
+            raise LOST
+        return "found"
+
+    async with world([CHARGE, FINISH], ScriptedTool("charge", behave, effect=effect)) as it:
+        run = await it.start()
+        await run.result()
+        assert (await it.results(run))[0][1] == "found"
+    assert (len(keys), len(set(keys))) == (6, 1)
+
+
+async def test_what_loses_every_worker_goes_to_the_model_in_the_end(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(policies.TOOL_RETRIES, Effect.read, RetryPolicy(maximum_attempts=1))
+
+    def behave(arguments: Any, context: Any) -> str:
+        raise LOST
+
+    tool = ScriptedTool("charge", behave, effect=Effect.read)
+    async with world([CHARGE, FINISH], tool) as it:
+        run = await it.start()
+        await run.result()
+        assert "shutting down" in (await it.results(run))[0][1]
+    assert len(tool.calls) == 1 + policies.MOST_LOST
+
+
+async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.agent_run.MODEL_RETRIES", RetryPolicy(maximum_attempts=1))
+    asked: list[int] = []
+    from activities.turn import Turns  # noqa: PLC0415 - patched here only
+
+    ask = Turns._turn
+
+    async def lose_two(turns: Any, request: Any, phase: str) -> Any:
+        asked.append(request.turn)
+        if len(asked) <= 2:
+            raise LOST
+        return await ask(turns, request, phase)
+
+    monkeypatch.setattr(Turns, "_turn", lose_two)
+    async with world([FINISH]) as it:
+        run = await it.start()
+        assert (await run.result())["type"] == "agent.completed"
+    assert asked == [1, 1, 1]
+
+
+async def test_a_run_that_does_not_come_to_an_end_is_stopped_after_a_while_with_its_call_in_doubt(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.halt.MOST_WAIT", timedelta(seconds=1))
+    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
+    started = asyncio.Event()
+
+    async def hang(arguments: Any, context: Any) -> str:
+        started.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    tool = ScriptedTool("charge", hang, effect=Effect.once)
+    async with world([CHARGE, FINISH], tool) as it:
+        run = await it.start()
+        await started.wait()
+        await run.signal("cancel")
+        with pytest.raises(WorkflowFailureError) as failure:
+            await asyncio.wait_for(run.result(), 15)
+        assert isinstance(failure.value.cause, CancelledError)
+        assert (await it.results(run))[0][1] == "in_doubt: interrupted; may have happened"
+        assert await it.failed_tasks(run) == 0
+
+
+async def test_an_effect_that_does_not_end_in_its_time_is_told_as_what_may_have_happened(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activities.tool.GRACE", timedelta(0))
+
+    async def hang(arguments: Any, context: Any) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    tool = ScriptedTool("charge", hang, effect=Effect.once, timeout=timedelta(seconds=0.5))
+    async with world([CHARGE, FINISH], tool) as it:
+        run = await it.start()
+        await run.result()
+        assert (await it.results(run))[0][1] == "timeout: it did not end within 0.5 s (it may have happened)"
+    assert len(tool.calls) == 1
+
+
+async def test_a_call_that_was_handed_out_is_in_doubt_when_the_run_is_stopped(world: Any) -> None:
+    async with world([CHARGE, FINISH], charge(kind=ToolKind.signal)) as it:
+        run = await it.start()
+        await it.until_pending(run, 1)
+        await run.signal("cancel")
+        with pytest.raises(WorkflowFailureError):
+            await run.result()
+        assert (await it.results(run))[0][1] == "in_doubt: interrupted; may have happened"
+
+
+async def test_every_retry_is_told_in_the_log_and_in_the_trace(
+    world: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempts: list[int] = []
+
+    def behave(arguments: Any, context: Any) -> str:
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise ConnectionError("refused")  # a Python tool's own words for what may pass
+        return "found"
+
+    from activities.toolkit import TransientFailure  # noqa: PLC0415 - what the kinds make of it
+
+    def passing(arguments: Any, context: Any) -> str:
+        try:
+            return behave(arguments, context)
+        except ConnectionError as error:
+            raise TransientFailure("unreachable", str(error)) from error
+
+    with caplog.at_level(logging.INFO):
+        async with world([CHARGE, FINISH], ScriptedTool("charge", passing, effect=Effect.keyed)) as it:
+            run = await it.start(run_id="retried")
+            await run.result()
+    told = [r.event for r in caplog.records if getattr(r, "event", {}).get("event") == "agent.tool.retry"]  # type: ignore[attr-defined]
+    lines = [json.loads(line) for line in (tmp_path / "retried" / "trace.jsonl").read_text().splitlines()]
+    for retries in (told, [line for line in lines if line["event"] == "agent.tool.retry"]):
+        assert [(r["attempt"], r["delay_seconds"], r["tool"], r["step"]) for r in retries] == [
+            (2, 0.5, "charge", 1),
+            (3, 2.0, "charge", 1),
+        ]
+        assert all(r["tool_use_id"] == "toolu_0_0" and r["run_id"] == "retried" for r in retries)
+
+
+async def test_a_doubt_is_told_as_an_event(
+    world: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Entry, "claim", once_only(Entry.claim, before=False))
+    with caplog.at_level(logging.INFO):
+        async with world([CHARGE, FINISH], charge()) as it:
+            run = await it.start(run_id="doubted")
+            await it.until_state(run, question=True)
+            await run.execute_update("answer", {"decision": "give_up"})
+            await run.result()
+    told = [r.event for r in caplog.records if getattr(r, "event", None)]  # type: ignore[attr-defined]
+    names = [event["event"] for event in told]
+    assert names.count("agent_run.resume_unsafe") == 1
+    doubt = next(event for event in told if event["event"] == "agent_run.resume_unsafe")
+    assert (doubt["run_id"], doubt["step"], doubt["tool"]) == ("doubted", 1, "charge")
+    assert (names[0], names[-1]) == ("agent_run.started", "agent_run.completed")
+
+
+async def test_a_read_touches_no_ledger(world: Any, tmp_path: Path) -> None:
+    async with world([CHARGE, FINISH], charge(Effect.read)) as it:
+        await (await it.start(run_id="reads")).result()
+    assert not (tmp_path / "reads" / ".store" / "ledger").exists()
