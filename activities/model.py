@@ -4,7 +4,7 @@ import json
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,13 +12,14 @@ import anthropic
 import httpx2
 from anthropic import AsyncAnthropic
 from anthropic.types import RawMessageStreamEvent
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 from temporalio.exceptions import ApplicationError
 
 from contracts.agent import Definition
 from contracts.failures import RunFailure
 from contracts.turn import Usage
 
+MOST_BYTES = 1024 * 1024  # of a reply's JSON; the server takes 2 MiB, and the longest replies of today are half of this
 MOST_WAIT = 60.0  # seconds; a server that asks for more is asked again by then
 REFUSED = frozenset({400, 401, 402, 403, 404, 413, 422})
 TOO_LONG = ("prompt is too long", "exceed_context_size", "context length", "maximum context")
@@ -162,10 +163,31 @@ class _Accumulated:
 
     def reply(self) -> ModelReply:
         content = [self._whole(block) for block in self.content if block.get("type") != "text" or block.get("text")]
-        return ModelReply(content, self.stop_reason, self.model, self.usage, tuple(self.broken))
+        return fitted(ModelReply(content, self.stop_reason, self.model, self.usage, tuple(self.broken)))
 
     def _whole(self, block: dict[str, Any]) -> dict[str, Any]:
         return {**block, "input": {}} if block.get("type") == "tool_use" and block.get("input") is None else block
+
+
+def fitted(reply: ModelReply) -> ModelReply:
+    """A reply that history can hold: what is beyond `MOST_BYTES` is cut off, and the model hears of it."""
+    left, content, broken, is_cut = MOST_BYTES, [], list(reply.broken), False
+    for block in reply.content:
+        size = len(to_json(block))
+        if size <= left:
+            content.append(block)
+            left -= size
+            continue
+        is_cut = True
+        if block.get("type") == "text":
+            content.append({**block, "text": block["text"].encode()[: left // 2].decode(errors="ignore")})
+            left //= 2
+        elif block.get("type") == "tool_use" and left > MOST_BYTES // 100:
+            content.append({**block, "input": {}})
+            broken.append(block["id"])
+            left -= len(to_json(content[-1]))
+    stop_reason = "max_tokens" if is_cut and not broken else reply.stop_reason
+    return replace(reply, content=content, broken=tuple(broken), stop_reason=stop_reason) if is_cut else reply
 
 
 def read_arguments(written: str) -> dict[str, Any]:

@@ -58,7 +58,10 @@ def _refused(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolRoute
         tools = ", ".join(routes)
         outcome = failed(ToolFault.unknown_tool, f"there is no tool {name[:200]!r} here; the tools are: {tools}")
     elif block["id"] in turn.broken:
-        outcome = failed(ToolFault.broken_json, "the arguments were no valid JSON object; make the call again, whole")
+        outcome = failed(
+            ToolFault.broken_json,
+            "the arguments were no valid JSON object of at most 1 MiB; make the call again, whole",
+        )
     elif not isinstance(block.get("input"), dict):
         outcome = failed(ToolFault.invalid_arguments, "the arguments must be a JSON object")
     else:

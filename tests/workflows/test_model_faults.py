@@ -1,5 +1,6 @@
 """What the model's provider gets wrong: waited out, told, or the end of the run with a name for it."""
 
+import asyncio
 from time import monotonic
 from typing import Any
 
@@ -162,3 +163,23 @@ async def test_a_reply_that_names_two_calls_alike_has_each_of_them_made_and_answ
             run = await it.start()
             await run.result()
             assert [text for _, text in await it.results(run)] == ["result 0", "result 1"]
+
+
+@pytest.mark.parametrize("size", [200_000, 1_200_000])
+async def test_a_reply_of_any_size_never_stops_a_run(world: Any, size: int) -> None:
+    long, quote = "x" * size, '"' * size  # a quotation mark takes two bytes of JSON
+    replies = [
+        calls(("look", {"text": long})),
+        calls(("look", {"n": 1}), ("look", {"text": long}), ("look", {"n": 2})),
+        calls(("finish", {"outcome": "done"}), text=quote),
+    ]
+    look = ScriptedTool("look")
+    async with world(replies, look) as it:
+        run = await it.start()
+        assert (await asyncio.wait_for(run.result(), 30))["type"] == "agent.completed"
+        assert await it.failed_tasks(run) == 0
+        blocks = [block for message in it.model.requests[-1]["messages"] for block in message["content"]]
+    results = [block["content"] for block in blocks if block["type"] == "tool_result"]
+    fits = size < 1024 * 1024
+    assert [text.startswith("broken_json") for text in results] == [not fits, False, not fits, False]
+    assert len(look.calls) == (4 if fits else 2)
