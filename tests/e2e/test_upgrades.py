@@ -36,7 +36,7 @@ async def test_a_wedged_run_is_shown_as_wedged_and_finishes_after_the_roll_back(
             run = await it.start(run_id=run_id)
             await it.until_state(run, question=True)
         async with it.worker(workflows=(Unguarded, Unknown)):
-            await run.signal("human_input", {"text": "b"})
+            await run.signal("no_such_signal")
             moved = monotonic()
             await until(lambda: is_wedged(served.client, run_id), SHOWN_WITHIN)
             assert monotonic() - moved < 30  # the embedded server says so sooner than a stock one
@@ -53,6 +53,7 @@ async def test_a_wedged_run_is_shown_as_wedged_and_finishes_after_the_roll_back(
             assert checked.code == 1
             told = next(line for line in checked.out.splitlines() if " runs " in line)
             assert f"1 wedged: {run_id} (NonDeterministicError): roll the workers back" in told
+            await run.signal("human_input", {"text": "b"})  # what is sent meanwhile counts
         async with it.worker():
             assert (await asyncio.wait_for(run.result(), 60))["payload"]["outcome"] == "done"
         assert not await is_wedged(served.client, run_id)

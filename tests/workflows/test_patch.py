@@ -15,6 +15,7 @@ from workflows.unknown import Unknown
 
 ASK = calls(("ask_human", {"question": "Which one?"}))
 FINISH = calls(("finish", {"outcome": "done"}))
+RELEASES = (AgentRun, Patched, Deprecated, Unguarded)  # before, and the three; in the last one the patch is gone
 
 
 async def fits(run: Any, code: type) -> bool:
@@ -45,22 +46,22 @@ async def test_a_run_that_began_before_the_patch_goes_on_along_the_old_path(worl
             await run.signal("human_input", {"text": "b"})
             assert (await run.result())["type"] == "agent.completed"
         assert (await pauses(run), await it.failed_tasks(run)) == (0, 0)
-        assert [await fits(run, code) for code in (AgentRun, Patched, Deprecated)] == [True, True, False]
+        assert [await fits(run, code) for code in RELEASES] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(
-    ("code", "fitting"),
+    ("release", "fitting"),
     [
         (Patched, [False, True, True, False]),  # so the third release must wait until these runs have ended
         (Deprecated, [False, True, True, True]),
-        (Unguarded, [False, False, True, True]),  # the patch is gone, the new path is all there is
+        (Unguarded, [False, False, True, True]),
     ],
 )
 async def test_a_new_run_takes_the_new_path_and_fits_the_next_release(
-    world: Any, code: type, fitting: list[bool]
+    world: Any, release: type, fitting: list[bool]
 ) -> None:
-    async with world([FINISH], works=False) as it, it.worker(workflows=(code, Unknown)):
+    async with world([FINISH], works=False) as it, it.worker(workflows=(release, Unknown)):
         run = await it.start()
         assert (await run.result())["type"] == "agent.completed"
         assert (await pauses(run), await it.failed_tasks(run)) == (1, 0)
-        assert [await fits(run, other) for other in (AgentRun, Patched, Deprecated, Unguarded)] == fitting
+        assert [await fits(run, code) for code in RELEASES] == fitting

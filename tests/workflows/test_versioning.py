@@ -106,16 +106,25 @@ async def test_a_run_whose_build_has_no_worker_left_is_moved_to_another_by_a_com
             await it.until_state(run, question=True)
         async with it.worker(deployment=new):
             await make_current(it, new)
+            await it.until(lambda: are_left(it, old, run))
             where = ("--address", it.client.service_client.config.target_host, "--workflow-id", run.id)
             to = [f"--versioning-override-{name}" for name in ("behavior", "deployment-name", "build-id")]
             flags = [part for pair in zip(to, ("one_time", new.name, "2"), strict=True) for part in pair]
             moved = await asyncio.create_subprocess_exec(TEMPORAL, "workflow", "update-options", *where, *flags)
             assert await moved.wait() == 0
+            await it.until(lambda: are_left(it, old))
             for step in (1, 2):
                 await it.until_state(run, question=True, step=step)
                 await run.signal("human_input", {"text": "yes"})
             assert (await run.result())["type"] == "agent.completed"
         assert (await builds(it, run), await it.failed_tasks(run)) == ([{"1", "2"}], 0)
+
+
+async def are_left(it: Any, deployment: Deployment, *runs: Any) -> bool:
+    """Whether these, and no others, keep the build alive."""
+    version = f"{deployment.name}:{deployment.build_id}"
+    query = f"TemporalWorkerDeploymentVersion = '{version}' AND ExecutionStatus = 'Running'"
+    return [each.id async for each in it.client.list_workflows(query)] == [run.id for run in runs]
 
 
 async def test_a_run_waits_for_a_build_that_is_made_current_later(world: Any) -> None:
