@@ -98,6 +98,16 @@ def working(effect: Effect) -> ScriptedTool:
     return ScriptedTool("work", behave, effect=effect)
 
 
+def endless() -> ScriptedTool:
+    """Never returns, so that Temporal's timeout ends it."""
+
+    async def behave(arguments: Any, context: Any) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    return ScriptedTool("charge", behave, effect=Effect.once, timeout=timedelta(seconds=0.1))
+
+
 def large(size: int) -> ScriptedTool:
     return ScriptedTool("look", lambda *_: "x" * size)
 
@@ -265,6 +275,7 @@ SCENARIOS = (
         answers({"decision": "use_result", "text": "receipt 7"}),
     ),
     Scenario("in-doubt-give-up", "completed", [CHARGE, FINISH], (lost_once,), answers({"decision": "give_up"})),
+    Scenario("in-doubt-after-a-timeout", "completed", [CHARGE, FINISH], (endless,), answers({"decision": "give_up"})),
     # results from outside
     Scenario("voted", "completed", [VOTE, FINISH], (vote,), sends({"result": {"votes": 3}})),
     Scenario("voted-again", "completed", [VOTE, FINISH], (vote_again,), sends(BUSY, {"result": "now"})),
