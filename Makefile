@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check histories bench clean
 
 demo: .venv/ready  ## the worked example, from goal to artifact
 	@$(BIN)/python examples/critique/demo.py
@@ -16,6 +16,9 @@ check: .venv/ready  ## lint, types, import directions
 	@$(BIN)/ruff format -q --check .
 	@$(BIN)/mypy .
 	@$(BIN)/lint-imports --no-logo
+
+histories: .venv/ready  ## records this version's histories, which every later version replays
+	@$(BIN)/python -m tests.replay.record
 
 bench: .venv/ready  ## how far from the floor: AgentRun beside a hand-written workflow
 	@$(BIN)/python -m bench

@@ -44,6 +44,11 @@ DYNAMIC_CONFIG: Mapping[str, Any] = {
     "history.timerProcessorMaxTimeShift": "20ms",
     # Tenants share workers by fairness keys, which a stock server ignores.
     "matching.enableFairness": True,
+    # A run whose workflow tasks fail is shown as wedged after two in a row, in about 10 s; the default, five, takes a
+    # minute. One alone may be a worker that was killed.
+    "system.numConsecutiveWorkflowTaskProblemsToTriggerSearchAttribute": 2,
+    # However long it was wedged, it goes on soon after the roll-back: the pause between attempts would keep growing.
+    "history.workflowTaskRetryMaxInterval": "10s",
 }
 SEARCH_ATTRIBUTES = "AgentName=Keyword AgentStatus=Keyword WaitingFor=Keyword ConversationId=Keyword"
 SEARCH_ATTRIBUTES += " PendingTools=KeywordList AgentStep=Int CostUsd=Double"

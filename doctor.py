@@ -5,10 +5,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions, version
 
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
 from devserver import ServerDidNotStart
+from report import MEND
 from runs import NotReachable, configured_address, listing, register_search_attributes
 from session import Needs, session
-from settings import ProjectError, Settings, load
+from settings import Deployment, ProjectError, Settings, load
 
 OURS = ("contracts", "decisions", "workflows", "activities")
 
@@ -84,8 +88,39 @@ async def _server(settings: Settings) -> AsyncIterator[Check]:
                 worked_on = await here.has_worker()
                 found = "one is polling" if worked_on else "none is polling: start one with perdure worker"
                 yield Check("worker", worked_on, f"task queue {settings.task_queue}: {found}")
-            wedged = [run.run_id async for run in listing(here.client, limit=1000) if run.is_wedged and run.is_open]
-            found = f"{len(wedged)} cannot go on: {', '.join(wedged[:5])}" if wedged else "none is wedged"
-            yield Check("runs", not wedged, found)
+                if settings.deployment:
+                    yield await _deployment(here.client, settings.deployment)
+            yield await _runs(here.client)
     except (NotReachable, ServerDidNotStart) as error:
         yield Check("Temporal", ok=False, found=str(error))
+
+
+async def _runs(client: Client) -> Check:
+    wedged = [run async for run in listing(client, wedged=True, limit=1000)]
+    if not wedged:
+        return Check("runs", ok=True, found="none is wedged")
+    causes = sorted({run.wedged_by for run in wedged})
+    ids = [run.run_id for run in wedged]
+    shown = ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
+    return Check("runs", ok=False, found=f"{len(ids)} wedged: {shown} ({', '.join(causes)}): {MEND}")
+
+
+async def _deployment(client: Client, deployment: Deployment) -> Check:
+    """Without a current build, new runs wait in vain for a versioned worker."""
+    from temporalio.api.workflowservice.v1 import DescribeWorkerDeploymentRequest
+
+    name, build_id = deployment.name, deployment.build_id
+    command = f"temporal worker deployment set-current-version --deployment-name {name} --build-id {build_id}"
+    asked = DescribeWorkerDeploymentRequest(namespace=client.namespace, deployment_name=name)
+    try:
+        answer = await client.workflow_service.describe_worker_deployment(asked)
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+        return Check("deployment", ok=False, found=f"{deployment}: no worker of it has been seen yet; start one")
+    current = answer.worker_deployment_info.routing_config.current_deployment_version.build_id
+    if current == build_id:
+        return Check("deployment", ok=True, found=f"{deployment}: it is current, new runs go to it")
+    if current:
+        return Check("deployment", ok=True, found=f"{deployment}: new runs go to build {current}; to change: {command}")
+    return Check("deployment", ok=False, found=f"{deployment}: no build is current, so no new run begins: {command}")

@@ -14,6 +14,7 @@ from contracts.run import RunStatus, RunView
 from decisions.narrate import cut
 from runs import Ended, Found
 
+MEND = "roll the workers back, or mend their code, and it goes on by itself"
 COLOURS = {
     RunStatus.completed: "green",
     RunStatus.escalated: "yellow",
@@ -46,7 +47,7 @@ def run_table(found: list[Found]) -> Table:
         table.add_column(heading, no_wrap=True)
     table.add_column("waits for", overflow="ellipsis", no_wrap=True)
     for each in found:
-        wedged = " [red](wedged)[/]" if each.is_wedged and each.is_open else ""
+        wedged = " [red](wedged)[/]" if each.is_wedged else ""
         colour, started = COLOURS.get(RunStatus(each.status), "white"), age(each.execution.start_time)
         status = f"[{colour}]{each.status}[/]{wedged}"
         table.add_row(escape(each.run_id), status, escape(each.agent), started, escape(each.waiting_for))
@@ -57,7 +58,13 @@ def print_run(console: Console, found: Found, view: RunView | None, end: Ended |
     colour, started = COLOURS.get(RunStatus(found.status), "white"), age(found.execution.start_time)
     console.print(f"[bold]{escape(found.run_id)}[/]  [{colour}]{found.status}[/]  started {started} ago")
     if view is None and found.is_open:
-        console.print("  [yellow]no worker answers now; this is what the server knows[/]")
+        silent = "a wedged run does not answer" if found.is_wedged else "no worker answers now"
+        console.print(f"  [yellow]{silent}; this is what the server knows[/]")
+        console.print(f"  agent    {escape(found.agent)}")
+        if found.waiting_for:
+            console.print(f"  waits    {escape(found.waiting_for)}")
+    if found.is_wedged:
+        console.print(f"  [red]wedged[/]   {escape(found.wedged_by)}: {MEND}", soft_wrap=True)
     if view is not None:
         _print_view(console, view)
     if end is not None:

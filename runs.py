@@ -8,7 +8,7 @@ import ipaddress
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -26,7 +26,12 @@ from temporalio.client import (
     WorkflowQueryRejectedError,
     WorkflowUpdateFailedError,
 )
-from temporalio.common import SearchAttributeIndexedValueType, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.common import (
+    SearchAttributeIndexedValueType,
+    SearchAttributeKey,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
 from temporalio.envconfig import ClientConfig
 from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
@@ -41,6 +46,8 @@ from decisions.resume import refusal
 from workflows import attributes
 
 QUERY_PATIENCE = timedelta(seconds=3)  # a run without a worker answers no query
+PROBLEMS = SearchAttributeKey.for_keyword_list("TemporalReportedProblems")  # the server's own
+CAUSE = "cause=WorkflowTaskFailedCause"
 MOST_ID_BYTES = 900  # the server takes 1,000 for the whole workflow id
 
 
@@ -221,9 +228,21 @@ class Found:
 
     @property
     def is_wedged(self) -> bool:
-        """Its workflow tasks fail: code that does not fit its history, or a bug."""
-        reported = "TemporalReportedProblems"
-        return any(pair.key.name == reported for pair in self.execution.typed_search_attributes)
+        """Open, and its workflow tasks fail: code that does not fit its history, or a bug.
+
+        The server says so after some failures in a row, and takes it back at the first task that succeeds.
+        """
+        return self.is_open and bool(self._problems)
+
+    @property
+    def wedged_by(self) -> str:
+        """In the server's words: "NonDeterministicError" is code that does not fit the run's history."""
+        causes = [each.removeprefix(CAUSE) for each in self._problems if each.startswith(CAUSE)]
+        return ", ".join(causes) or ", ".join(self._problems)
+
+    @property
+    def _problems(self) -> Sequence[str]:
+        return self.execution.typed_search_attributes.get(PROBLEMS) or ()
 
 
 async def find(client: Client, run_id: str) -> Found:
@@ -236,11 +255,15 @@ async def find(client: Client, run_id: str) -> Found:
     return Found(ids.run_id_of(execution.id), execution)
 
 
-async def listing(client: Client, *, waiting: bool = False, limit: int = 50) -> AsyncIterator[Found]:
+async def listing(
+    client: Client, *, waiting: bool = False, wedged: bool = False, limit: int = 50
+) -> AsyncIterator[Found]:
     """Runs, the latest first."""
     query = "WorkflowType = 'AgentRun'"
     if waiting:
         query += " AND AgentStatus = 'waiting_on_human' AND ExecutionStatus = 'Running'"
+    if wedged:
+        query += f" AND {PROBLEMS.name} IS NOT NULL AND ExecutionStatus = 'Running'"
     try:
         async for execution in client.list_workflows(query, limit=limit):
             if execution.status is not WorkflowExecutionStatus.CONTINUED_AS_NEW:

@@ -27,6 +27,9 @@ from decisions import builtins
 DEFAULT_MODEL = "claude-sonnet-5-5"
 REHEARSAL = "rehearsal"
 NATIVE_TOOLS = ("fetch", "read_file", "write_file", "list_files")
+# The server silently lets a worker of another name or build wait for ever.
+DEPLOYMENT_NAME = r"(?!__)[^.:]{1,200}"
+MOST_BUILD_ID = 200
 TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # what the Messages API takes
 
 
@@ -120,6 +123,17 @@ class _FrontMatter(Edge):
 
 
 @dataclass(frozen=True)
+class Deployment:
+    """The build that a worker is, among others of the same deployment: Temporal's worker versioning."""
+
+    name: str
+    build_id: str
+
+    def __str__(self) -> str:
+        return f"deployment {self.name}, build {self.build_id}"
+
+
+@dataclass(frozen=True)
 class Settings:
     """`folder` is the project's; `home` holds state, `workspaces` a folder for each run.
 
@@ -136,6 +150,7 @@ class Settings:
     agents: Mapping[str, Agent]
     api_key: str | None
     base_url: str | None
+    deployment: Deployment | None = None
 
     @property
     def rehearses(self) -> bool:
@@ -167,7 +182,24 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         agents=_read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools)),
         api_key=key,
         base_url=url,
+        deployment=_deployment(env),
     )
+
+
+def _deployment(env: Mapping[str, str]) -> Deployment | None:
+    """By the names that Temporal's own worker controller sets."""
+    name, build_id = env.get("TEMPORAL_DEPLOYMENT_NAME") or None, env.get("TEMPORAL_WORKER_BUILD_ID") or None
+    if name is None and build_id is None:
+        return None
+    if name is None or build_id is None:
+        have, lack = ("TEMPORAL_DEPLOYMENT_NAME", "TEMPORAL_WORKER_BUILD_ID")[:: 1 if name else -1]
+        raise ProjectError(f"{have} is set and {lack} is not: worker versioning needs both")
+    if not re.fullmatch(DEPLOYMENT_NAME, name) or len(build_id) > MOST_BUILD_ID:
+        raise ProjectError(
+            f"TEMPORAL_DEPLOYMENT_NAME and TEMPORAL_WORKER_BUILD_ID: up to {MOST_BUILD_ID} characters each are taken, "
+            "and no name with . or : in it or __ in front"
+        )
+    return Deployment(name, build_id)
 
 
 def _read_file(path: Path) -> ProjectFile:

@@ -16,8 +16,9 @@ import httpx
 import httpx2
 from anthropic import AsyncAnthropic
 from temporalio.client import Client
+from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.service import RPCError
-from temporalio.worker import Worker
+from temporalio.worker import Worker, WorkerDeploymentConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.fetch import FetchTool
@@ -39,6 +40,7 @@ from contracts.agent import ToolSchema
 from contracts.tool import ToolKind, ToolRoute
 from runs import NotReachable, connect, leave, register_search_attributes
 from settings import (
+    Deployment,
     HttpToolSettings,
     ProjectError,
     PythonToolSettings,
@@ -54,6 +56,8 @@ from workflows.unknown import Unknown
 GRACE = timedelta(seconds=30)  # SIGTERM is no cancel: what runs is finished within this
 RECOVERY = timedelta(seconds=1)  # a killed worker's runs are picked up by another after this
 SHOWN_WITHIN = timedelta(milliseconds=200)  # a partial answer reaches a watcher
+
+WORKFLOWS: tuple[type, ...] = (AgentRun, Unknown)
 
 
 def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
@@ -126,7 +130,9 @@ def model_of(settings: Settings) -> Model:
     return MessagesModel(AsyncAnthropic(api_key=key, base_url=settings.base_url, max_retries=0))
 
 
-def build(client: Client, project: Project, task_queue: str, model: Model) -> Worker:
+def build(
+    client: Client, project: Project, task_queue: str, model: Model, deployment: Deployment | None = None
+) -> Worker:
     """A worker with everything that a run needs."""
     transcripts = Transcripts(client)
     turns = Turns(client, model, transcripts, project)
@@ -136,7 +142,7 @@ def build(client: Client, project: Project, task_queue: str, model: Model) -> Wo
     return Worker(
         client,
         task_queue=task_queue,
-        workflows=[AgentRun, Unknown],
+        workflows=WORKFLOWS,
         activities=[
             turns.plan,
             turns.reflect,
@@ -150,6 +156,16 @@ def build(client: Client, project: Project, task_queue: str, model: Model) -> Wo
         graceful_shutdown_timeout=GRACE,
         max_heartbeat_throttle_interval=SHOWN_WITHIN,
         default_heartbeat_throttle_interval=SHOWN_WITHIN,
+        deployment_config=versioned(deployment) if deployment else None,
+    )
+
+
+def versioned(deployment: Deployment) -> WorkerDeploymentConfig:
+    """A run stays with the build that it began on, over continue-as-new too: new code never meets an old history."""
+    return WorkerDeploymentConfig(
+        version=WorkerDeploymentVersion(deployment.name, deployment.build_id),
+        use_worker_versioning=True,
+        default_versioning_behavior=VersioningBehavior.PINNED,
     )
 
 
@@ -161,11 +177,11 @@ def workflow_runner() -> SandboxedWorkflowRunner:
 
 
 @asynccontextmanager
-async def working(client: Client, settings: Settings) -> AsyncIterator[None]:
+async def working(client: Client, settings: Settings, deployment: Deployment | None = None) -> AsyncIterator[None]:
     """A worker for as long as the block runs. Raises ProjectError before anything is started."""
     async with httpx.AsyncClient(trust_env=False) as http:
         project = project_of(settings, http)
-        async with build(client, project, settings.task_queue, model_of(settings)):
+        async with build(client, project, settings.task_queue, model_of(settings), deployment):
             yield
 
 
@@ -175,7 +191,7 @@ async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
     async with Worker(
         client,
         task_queue=task_queue,
-        workflows=[AgentRun, Unknown],
+        workflows=WORKFLOWS,
         workflow_runner=workflow_runner(),
         sticky_queue_schedule_to_start_timeout=RECOVERY,
     ):
@@ -189,9 +205,10 @@ async def serve(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with working(client, settings):
+    async with working(client, settings, settings.deployment):
         address, queue = client.service_client.config.target_host, settings.task_queue
-        print(f"worker ready: {address}, task queue {queue}, model {settings.model}", flush=True)
+        build_of = f", {settings.deployment}" if settings.deployment else ""
+        print(f"worker ready: {address}, task queue {queue}, model {settings.model}{build_of}", flush=True)
         await stop.wait()
 
 

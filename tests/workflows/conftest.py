@@ -1,18 +1,21 @@
 """A worker with scripted tools and a scripted model, on the real server."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from uuid import uuid4
 
 import pytest
 from anthropic import AsyncAnthropic
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle
-from temporalio.worker import Replayer
+from temporalio.worker import Replayer, Worker
 
 from activities.model import MessagesModel
 from activities.project import Project
@@ -20,13 +23,16 @@ from contracts.agent import Agent
 from contracts.events import StartEvent
 from contracts.limits import LimitOverrides
 from runs import start
+from settings import Deployment
 from testkit.model_server import Script, ScriptedModel
 from testkit.tools import ScriptedTool
-from worker import build, workflow_runner
-from workflows.agent_run import AgentRun
+from worker import WORKFLOWS, build, workflow_runner
 
 KEY = "sk-canary-7f3a"  # the model server's key; it must turn up nowhere
 PATIENCE = 20.0  # seconds for what takes milliseconds
+# Without a sticky cache every workflow task replays its run from the first event, so a decision that depends on
+# anything else cannot hide: PERDURE_TEST_NO_CACHE=1 runs this whole folder so.
+CACHES = os.environ.get("PERDURE_TEST_NO_CACHE") != "1"
 
 Run = WorkflowHandle[Any, Any]
 
@@ -39,6 +45,7 @@ class World:
     queue: str
     project: Project
     model: ScriptedModel
+    caches: bool = True
     started: list[str] = field(default_factory=list)
 
     async def start(self, goal: str = "do it", *, run_id: str | None = None, **payload: Any) -> Run:
@@ -47,10 +54,10 @@ class World:
         self.started.append(run.id)
         return run
 
-    async def start_raw(self, *args: Any, **options: Any) -> Run:
+    async def start_raw(self, *args: Any, workflow_type: str = "AgentRun", **options: Any) -> Run:
         """A start as any Temporal client may send it: nothing is checked before the server."""
         run: Run = await self.client.start_workflow(
-            "AgentRun", args=args, id=f"run:{uuid4().hex[:12]}", task_queue=self.queue, **options
+            workflow_type, args=args, id=f"run:{uuid4().hex[:12]}", task_queue=self.queue, **options
         )
         self.started.append(run.id)
         return run
@@ -58,17 +65,26 @@ class World:
     async def replay(self) -> None:
         """What every run did can be replayed from its history: no decision depends on anything else."""
         replayer = Replayer(
-            workflows=[AgentRun], workflow_runner=workflow_runner(), data_converter=self.client.data_converter
+            workflows=WORKFLOWS, workflow_runner=workflow_runner(), data_converter=self.client.data_converter
         )
         for workflow_id in dict.fromkeys(self.started):
             history = await self.client.get_workflow_handle(workflow_id).fetch_history()
             await replayer.replay_workflow(history)
 
     @asynccontextmanager
-    async def worker(self, client: Client | None = None) -> AsyncIterator[None]:
+    async def worker(
+        self,
+        client: Client | None = None,
+        *,
+        deployment: Deployment | None = None,
+        workflows: tuple[type, ...] = WORKFLOWS,
+    ) -> AsyncIterator[None]:
         """A worker with a cache of its own. Two at once need a client each."""
-        anthropic = AsyncAnthropic(api_key=KEY, base_url=self.model.base_url, max_retries=0)
-        async with anthropic, build(client or self.client, self.project, self.queue, MessagesModel(anthropic)):
+        model = AsyncAnthropic(api_key=KEY, base_url=self.model.base_url, max_retries=0)
+        fewer: dict[str, Any] = {} if self.caches else {"max_cached_workflows": 0}
+        with patch("worker.Worker", partial(Worker, **fewer)), patch("worker.WORKFLOWS", workflows):
+            worker = build(client or self.client, self.project, self.queue, MessagesModel(model), deployment)
+        async with model, worker:
             yield
 
     async def another_client(self) -> Client:
@@ -146,6 +162,12 @@ MakeWorld = Callable[..., AbstractAsyncContextManager[World]]
 
 @pytest.fixture
 def world(client: Client, tmp_path: Path) -> MakeWorld:
+    return worlds(client, tmp_path)
+
+
+def worlds(client: Client, workspaces: Path) -> MakeWorld:
+    """Makes worlds on a server; each keeps its runs' files in `workspaces`."""
+
     @asynccontextmanager
     async def make(
         script: Script,
@@ -153,6 +175,7 @@ def world(client: Client, tmp_path: Path) -> MakeWorld:
         server: Client = client,
         allowed: Sequence[str] | None = None,
         works: bool = True,
+        caches: bool = CACHES,
         **limits: Any,
     ) -> AsyncIterator[World]:
         names = tuple(tool.route.name for tool in tools) if allowed is None else tuple(allowed)
@@ -162,11 +185,11 @@ def world(client: Client, tmp_path: Path) -> MakeWorld:
             model="scripted",
             max_tokens=1024,
             limits=LimitOverrides.model_validate(limits),
-            workspaces=tmp_path,
+            workspaces=workspaces,
             instructions="You are tested.",
         )
         with ScriptedModel(script) as model:
-            it = World(server, f"q-{uuid4().hex[:8]}", project, model)
+            it = World(server, f"q-{uuid4().hex[:8]}", project, model, caches)
             if not works:
                 yield it
                 return

@@ -1,0 +1,100 @@
+"""Records the histories of this version: `make histories`, or `python -m tests.replay.record`.
+
+Every scenario runs on the real server. Older versions' folders are never touched; this version's is replaced as a
+whole, and only when every scenario has ended as its entry says.
+"""
+
+import asyncio
+import gzip
+import logging
+import shutil
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+from time import monotonic
+
+from temporalio.client import Client
+
+from runs import ended, leave
+from tests.conftest import SHORT_HISTORY, server
+from tests.replay.scenarios import SCENARIOS, Scenario
+from tests.workflows.conftest import World, worlds
+
+HISTORIES = Path(__file__).parent / "histories"
+AT_A_TIME = 6
+PATIENCE = 60.0  # seconds for a scenario that takes a few
+SUFFIX = ".json.gz"
+
+
+def this_version() -> str:
+    """As the checkout has it; an environment may hold the metadata of an older one."""
+    project = tomllib.loads((HISTORIES.parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    return str(project["project"]["version"])
+
+
+async def record(scenario: Scenario, client: Client, folder: Path) -> None:
+    """Plays one scenario, and writes a file for each execution of its run."""
+    with tempfile.TemporaryDirectory() as files:
+        tools = [tool() for tool in scenario.tools]
+        async with worlds(client, Path(files))(scenario.script, *tools, **scenario.limits) as it:
+            run = await it.start_raw(*scenario.args, workflow_type=scenario.type, **scenario.options)
+            await scenario.play(it, run)
+            end = await ended(client, run.id)
+            told = " ".join(
+                filter(None, (end.status, end.kind or ((end.event or {}).get("payload", {}).get("reason"))))
+            )
+            if told != scenario.ends:
+                raise AssertionError(f"{scenario.name} ended {told}, not {scenario.ends} ({end.message})")
+            executions = await histories(it, run.id)
+    for number, json in enumerate(executions, 1):
+        name = scenario.name if len(executions) == 1 else f"{scenario.name}.{number}"
+        # Stack traces tell where the checkout lies, which is nobody's business and nothing that a replay reads.
+        neutral = json.replace(str(HISTORIES.parents[2]), "/perdure")
+        (folder / f"{name}{SUFFIX}").write_bytes(gzip.compress(neutral.encode(), 9, mtime=0))
+
+
+async def histories(it: World, workflow_id: str) -> list[str]:
+    """Every execution of a run, the first one first, each as the server has it."""
+    last = (await it.client.get_workflow_handle(workflow_id).fetch_history()).run_id
+    chain: list[str] = []
+    before: str | None = last
+    while before:
+        history = await it.client.get_workflow_handle(workflow_id, run_id=before).fetch_history()
+        chain.insert(0, history.to_json())
+        before = history.events[0].workflow_execution_started_event_attributes.continued_execution_run_id
+    return chain
+
+
+async def main() -> None:
+    logging.disable(logging.CRITICAL)  # what the scenarios provoke is no news
+    began = monotonic()
+    with tempfile.TemporaryDirectory() as made:
+        folder, turn = Path(made), asyncio.Semaphore(AT_A_TIME)
+        long, short = await server(), await server(**{"limit.historyCount.suggestContinueAsNew": SHORT_HISTORY})
+        async with long, short:
+
+            async def one(scenario: Scenario) -> None:
+                async with turn:
+                    client = short.client if scenario.rotates else long.client
+                    try:
+                        await asyncio.wait_for(record(scenario, client, folder), PATIENCE)
+                    except Exception as error:
+                        error.add_note(f"in the scenario {scenario.name}")
+                        raise
+
+            async with asyncio.TaskGroup() as group:
+                for scenario in SCENARIOS:
+                    group.create_task(one(scenario))
+        target = HISTORIES / this_version()
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(folder, target)
+    files = list(target.iterdir())
+    size = sum(file.stat().st_size for file in files)
+    print(f"{len(SCENARIOS)} scenarios, {len(files)} histories, {size:,} bytes, {monotonic() - began:.0f} s: {target}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
+    sys.stdout.flush()
+    leave(0)

@@ -1,0 +1,303 @@
+"""What a run can go through, one entry for each way. Their histories are recorded by `record`, and replayed for ever.
+
+To add one: an entry in `SCENARIOS`, then `make histories`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from itertools import count
+from typing import Any
+
+from temporalio.exceptions import ApplicationError
+
+from contracts.tool import Approval, Effect, ToolKind
+from testkit.model_server import Script, calls, fails, says, slow
+from testkit.tools import ScriptedTool
+from tests.workflows.conftest import Run, World
+
+Play = Callable[[World, Run], Awaitable[None]]
+Tool = Callable[[], ScriptedTool]
+
+GOAL = {"type": "agentic.start", "payload": {"goal": "do it"}}
+FINISH = calls(("finish", {"outcome": "done", "artifacts": ["artifacts/a.md"]}))
+LOOK = calls(("look", {"at": "x"}), text="Frame: see.\nPlan: look.")
+VOTE = calls(("vote", {}))
+ASK = calls(("ask_human", {"question": "Which one?", "options": ["a", "b"]}))
+CHARGE = calls(("charge", {"eur": 5}))
+WORK = calls(("work", {}), ("work", {}))
+
+
+async def nothing(it: World, run: Run) -> None:
+    """The run needs nobody."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`script` and `tools` make the world, `play` is what people and tools outside do, `ends` how it must end."""
+
+    name: str
+    ends: str
+    script: Script
+    tools: tuple[Tool, ...] = ()
+    play: Play = nothing
+    args: tuple[Any, ...] = (GOAL,)
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the start
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    type: str = "AgentRun"
+    rotates: bool = False  # on the server where a history is soon long
+
+
+look = partial(ScriptedTool, "look")
+save = partial(ScriptedTool, "save", effect=Effect.keyed)
+vote = partial(ScriptedTool, "vote", kind=ToolKind.signal, effect=Effect.once)
+vote_again = partial(ScriptedTool, "vote", kind=ToolKind.signal, effect=Effect.keyed)
+late_vote = partial(ScriptedTool, "vote", kind=ToolKind.signal, timeout=timedelta(seconds=0.3))
+guarded = partial(ScriptedTool, "charge", lambda *_: "charged", effect=Effect.once, approval=Approval.always)
+
+
+def flaky() -> ScriptedTool:
+    """Works at the second attempt."""
+    attempts = count(1)
+
+    def behave(arguments: Any, context: Any) -> str:
+        if next(attempts) == 1:
+            raise ConnectionError("down")
+        return "up"
+
+    return ScriptedTool("look", behave)
+
+
+def lost_once() -> ScriptedTool:
+    """An effect whose first call is interrupted by the end of its worker."""
+
+    def behave(arguments: Any, context: Any) -> str:
+        if context.idempotency_key.endswith(":request"):
+            raise ApplicationError("worker is shutting down", type="WorkerShutdown")
+        return "charged"
+
+    return ScriptedTool("charge", behave, effect=Effect.once)
+
+
+def failing(effect: Effect) -> ScriptedTool:
+    def behave(arguments: Any, context: Any) -> str:
+        raise ApplicationError("no such customer", type="tool_error", non_retryable=True)
+
+    return ScriptedTool("charge", behave, effect=effect)
+
+
+def working(effect: Effect) -> ScriptedTool:
+    """Takes its time: until it is stopped, or for as long as a cancel needs to arrive."""
+
+    async def behave(arguments: Any, context: Any) -> str:
+        await asyncio.sleep(60 if effect is Effect.read else 1)
+        return "worked"
+
+    return ScriptedTool("work", behave, effect=effect)
+
+
+def endless() -> ScriptedTool:
+    """Never returns, so that Temporal's timeout ends it."""
+
+    async def behave(arguments: Any, context: Any) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    return ScriptedTool("charge", behave, effect=Effect.once, timeout=timedelta(seconds=0.1))
+
+
+def large(size: int) -> ScriptedTool:
+    return ScriptedTool("look", lambda *_: "x" * size)
+
+
+def answers(*bodies: dict[str, Any]) -> Play:
+    """Each question is answered by the update."""
+
+    async def play(it: World, run: Run) -> None:
+        for number, body in enumerate(bodies, 1):
+            await it.until_state(run, question=True, status="waiting_on_human")
+            await run.execute_update("answer", {"question_id": f"q{number}", **body})
+
+    return play
+
+
+async def answers_by_signal(it: World, run: Run) -> None:
+    await it.until_state(run, question=True)
+    await run.signal("human_input", {"text": "b", "by": "eva"})
+
+
+def sends(*results: dict[str, Any], step: int = 1, tool: str = "vote") -> Play:
+    """Results from outside, one for each time that the step is awaited."""
+
+    async def play(it: World, run: Run) -> None:
+        for attempt, result in enumerate(results, 1):
+
+            async def awaited(attempt: int = attempt) -> bool:
+                state = await it.state(run)
+                pending = state["status"] == "waiting_on_tool" and state["pending"]
+                return bool(pending) and pending[0]["attempt"] == attempt
+
+            await it.until(awaited)
+            await it.send_result(run, step, tool, **result)
+
+    return play
+
+
+def stops(door: str, **once: Any) -> Play:
+    """A cancel by signal or with Temporal's own, once the state has these values."""
+
+    async def play(it: World, run: Run) -> None:
+        await it.until_state(run, **once)
+        await (run.cancel() if door == "native" else run.signal("cancel", {"reason": "enough", "by": "eva"}))
+
+    return play
+
+
+async def stops_a_model_call(it: World, run: Run) -> None:
+    await it.until(lambda: len(it.model.requests) == 1)
+    await run.cancel()
+
+
+async def bothers(it: World, run: Run) -> None:
+    """Signals that mean nothing, and an answer that does not fit, before the one that does."""
+    await it.until_pending(run, 1)
+    await run.signal("tool_result", {"payload": 5})
+    await run.signal("cancel", args=[{}, {}])
+    await run.signal("human_input", {"text": "nobody asked"})
+    await run.signal("no_such_signal", {"a": 1})
+    await it.send_result(run, 9, "other", run_id="somebody-else")
+    await it.send_result(run, 1, "vote")
+    await it.until_pending(run, 2)
+    await it.send_result(run, 1, "vote", result="late")
+    await it.send_result(run, 2, "vote")
+
+
+async def votes_and_answers(it: World, run: Run) -> None:
+    """Alternately, over the rotations in between."""
+    for step in range(1, ROUNDS + 1):
+        if step % 2:
+            await it.until_pending(run, step)
+            await it.send_result(run, step, "vote")
+        else:
+            await it.until_state(run, question=True, step=step)
+            await run.signal("human_input", {"text": "b"})
+
+
+BUSY = {"status": "error", "result": None, "error": {"kind": "busy", "message": "later", "retryable": True}}
+GIVEN_UP = {"status": "error", "result": None, "error": {"kind": "lost", "message": "no", "retryable": False}}
+# About 12 events a step, and a history is long after 120: the number of executions does not hang on a few events.
+ROUNDS = 16
+RATE_LIMIT, OUTAGE = fails(429, retry_after=0.02), fails(529, retry_after=0.02)
+TOO_LONG = fails(400, message="prompt is too long: 250000 tokens > 200000 maximum")
+CUT_OFF = says("half", stop_reason="max_tokens")
+REFRAME = calls(("reframe", {"frame": "another view"}))
+
+SCENARIOS = (
+    # completed
+    Scenario("finished", "completed", [LOOK, FINISH], (look,)),
+    Scenario("finished-in-plain-text", "completed", [says("It is 4.")]),
+    Scenario("many-steps", "completed", [LOOK, calls(("save", {"n": 1})), LOOK, REFRAME, FINISH], (look, save)),
+    Scenario("reads-in-parallel", "completed", [calls(*[("look", {"n": n}) for n in range(4)]), FINISH], (look,)),
+    Scenario(
+        "reads-and-effects-in-one-turn",
+        "completed",
+        [calls(("look", {}), ("look", {}), ("save", {}), ("save", {}), ("look", {})), FINISH],
+        (look, save),
+    ),
+    Scenario("large-arguments", "completed", [calls(("look", {"text": "x" * 20_000})), FINISH], (look,)),
+    Scenario("large-result", "completed", [LOOK, FINISH], (partial(large, 100_000),)),
+    Scenario("tool-retried", "completed", [LOOK, FINISH], (flaky,)),
+    Scenario("tool-failed", "completed", [CHARGE, FINISH], (partial(failing, Effect.keyed),)),
+    Scenario("effect-failed", "completed", [CHARGE, FINISH], (partial(failing, Effect.once),)),
+    Scenario("unknown-tool", "completed", [calls(("no_such_tool", {})), FINISH]),
+    Scenario("empty-reply", "completed", lambda body: FINISH if "empty" in str(body["messages"]) else says("")),
+    Scenario("model-retried", "completed", [fails(529, retry_after=0.02, then=LOOK), FINISH], (look,)),
+    # escalated
+    Scenario("escalated", "escalated asked", [calls(("escalate", {"reason": "not my trade"}))]),
+    Scenario("steps-used-up", "escalated step_budget", lambda _: LOOK, (look,), limits={"max_steps": 2}),
+    Scenario("turns-used-up", "escalated turn_budget", lambda _: LOOK, (look,), limits={"max_turns": 2}),
+    Scenario("reframes-used-up", "escalated reframe_budget", lambda _: REFRAME, limits={"max_reframes": 1}),
+    Scenario("step-never-issued", "escalated step_never_issued", [VOTE], (vote,), sends({}, step=2)),
+    Scenario("wrong-tool", "escalated wrong_tool", [VOTE], (vote,), sends({}, tool="fetch")),
+    Scenario("model-declined", "escalated model_declined", [says("I will not.", stop_reason="refusal")]),
+    # failed
+    Scenario("invalid-input", "failed InvalidInput", [], args=({"type": "agentic.start"},)),
+    Scenario("no-input", "failed InvalidInput", [], args=()),
+    Scenario("unknown-agent", "failed UnknownAgent", [], args=({**GOAL, "payload": {"goal": "x", "agent": "nobody"}},)),
+    Scenario("unknown-workflow-type", "failed UnknownWorkflowType", [], type="AgentRum"),
+    Scenario("model-refused", "failed ModelRefused", [LOOK, fails(401)], (look,)),
+    Scenario("model-refused-at-once", "failed ModelRefused", [fails(401)]),
+    Scenario("rate-limited", "failed RateLimited", [RATE_LIMIT]),
+    Scenario("model-unavailable", "failed ModelUnavailable", [LOOK, OUTAGE], (look,)),
+    Scenario("context-too-long", "failed ContextTooLong", [TOO_LONG]),
+    Scenario("model-unusable", "failed ModelUnusable", lambda _: CUT_OFF),
+    # cancelled
+    Scenario("cancelled-while-asking", "cancelled", [ASK], play=stops("signal", question=True)),
+    Scenario("cancelled-natively-while-asking", "cancelled", [ASK], play=stops("native", question=True)),
+    Scenario("cancelled-before-approval", "cancelled", [CHARGE], (guarded,), stops("signal", question=True)),
+    Scenario("cancelled-in-doubt", "cancelled", [CHARGE], (lost_once,), stops("signal", question=True)),
+    Scenario("cancelled-while-voting", "cancelled", [VOTE], (vote,), stops("native", status="waiting_on_tool")),
+    Scenario("cancelled-during-a-read", "cancelled", [WORK], (partial(working, Effect.read),), stops("signal", step=2)),
+    Scenario(
+        "cancelled-during-an-effect", "cancelled", [WORK], (partial(working, Effect.once),), stops("signal", step=2)
+    ),
+    Scenario(
+        "cancelled-natively-during-an-effect",
+        "cancelled",
+        [WORK],
+        (partial(working, Effect.keyed),),
+        stops("native", step=2),
+    ),
+    Scenario("cancelled-during-a-model-call", "cancelled", [slow(says("long"), 60)], play=stops_a_model_call),
+    Scenario("cancelled-with-the-start", "cancelled", [LOOK], (look,), options={"start_signal": "cancel"}),
+    # people
+    Scenario("answered-by-signal", "completed", [ASK, FINISH], play=answers_by_signal),
+    Scenario("answered-by-update", "completed", [ASK, FINISH], play=answers({"text": "b", "by": "eva"})),
+    Scenario(
+        "approved",
+        "completed",
+        [CHARGE, CHARGE, FINISH],
+        (guarded,),
+        answers({"decision": "approve"}, {"decision": "approve"}),
+    ),
+    Scenario(
+        "approved-for-the-run", "completed", [CHARGE, CHARGE, FINISH], (guarded,), answers({"decision": "approve_tool"})
+    ),
+    Scenario("denied", "completed", [CHARGE, FINISH], (guarded,), answers({"decision": "deny", "text": "too dear"})),
+    Scenario("in-doubt-run-again", "completed", [CHARGE, FINISH], (lost_once,), answers({"decision": "run_again"})),
+    Scenario(
+        "in-doubt-use-result",
+        "completed",
+        [CHARGE, FINISH],
+        (lost_once,),
+        answers({"decision": "use_result", "text": "receipt 7"}),
+    ),
+    Scenario("in-doubt-give-up", "completed", [CHARGE, FINISH], (lost_once,), answers({"decision": "give_up"})),
+    Scenario("in-doubt-after-a-timeout", "completed", [CHARGE, FINISH], (endless,), answers({"decision": "give_up"})),
+    # results from outside
+    Scenario("voted", "completed", [VOTE, FINISH], (vote,), sends({"result": {"votes": 3}})),
+    Scenario("voted-again", "completed", [VOTE, FINISH], (vote_again,), sends(BUSY, {"result": "now"})),
+    Scenario("vote-failed", "completed", [VOTE, FINISH], (vote,), sends(GIVEN_UP)),
+    Scenario("vote-never-came", "completed", [VOTE, FINISH], (late_vote,)),
+    Scenario("bothered", "completed", [VOTE, VOTE, FINISH], (vote,), bothers),
+    # rotated
+    Scenario(
+        "rotated",
+        "completed",
+        [*[calls(("look", {"n": n}), text=f"turn {n}") for n in range(ROUNDS)], FINISH],
+        (look,),
+        limits={"max_steps": ROUNDS},
+        rotates=True,
+    ),
+    Scenario(
+        "rotated-while-people-and-tools-speak",
+        "completed",
+        [*[VOTE if n % 2 == 0 else ASK for n in range(ROUNDS)], FINISH],
+        (vote,),
+        votes_and_answers,
+        limits={"max_steps": ROUNDS},
+        rotates=True,
+    ),
+)

@@ -1,0 +1,67 @@
+"""The worked example of docs/upgrading.md: a timer is added at the start of every run, release by release."""
+
+from typing import Any
+
+import pytest
+from temporalio.worker import Replayer
+from temporalio.workflow import NondeterminismError
+
+from converter import data_converter
+from testkit.model_server import calls
+from tests.replay.altered import Deprecated, Patched, Unguarded
+from worker import workflow_runner
+from workflows.agent_run import AgentRun
+from workflows.unknown import Unknown
+
+ASK = calls(("ask_human", {"question": "Which one?"}))
+FINISH = calls(("finish", {"outcome": "done"}))
+RELEASES = (AgentRun, Patched, Deprecated, Unguarded)  # before, and the three; in the last one the patch is gone
+
+
+async def fits(run: Any, code: type) -> bool:
+    """Whether the run's history replays on this code."""
+    replayer = Replayer(workflows=[code], workflow_runner=workflow_runner(), data_converter=data_converter)
+    try:
+        await replayer.replay_workflow(await run.fetch_history())
+    except NondeterminismError:
+        return False
+    return True
+
+
+async def pauses(run: Any) -> int:
+    """Timers of the new path; the wait for a person has one of its own."""
+    events = [event async for event in run.fetch_history_events()]
+    started = [
+        event.timer_started_event_attributes for event in events if event.HasField("timer_started_event_attributes")
+    ]
+    return sum(timer.start_to_fire_timeout.ToMilliseconds() == 50 for timer in started)
+
+
+async def test_a_run_that_began_before_the_patch_goes_on_along_the_old_path(world: Any) -> None:
+    async with world([ASK, FINISH], works=False) as it:
+        async with it.worker():
+            run = await it.start()
+            await it.until_state(run, question=True)
+        async with it.worker(workflows=(Patched, Unknown)):
+            await run.signal("human_input", {"text": "b"})
+            assert (await run.result())["type"] == "agent.completed"
+        assert (await pauses(run), await it.failed_tasks(run)) == (0, 0)
+        assert [await fits(run, code) for code in RELEASES] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("release", "fitting"),
+    [
+        (Patched, [False, True, True, False]),  # so the third release must wait until these runs have ended
+        (Deprecated, [False, True, True, True]),
+        (Unguarded, [False, False, True, True]),
+    ],
+)
+async def test_a_new_run_takes_the_new_path_and_fits_the_next_release(
+    world: Any, release: type, fitting: list[bool]
+) -> None:
+    async with world([FINISH], works=False) as it, it.worker(workflows=(release, Unknown)):
+        run = await it.start()
+        assert (await run.result())["type"] == "agent.completed"
+        assert (await pauses(run), await it.failed_tasks(run)) == (1, 0)
+        assert [await fits(run, code) for code in RELEASES] == fitting
