@@ -38,7 +38,10 @@ async def record(scenario: Scenario, client: Client, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as files:
         tools = [tool() for tool in scenario.tools]
         async with worlds(client, Path(files))(scenario.script, *tools, **scenario.limits) as it:
-            run = await it.start_raw(*scenario.args, workflow_type=scenario.type, **scenario.options)
+            if scenario.begins is not None:
+                run = await scenario.begins(it)
+            else:
+                run = await it.start_raw(*scenario.args, workflow_type=scenario.type, **scenario.options)
             await scenario.play(it, run)
             end = await ended(client, run.id)
             told = " ".join(

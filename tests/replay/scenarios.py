@@ -9,11 +9,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
+from temporalio.api.enums.v1 import EventType
 from temporalio.exceptions import ApplicationError
 
-from contracts.tool import Approval, Effect, ToolKind
+from activities.ledger import Entry
+from activities.store import LocalStore
+from contracts.tool import Approval, Effect, ToolKind, ToolOutcome
+from runs import ended, fork, resume
 from testkit.model_server import Script, calls, fails, says, slow
 from testkit.tools import ScriptedTool
 from tests.workflows.conftest import Run, World
@@ -36,7 +41,10 @@ async def nothing(it: World, run: Run) -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """`script` and `tools` make the world, `play` is what people and tools outside do, `ends` how it must end."""
+    """`script` and `tools` make the world, `play` is what people and tools outside do, `ends` how it must end.
+
+    `begins` starts a run that needs more than `args`: one that goes on from another run.
+    """
 
     name: str
     ends: str
@@ -47,6 +55,7 @@ class Scenario:
     options: Mapping[str, Any] = field(default_factory=dict)  # of the start
     limits: Mapping[str, Any] = field(default_factory=dict)
     type: str = "AgentRun"
+    begins: Callable[[World], Awaitable[Run]] | None = None
     rotates: bool = False  # on the server where a history is soon long
 
 
@@ -81,6 +90,18 @@ def lost_once() -> ScriptedTool:
     return ScriptedTool("charge", behave, effect=Effect.once)
 
 
+def lost_after_its_record() -> ScriptedTool:
+    """An effect whose worker is lost when the ledger has its result, and the run has not."""
+
+    def behave(arguments: Any, context: Any) -> str:
+        Entry(LocalStore(context.workspace), context.idempotency_key, context.step).record(
+            ToolOutcome(result="charged")
+        )
+        raise ApplicationError("worker is shutting down", type="WorkerShutdown")
+
+    return ScriptedTool("charge", behave, effect=Effect.once)
+
+
 def failing(effect: Effect) -> ScriptedTool:
     def behave(arguments: Any, context: Any) -> str:
         raise ApplicationError("no such customer", type="tool_error", non_retryable=True)
@@ -98,14 +119,14 @@ def working(effect: Effect) -> ScriptedTool:
     return ScriptedTool("work", behave, effect=effect)
 
 
-def endless() -> ScriptedTool:
-    """Never returns, so that Temporal's timeout ends it."""
+def endless(effect: Effect) -> ScriptedTool:
+    """Never returns: its own timeout ends an effect, and Temporal's a read."""
 
     async def behave(arguments: Any, context: Any) -> str:
         await asyncio.Event().wait()
         return "never"
 
-    return ScriptedTool("charge", behave, effect=Effect.once, timeout=timedelta(seconds=0.1))
+    return ScriptedTool("charge", behave, effect=effect, timeout=timedelta(seconds=0.1))
 
 
 def large(size: int) -> ScriptedTool:
@@ -183,6 +204,48 @@ async def votes_and_answers(it: World, run: Run) -> None:
         else:
             await it.until_state(run, question=True, step=step)
             await run.signal("human_input", {"text": "b"})
+
+
+async def resumes(it: World) -> Run:
+    run = await it.start_raw(GOAL)
+    await ended(it.client, run.id)
+    return await resume(it.client, it.queue, run.id)
+
+
+async def resumes_edited(it: World) -> Run:
+    """The agent has another prompt by the time its run is resumed."""
+    run = await it.start_raw(GOAL)
+    await ended(it.client, run.id)
+    agents = it.project.agents
+    assert isinstance(agents, dict)
+    agents["default"] = agents["default"].model_copy(update={"prompt": "Be brief."})
+    return await resume(it.client, it.queue, run.id)
+
+
+async def forks(it: World) -> Run:
+    run = await it.start_raw(GOAL)
+    await ended(it.client, run.id)
+    return await fork(it.client, it.queue, run.id, 1, "look closer")
+
+
+LEDGER = Path("full") / ".store" / "ledger"  # of the run "full"
+
+
+async def begins_with_a_broken_ledger(it: World) -> Run:
+    """A file lies where the ledger's folder should be."""
+    path = it.project.workspaces / LEDGER
+    path.parent.mkdir(parents=True)
+    path.touch()
+    return await it.start(run_id="full")
+
+
+async def mends_the_ledger(it: World, run: Run) -> None:
+    async def is_waiting() -> bool:
+        kinds = [event.event_type async for event in run.fetch_history_events()]
+        return EventType.EVENT_TYPE_TIMER_STARTED in kinds
+
+    await it.until(is_waiting)
+    (it.project.workspaces / LEDGER).unlink()
 
 
 BUSY = {"status": "error", "result": None, "error": {"kind": "busy", "message": "later", "retryable": True}}
@@ -275,7 +338,34 @@ SCENARIOS = (
         answers({"decision": "use_result", "text": "receipt 7"}),
     ),
     Scenario("in-doubt-give-up", "completed", [CHARGE, FINISH], (lost_once,), answers({"decision": "give_up"})),
-    Scenario("in-doubt-after-a-timeout", "completed", [CHARGE, FINISH], (endless,), answers({"decision": "give_up"})),
+    Scenario("effect-out-of-time", "completed", [CHARGE, FINISH], (partial(endless, Effect.once),)),
+    Scenario("read-out-of-time", "completed", [CHARGE, FINISH], (partial(endless, Effect.read),)),
+    Scenario("lost-after-its-record", "completed", [CHARGE, FINISH], (lost_after_its_record,)),
+    Scenario(
+        "ledger-broken-for-a-while",
+        "completed",
+        [CHARGE, FINISH],
+        (partial(ScriptedTool, "charge", effect=Effect.once),),
+        mends_the_ledger,
+        begins=begins_with_a_broken_ledger,
+    ),
+    # from other runs
+    Scenario("resumed", "completed", [LOOK, fails(401, then=FINISH)], (look,), begins=resumes),
+    Scenario("forked", "completed", [LOOK, FINISH], (look,), begins=forks),
+    Scenario(
+        "not-resumable", "failed NotResumable", [], args=({"type": "agentic.resume", "payload": {"run_id": "nobody"}},)
+    ),
+    *[
+        Scenario(
+            f"definition-changed-{decision.replace('_', '-')}",
+            "cancelled" if decision == "stop" else "completed",
+            [LOOK, fails(401, then=FINISH)],
+            (look,),
+            answers({"decision": decision}),
+            begins=resumes_edited,
+        )
+        for decision in ("use_new", "keep_old", "stop")
+    ],
     # results from outside
     Scenario("voted", "completed", [VOTE, FINISH], (vote,), sends({"result": {"votes": 3}})),
     Scenario("voted-again", "completed", [VOTE, FINISH], (vote_again,), sends(BUSY, {"result": "now"})),

@@ -14,6 +14,7 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
+from activities.inherit import Inheritances
 from activities.run import Runs
 from activities.tool import ToolCalls
 from activities.turn import Turns
@@ -27,6 +28,7 @@ from tests.replay.scenarios import SCENARIOS
 from worker import WORKFLOWS, workflow_runner
 from workflows.agent_run import AgentRun
 
+WAITS = ("Which one?", "approve charge", "settle charge", "settle the changed definition")
 FILES = sorted(HISTORIES.glob(f"*/*{SUFFIX}"))
 OURS = [path for path in FILES if path.parent.name == this_version()]
 OTHER = "of no known name"
@@ -89,7 +91,7 @@ def wanted() -> set[str]:
     agent_run = workflow._Definition.must_from_class(AgentRun)
     activities = [
         definition.name
-        for owner in (Turns, ToolCalls, Runs)
+        for owner in (Turns, ToolCalls, Runs, Inheritances)
         for method in vars(owner).values()
         if (definition := activity._Definition.from_callable(method))
     ]
@@ -110,7 +112,7 @@ def wanted() -> set[str]:
         *(f"escalated {reason}" for reason in Escalation),
         *(f"failed {kind}" for kind in RunFailure),
         *(f"status {status}" for status in RunStatus),
-        *(f"waits human: {about}" for about in ("Which one?", "approve charge", "settle charge")),
+        *(f"waits human: {about}" for about in WAITS),
         *(f"decision {decision}" for decisions in DECISIONS.values() for decision in decisions),
     } - NOT_RECORDED
 
