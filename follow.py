@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from activities.workspace import folder_name
+from contracts.failures import RunFailure
 from contracts.run import RunStatus
+from decisions.resume import RESUMABLE
 from report import near
 from runs import Refused, answer, ended, leave
 from session import Session
@@ -21,6 +23,7 @@ from terminal import Screen
 from watch import Happening, Waiting, Watch
 
 EXIT_CODES = {RunStatus.completed: 0, RunStatus.escalated: 3, RunStatus.cancelled: 4}
+NEVER_BEGUN = (RunFailure.invalid_input, RunFailure.unknown_agent, RunFailure.not_resumable)
 DETACHED = 130
 
 
@@ -37,6 +40,8 @@ async def follow(here: Session, run_id: str, console: Console) -> int:
         return DETACHED
     end = await ended(here.client, run_id)
     screen.end(end, time.monotonic() - began)
+    if RunStatus(end.status) in RESUMABLE and end.kind not in NEVER_BEGUN:
+        console.print(f"  go on from here, once that is mended: perdure resume {escape(run_id)}")
     folder = here.settings.workspaces / folder_name(run_id)
     for path in (end.event or {}).get("payload", {}).get("artifacts", ()):
         console.print(f"  → {near(folder / path)}", soft_wrap=True)

@@ -78,6 +78,8 @@ def _print_view(console: Console, view: RunView) -> None:
     cost = f", USD {view.cost_usd:.4f}" if view.cost_usd else ""
     reframes = f"{view.reframes} of {view.max_reframes} reframes"
     console.print(f"  goal     {escape(cut(view.goal, 500))}")
+    if view.origin:
+        console.print(f"  from     {escape(view.origin)}")
     console.print(f"  agent    {escape(view.agent)}, model {escape(view.model)}")
     console.print(f"  steps    {view.step} of {view.max_steps}, {view.turns} turns, {reframes}")
     console.print(f"  tokens   {usage.input + usage.cache_read + usage.cache_write:,} → {usage.output:,}{cost}")

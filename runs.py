@@ -33,7 +33,8 @@ from temporalio.common import (
     WorkflowIDReusePolicy,
 )
 from temporalio.envconfig import ClientConfig
-from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlreadyStartedError
+from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError, WorkflowAlreadyStartedError
+from temporalio.exceptions import TimeoutError as TimedOut
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.events import ResumeEvent, ResumePayload, StartEvent
@@ -337,6 +338,10 @@ async def ended(client: Client, run_id: str) -> Ended:
         cause = error.cause
         if isinstance(cause, CancelledError):
             return Ended(RunStatus.cancelled)
+        if isinstance(cause, TerminatedError):
+            return Ended(RunStatus.cancelled, None, "Terminated", f"terminated in Temporal: {cause.message}")
+        if isinstance(cause, TimedOut):
+            return Ended(RunStatus.timed_out, None, "TimedOut", "Temporal's timeout for the whole run has passed")
         if isinstance(cause, ApplicationError):
             details = cause.details[0] if cause.details and isinstance(cause.details[0], dict) else {}
             return Ended(RunStatus.failed, None, cause.type or "", cause.message, str(details.get("handoff", "")))

@@ -1,0 +1,73 @@
+"""`perdure resume` and `perdure fork`, as a person uses them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from testkit.model_server import ScriptedModel, calls, fails
+
+TOOL = """
+[tools.note]
+kind = "python"
+effect = "once"
+target = "notes:note"
+"""
+CODE = '''
+from pathlib import Path
+
+
+def note(text: str) -> str:
+    """Writes a line down."""
+    with Path("notes.txt").open("a") as notes:
+        notes.write(text + "\\n")
+    return f"noted {text}"
+'''
+AGENT = "---\ntools: [note]\n---\nYou take notes.\n"
+
+
+def note(text: str) -> Any:
+    return calls(("note", {"text": text}))
+
+
+@pytest.fixture
+def project(make_project: Any) -> Any:
+    it = make_project(ANTHROPIC_API_KEY="sk-none", PERDURE_MODEL="scripted")
+    it.write("perdure.toml", TOOL)
+    it.write("notes.py", CODE)
+    it.write("agents/clerk.md", AGENT)
+    return it
+
+
+def test_a_failed_run_is_resumed_and_a_finished_one_forked(project: Any) -> None:
+    finish = calls(("finish", {"outcome": "two notes"}))
+    script = [note("one"), fails(401, then=note("two")), finish]
+    with ScriptedModel(script) as model:
+        project.env["ANTHROPIC_BASE_URL"] = model.base_url
+        failed = project.perdure("run", "take two notes", "--agent", "clerk", "--id", "first")
+        assert failed.code == 1
+        assert "ModelRefused" in failed.out
+        assert "perdure resume first" in failed.out
+        resumed = project.perdure("resume", "first")
+        assert (resumed.code, resumed.err) == (0, "")
+        assert "go on from run first" in resumed.out
+        assert "two notes" in resumed.out
+        shown = json.loads(project.perdure("show", "first.r2", "--json").out)
+        assert (shown["origin"], shown["goal"], shown["completed_steps"]) == ("first", "take two notes", [1, 2])
+        again = project.perdure("resume", "first.r2")
+        assert again.code == 1
+        assert again.err.startswith("perdure: run first.r2 has ended completed, and only failed or timed-out runs")
+    with ScriptedModel([note("one"), note("two, differently"), finish]) as model:
+        project.env["ANTHROPIC_BASE_URL"] = model.base_url
+        forked = project.perdure("fork", "first.r2", "--step", "1", "--say", "the second one differently", "--json")
+        assert forked.code == 0
+        assert json.loads(forked.out.splitlines()[-1])["status"] == "completed"
+        gone = project.perdure("fork", "first.r2", "--step", "9")
+        assert gone.code == 1
+        assert "there is no finished step 9 to fork after; the steps are 0 to 2" in gone.out
+        nobody = project.perdure("resume", "nobody")
+        assert (nobody.code, nobody.err) == (1, "perdure: there is no run nobody\n")
+        last = model.requests[-1]["messages"]
+    assert (project.folder / "notes.txt").read_text() == "one\ntwo\ntwo, differently\n"
+    texts = [block["text"] for message in last for block in message["content"] if block["type"] == "text"]
+    assert any("the second one differently" in text and "note (step 2)" in text for text in texts)
