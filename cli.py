@@ -21,6 +21,7 @@ from rich.markup import escape
 from temporalio.service import RPCError
 
 from activities.workspace import folder_name
+from codec import UnknownKey
 from contracts.events import StartEvent
 from contracts.run import RunStatus
 from contracts.signals import CancelRequest, Decision, HumanInput
@@ -324,7 +325,7 @@ def _go(command: Callable[[], Coroutine[Any, Any, int]]) -> NoReturn:
     quiet_core()
     try:
         code = asyncio.run(command())
-    except (NoSuchRun, Refused, NotReachable, ProjectError, ServerDidNotStart) as error:
+    except (NoSuchRun, Refused, NotReachable, ProjectError, ServerDidNotStart, UnknownKey) as error:
         print(f"perdure: {error}", file=sys.stderr)
         code = 1
     except RPCError as error:

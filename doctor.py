@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions, version
 
+from codec import VARIABLE
 from devserver import ServerDidNotStart
 from runs import NotReachable, configured_address, listing, register_search_attributes
 from session import Needs, session
@@ -35,6 +36,7 @@ async def examine() -> AsyncIterator[Check]:
         return
     yield Check("project", ok=True, found=f"{settings.folder}, agents: {', '.join(settings.agents)}")
     yield _model(settings)
+    yield _encryption(settings)
     yield await _tools(settings)
     async for check in _server(settings):
         yield check
@@ -57,6 +59,13 @@ def _model(settings: Settings) -> Check:
         )
     key = "with a key" if settings.api_key else "without a key"
     return Check("model", ok=True, found=f"{settings.model} at {settings.base_url or 'Anthropic'}, {key} (not called)")
+
+
+def _encryption(settings: Settings) -> Check:
+    if settings.codec is None:
+        return Check("encryption", ok=True, found=f"off: {VARIABLE} turns it on")
+    reads = f"; {', '.join(settings.codec.key_ids[1:])} can be read too" if settings.codec.key_ids[1:] else ""
+    return Check("encryption", ok=True, found=f"payloads are encrypted with key {settings.codec.key_id}{reads}")
 
 
 async def _tools(settings: Settings) -> Check:

@@ -9,7 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, field_validator
 
+from codec import VARIABLE, AesGcmCodec, BadKeys, read_codec
 from contracts.agent import DEFAULT_AGENT, Agent
 from contracts.duration import Duration
 from contracts.limits import LimitOverrides
@@ -130,8 +131,9 @@ class Settings:
     model: str
     file: ProjectFile
     agents: Mapping[str, Agent]
-    api_key: str | None
+    api_key: str | None = field(repr=False)
     base_url: str | None
+    codec: AesGcmCodec | None = None
 
     @property
     def rehearses(self) -> bool:
@@ -162,7 +164,15 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         agents=_read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools)),
         api_key=key,
         base_url=url,
+        codec=_codec(env),
     )
+
+
+def _codec(env: Mapping[str, str]) -> AesGcmCodec | None:
+    try:
+        return read_codec(env[VARIABLE]) if env.get(VARIABLE) else None
+    except BadKeys as error:
+        raise ProjectError(f"{VARIABLE}: {error}") from None
 
 
 def _read_file(path: Path) -> ProjectFile:

@@ -17,7 +17,7 @@ import httpx2
 from anthropic import AsyncAnthropic
 from temporalio.client import Client
 from temporalio.service import RPCError
-from temporalio.worker import Worker
+from temporalio.worker import Interceptor, Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.fetch import FetchTool
@@ -36,6 +36,7 @@ from activities.turn import Model, Turns
 from contracts.agent import ToolSchema
 from contracts.tool import ToolKind, ToolRoute
 from runs import NotReachable, connect, leave, register_search_attributes
+from seal import affix
 from settings import (
     HttpToolSettings,
     ProjectError,
@@ -47,6 +48,7 @@ from settings import (
 )
 from telemetry import log_to_stderr, quiet_core
 from workflows.agent_run import AgentRun
+from workflows.confidential import Confidential
 from workflows.unknown import Unknown
 
 GRACE = timedelta(seconds=30)  # SIGTERM is no cancel: what runs is finished within this
@@ -126,11 +128,16 @@ def build(client: Client, project: Project, task_queue: str, model: Model) -> Wo
         workflows=[AgentRun, Unknown],
         activities=[turns.plan, turns.reflect, calls.call_tool, runs.open_run, runs.close_segment],
         workflow_runner=workflow_runner(),
+        interceptors=_interceptors(client),
         sticky_queue_schedule_to_start_timeout=RECOVERY,
         graceful_shutdown_timeout=GRACE,
         max_heartbeat_throttle_interval=SHOWN_WITHIN,
         default_heartbeat_throttle_interval=SHOWN_WITHIN,
     )
+
+
+def _interceptors(client: Client) -> list[Interceptor]:
+    return [Confidential()] if client.data_converter.payload_codec else []
 
 
 def workflow_runner() -> SandboxedWorkflowRunner:
@@ -157,6 +164,7 @@ async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
         task_queue=task_queue,
         workflows=[AgentRun, Unknown],
         workflow_runner=workflow_runner(),
+        interceptors=_interceptors(client),
         sticky_queue_schedule_to_start_timeout=RECOVERY,
     ):
         yield
@@ -164,7 +172,8 @@ async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
 
 async def serve(settings: Settings) -> None:
     """Works until SIGTERM or SIGINT, then finishes what is running."""
-    client = await connect()
+    client = await connect(codec=settings.codec)
+    await affix(client, settings.task_queue, settings.codec)
     await register_search_attributes(client)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
