@@ -58,7 +58,8 @@ def _model(settings: Settings) -> Check:
             "model", ok=True, found="rehearsal, by rule; ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL brings a real one"
         )
     key = "with a key" if settings.api_key else "without a key"
-    return Check("model", ok=True, found=f"{settings.model} at {settings.base_url or 'Anthropic'}, {key} (not called)")
+    where = settings.secrets.redact(settings.base_url or "Anthropic")
+    return Check("model", ok=True, found=f"{settings.model} at {where}, {key} (not called)")
 
 
 def _encryption(settings: Settings) -> Check:

@@ -101,7 +101,7 @@ async def session(
             async with answering(client, settings.task_queue):
                 yield found
             return
-        log_to(logging.FileHandler(settings.home / "worker.log", encoding="utf-8"))
+        log_to(logging.FileHandler(settings.home / "worker.log", encoding="utf-8"), settings.secrets)
         async with working(client, settings):
             with _worker_lock(settings).open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH)

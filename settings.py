@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, field_validator
 
+from activities.secrets import NO_SECRETS, Secrets, secrets_of
 from codec import VARIABLE, AesGcmCodec, BadKeys, read_codec
 from contracts.agent import DEFAULT_AGENT, Agent
 from contracts.duration import Duration
@@ -134,6 +135,7 @@ class Settings:
     api_key: str | None = field(repr=False)
     base_url: str | None
     codec: AesGcmCodec | None = None
+    secrets: Secrets = NO_SECRETS
 
     @property
     def rehearses(self) -> bool:
@@ -165,7 +167,14 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         api_key=key,
         base_url=url,
         codec=_codec(env),
+        secrets=secrets_of(env, _urls(file)),
     )
+
+
+def _urls(file: ProjectFile) -> dict[str, str]:
+    """Where tools are, by the name of the setting: some have a password in them."""
+    urls = {name: getattr(tool, "url", None) for name, tool in file.tools.items()}
+    return {f"tools.{name}.url": url for name, url in urls.items() if url}
 
 
 def _codec(env: Mapping[str, str]) -> AesGcmCodec | None:

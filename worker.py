@@ -4,6 +4,7 @@ All wiring is here: which model answers, which tools there are, how Temporal is 
 """
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -26,8 +27,10 @@ from activities.http_tool import HttpTool
 from activities.model import MessagesModel
 from activities.project import Price, Project
 from activities.python_tool import BadTarget, PythonTool
+from activities.redaction import Redaction
 from activities.rehearsal import RehearsalTransport
 from activities.run import Runs
+from activities.secrets import secrets_of
 from activities.signal_tool import SignalTool
 from activities.tool import ToolCalls
 from activities.toolkit import Tool
@@ -73,6 +76,7 @@ def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
         workspaces=settings.workspaces,
         instructions=files("activities").joinpath("prompts/loop.md").read_text(encoding="utf-8"),
         prices={name: Price(**price.model_dump()) for name, price in settings.file.prices.items()},
+        secrets=settings.secrets,
     )
 
 
@@ -128,7 +132,7 @@ def build(client: Client, project: Project, task_queue: str, model: Model) -> Wo
         workflows=[AgentRun, Unknown],
         activities=[turns.plan, turns.reflect, calls.call_tool, runs.open_run, runs.close_segment],
         workflow_runner=workflow_runner(),
-        interceptors=_interceptors(client),
+        interceptors=[Redaction(project.secrets), *_told(client)],
         sticky_queue_schedule_to_start_timeout=RECOVERY,
         graceful_shutdown_timeout=GRACE,
         max_heartbeat_throttle_interval=SHOWN_WITHIN,
@@ -136,7 +140,8 @@ def build(client: Client, project: Project, task_queue: str, model: Model) -> Wo
     )
 
 
-def _interceptors(client: Client) -> list[Interceptor]:
+def _told(client: Client) -> list[Interceptor]:
+    """What runs must know of their worker."""
     return [Confidential()] if client.data_converter.payload_codec else []
 
 
@@ -164,7 +169,7 @@ async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
         task_queue=task_queue,
         workflows=[AgentRun, Unknown],
         workflow_runner=workflow_runner(),
-        interceptors=_interceptors(client),
+        interceptors=_told(client),
         sticky_queue_schedule_to_start_timeout=RECOVERY,
     ):
         yield
@@ -186,12 +191,16 @@ async def serve(settings: Settings) -> None:
 
 def main() -> NoReturn:
     """Exit code 0 after a stop by signal, 1 where the worker could not start."""
-    log_to_stderr()
+    secrets = secrets_of(os.environ)
+    log_to_stderr(secrets)
     quiet_core()
     try:
-        asyncio.run(serve(load()))
+        settings = load()
+        secrets = settings.secrets
+        log_to_stderr(secrets)
+        asyncio.run(serve(settings))
     except (ProjectError, NotReachable, RPCError) as error:
-        print(f"worker: {error}", file=sys.stderr)
+        print(secrets.redact(f"worker: {error}"), file=sys.stderr)
         leave(1)
     leave(0)
 

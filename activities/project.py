@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from activities.secrets import NO_SECRETS, Secrets
 from activities.toolkit import Tool
 from activities.workspace import Workspace, folder_name
 from contracts.agent import Agent
@@ -32,6 +33,7 @@ class Project:
     workspaces: Path
     instructions: str  # how the loop works, told to every agent
     prices: Mapping[str, Price] = field(default_factory=dict)
+    secrets: Secrets = NO_SECRETS
 
     def workspace(self, run_id: str) -> Workspace:
-        return Workspace(self.workspaces / folder_name(run_id))
+        return Workspace(self.workspaces / folder_name(run_id), self.secrets)

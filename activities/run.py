@@ -121,7 +121,7 @@ def _lay_out(workspace: Workspace, goal: str, agent: str, definition: Definition
         "context.md", f"# Goal\n\n{goal}\n\nAgent: {agent}, model {definition.model}\n".encode(), durable=False
     )
     workspace.write_own("memory.md", render(Journal(objective=goal)).encode(), durable=False)
-    data = definition.model_dump_json().encode()
+    data = workspace.secrets.redact_bytes(definition.model_dump_json().encode())
     ref = blake2b(data, digest_size=12).hexdigest()
     workspace.write_own(_definition_path(ref), data)
     return ref

@@ -13,6 +13,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.heartbeat import beating
 from activities.project import Project
+from activities.redaction import redacted
 from activities.toolkit import CallContext, TransientFailure
 from activities.trace import record
 from activities.transcript import Transcripts, Wanted
@@ -45,7 +46,7 @@ class ToolCalls:
         workspace = self._project.workspace(run_id_of(activity.info().workflow_id or ""))
         started = perf_counter()
         async with beating(lambda: {"step": call.step, "call": call_line(call.tool, call.arguments or {})}):
-            outcome = sound(await self._run(call, workspace))
+            outcome = redacted(sound(await self._run(call, workspace)), self._project.secrets)
             if is_large(outcome):
                 outcome = await asyncio.to_thread(fitted, outcome, call, workspace)
         outcome = outcome.model_copy(update={"duration_ms": round((perf_counter() - started) * 1000)})

@@ -9,6 +9,7 @@ from temporalio import activity
 from activities.heartbeat import beating
 from activities.model import ModelCall, ModelReply
 from activities.project import Price, Project
+from activities.redaction import redacted
 from activities.run import definition_of
 from activities.trace import record, spared
 from activities.transcript import Transcripts, Wanted
@@ -57,13 +58,14 @@ class Turns:
     async def _turn(self, request: TurnRequest, phase: str) -> ModelTurn:
         workspace = self._workspace()
         shown = {"text": ""}
-        async with beating(lambda: {"turn": request.turn, "text": shown["text"]}):
+        secrets = self._project.secrets
+        async with beating(lambda: {"turn": request.turn, "text": secrets.tail(shown["text"], SHOWN_TAIL)}):
             conversation = await self._transcripts.at(Wanted.here(request.length, request.head, workspace))
             definition = await self._definition(request.definition, workspace)
             call = ModelCall(
                 definition=definition,
                 messages=conversation.messages(),
-                on_text=lambda text: shown.update(text=text[-SHOWN_TAIL:]),
+                on_text=lambda text: shown.update(text=text),
             )
             started = perf_counter()
             reply = await self._model.reply(call)
@@ -76,6 +78,7 @@ class Turns:
             cost_usd=cost(reply.usage, self._project.prices.get(definition.model)),
             broken=reply.broken,
         )
+        turn = redacted(turn, secrets)
         self._transcripts.feed_reply(activity.info().workflow_id or "", reply_part(turn))
         record(workspace, _trace(request.turn, phase, turn))
         return turn

@@ -18,7 +18,10 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from activities.secrets import NO_SECRETS, Secrets
+
 ARTIFACTS = "artifacts"
+STORE = ".store"
 RUNTIME_FILES = frozenset({"context.md", "memory.md", "plan.md", "trace.jsonl"})
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
@@ -51,10 +54,13 @@ class OutsideWorkspace(ValueError):
 class Workspace:
     """`root` is the run's folder. Paths are relative to it, with forward slashes.
 
+    What is written has its `secrets` redacted, but not in the run's store: that holds what was redacted before, and is
+    proven by hashes.
     All methods raise `OutsideWorkspace` for a path that is refused, and `OSError` for what the disk says.
     """
 
     root: Path
+    secrets: Secrets = NO_SECRETS
 
     def create(self) -> None:
         """Makes the folder, with `artifacts/` in it, where they are missing."""
@@ -92,7 +98,7 @@ class Workspace:
         if "\n" in line:
             raise ValueError("a line has no line break inside")
         *folders, last = _parts(name)
-        data = line.encode(errors="replace") + b"\n"
+        data = self.secrets.redact(line).encode(errors="replace") + b"\n"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
         with self._folder(folders, create=True) as folder, _opened(last, flags, folder) as descriptor:
             _must_be_file(descriptor, name)
@@ -122,6 +128,8 @@ class Workspace:
 
     def _replace(self, parts: list[str], data: bytes, *, durable: bool = True) -> None:
         *folders, last = parts
+        if parts[0] != STORE:
+            data = self.secrets.redact_bytes(data)
         temporary = f".tmp-{secrets.token_hex(8)}"
         with self._folder(folders, create=True) as folder:
             if _is_link(last, folder):

@@ -16,6 +16,7 @@ from temporalio.worker import Replayer
 
 from activities.model import MessagesModel
 from activities.project import Project
+from activities.secrets import NO_SECRETS, Secrets
 from contracts.agent import Agent
 from contracts.events import StartEvent
 from contracts.limits import LimitOverrides
@@ -153,6 +154,7 @@ def world(client: Client, tmp_path: Path) -> MakeWorld:
         server: Client = client,
         allowed: Sequence[str] | None = None,
         works: bool = True,
+        secrets: Secrets = NO_SECRETS,
         **limits: Any,
     ) -> AsyncIterator[World]:
         names = tuple(tool.route.name for tool in tools) if allowed is None else tuple(allowed)
@@ -164,6 +166,7 @@ def world(client: Client, tmp_path: Path) -> MakeWorld:
             limits=LimitOverrides.model_validate(limits),
             workspaces=tmp_path,
             instructions="You are tested.",
+            secrets=secrets,
         )
         with ScriptedModel(script) as model:
             it = World(server, f"q-{uuid4().hex[:8]}", project, model)
