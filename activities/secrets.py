@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 LEAST = 8  # characters; shorter ones are words that occur by themselves
 _HALVED = 24  # from this length on, half of a secret is one too: what tells of it may have cut it
@@ -183,7 +183,14 @@ def _in_urls(text: str) -> Iterator[str]:
 def _forms(secret: str) -> Iterator[str]:
     """What a secret may look like; for most of them that is itself, and its base64."""
     plain = dict.fromkeys(
-        (secret, quote(secret), quote(secret, safe=""), quote_plus(secret), html.escape(secret), repr(secret)[1:-1])
+        (
+            secret,
+            _quoted(secret, "/"),
+            _quoted(secret),
+            _quoted(secret, " ").replace(" ", "+"),
+            html.escape(secret),
+            repr(secret)[1:-1],
+        )
     )
     for form in plain:
         yield form
@@ -192,9 +199,13 @@ def _forms(secret: str) -> Iterator[str]:
             yield from _escaped(once)
         if len(form) >= _HALVED:
             yield from (form[: len(form) // 2], form[-(len(form) // 2) :])
-    lowered = re.sub(r"%[0-9A-F]{2}", lambda code: code[0].lower(), quote(secret, safe=""))
+    lowered = re.sub(r"%[0-9A-F]{2}", lambda code: code[0].lower(), _quoted(secret))
     yield lowered
     yield from _shifted(secret)
+
+
+def _quoted(text: str, safe: str = "") -> str:
+    return quote(text, safe=safe, errors="surrogatepass")  # a variable need not be UTF-8
 
 
 def _escaped(text: str) -> tuple[str, ...]:

@@ -137,6 +137,11 @@ def test_only_variables_that_are_named_so_hold_secrets() -> None:
     )
 
 
+def test_a_variable_that_is_no_utf8_is_a_secret_too() -> None:
+    value = b"caf\xe9-1234567".decode(errors="surrogateescape")
+    assert secrets_of({"A_TOKEN": value}).redact(f"<{value}>") == "<[redacted A_TOKEN]>"
+
+
 def test_each_of_several_keys_in_one_variable_is_a_secret() -> None:
     one, two = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
     secrets = secrets_of({"PERDURE_CODEC_KEYS": f"k2:{two},k1:{one}"})
