@@ -22,6 +22,8 @@ V = TypeVar("V", bound=BaseModel)
 
 def redacted(value: V, secrets: Secrets) -> V:
     """The same value where it holds no secret."""
+    if not secrets:
+        return value
     fields = value.model_dump()
     clean = secrets.redact_value(fields)
     return value if clean is fields else type(value).model_validate(clean)

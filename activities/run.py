@@ -14,7 +14,7 @@ from activities import trace
 from activities.heartbeat import beating
 from activities.project import Project
 from activities.transcript import Transcripts, Wanted, dump_parts
-from activities.workspace import Workspace
+from activities.workspace import SEGMENT, Workspace
 from contracts.agent import Agent, Definition, Opening, OpeningRequest
 from contracts.failures import RunFailure
 from contracts.journal import Journal
@@ -71,7 +71,7 @@ class Runs:
             segment = None
             if request.length > request.start:
                 data = dump_parts(transcript.parts[request.start : request.length])
-                ref = f".store/segment-{blake2b(data, digest_size=16).hexdigest()}.json"
+                ref = f"{SEGMENT}{blake2b(data, digest_size=16).hexdigest()}.json"
                 await asyncio.to_thread(workspace.write_own, ref, data)
                 segment = Segment(ref=ref, start=request.start, end=request.length, head=request.head)
             if request.journal is not None:
@@ -121,7 +121,7 @@ def _lay_out(workspace: Workspace, goal: str, agent: str, definition: Definition
         "context.md", f"# Goal\n\n{goal}\n\nAgent: {agent}, model {definition.model}\n".encode(), durable=False
     )
     workspace.write_own("memory.md", render(Journal(objective=goal)).encode(), durable=False)
-    data = workspace.secrets.redact_bytes(definition.model_dump_json().encode())
+    data = definition.model_dump_json().encode()
     ref = blake2b(data, digest_size=12).hexdigest()
     workspace.write_own(_definition_path(ref), data)
     return ref

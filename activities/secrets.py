@@ -47,6 +47,9 @@ class Secrets:
     def __repr__(self) -> str:
         return f"Secrets({len(self._labels)} forms)"
 
+    def __bool__(self) -> bool:
+        return bool(self._labels)
+
     def redact(self, text: str) -> str:
         if not [1 for sign in self._signs if sign in text]:  # a list, as a generator takes twice as long
             return text

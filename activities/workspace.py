@@ -21,7 +21,7 @@ from typing import BinaryIO
 from activities.secrets import NO_SECRETS, Secrets
 
 ARTIFACTS = "artifacts"
-STORE = ".store"
+SEGMENT = ".store/segment-"
 RUNTIME_FILES = frozenset({"context.md", "memory.md", "plan.md", "trace.jsonl"})
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
@@ -54,8 +54,8 @@ class OutsideWorkspace(ValueError):
 class Workspace:
     """`root` is the run's folder. Paths are relative to it, with forward slashes.
 
-    What is written has its `secrets` redacted, but not in the run's store: that holds what was redacted before, and is
-    proven by hashes.
+    What is written has its `secrets` redacted, except for closed segments: their parts were redacted when they came to
+    be, and are proven by hashes.
     All methods raise `OutsideWorkspace` for a path that is refused, and `OSError` for what the disk says.
     """
 
@@ -128,7 +128,7 @@ class Workspace:
 
     def _replace(self, parts: list[str], data: bytes, *, durable: bool = True) -> None:
         *folders, last = parts
-        if parts[0] != STORE:
+        if not "/".join(parts).startswith(SEGMENT):
             data = self.secrets.redact_bytes(data)
         temporary = f".tmp-{secrets.token_hex(8)}"
         with self._folder(folders, create=True) as folder:

@@ -223,16 +223,18 @@ def test_an_error_keeps_all_but_the_secret() -> None:
     assert redacted_error(plain, SECRETS) is plain
 
 
-def test_files_are_redacted_but_the_store_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_files_are_redacted_but_closed_segments_are_kept_as_they_are(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path, SECRETS)
     workspace.write("artifacts/a.md", f"says {VALUE}".encode())
     workspace.write_own("context.md", b"\xff\x00" + VALUE.encode())
     workspace.append_line("trace.jsonl", json.dumps({"says": VALUE}))
-    workspace.write_own(".store/segment", VALUE.encode())
+    workspace.write_own(".store/segment-1.json", VALUE.encode())
+    workspace.write_own(".store/definition-1.json", json.dumps({"prompt": VALUE}).encode())
     assert (tmp_path / "artifacts/a.md").read_text() == "says [redacted DB_PASSWORD]"
     assert (tmp_path / "context.md").read_bytes() == b"\xff\x00[redacted DB_PASSWORD]"
     assert json.loads((tmp_path / "trace.jsonl").read_text()) == {"says": "[redacted DB_PASSWORD]"}
-    assert (tmp_path / ".store/segment").read_text() == VALUE
+    assert (tmp_path / ".store/segment-1.json").read_text() == VALUE
+    assert json.loads((tmp_path / ".store/definition-1.json").read_text()) == {"prompt": "[redacted DB_PASSWORD]"}
 
 
 def test_log_lines_and_tracebacks_are_redacted() -> None:
