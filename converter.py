@@ -41,7 +41,7 @@ class TolerantPayloadConverter(PydanticPayloadConverter):
 class EncryptedFailures(DefaultFailureConverter):
     """Message and trace of a failure are payloads, and encrypted like all others.
 
-    Only that a key is missing stays readable: whoever could read the rest would not need to be told.
+    Only that a key is missing stays readable: those who are to know it may not have the key of who says it.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class EncryptedFailures(DefaultFailureConverter):
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
         super().to_failure(exception, payload_converter, failure)
-        if isinstance(exception, UnknownKey):
+        if isinstance(exception, UnknownKey) or isinstance(exception.__cause__, UnknownKey):
             failure.message = str(exception)
             failure.ClearField("encoded_attributes")
 

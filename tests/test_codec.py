@@ -125,9 +125,12 @@ async def test_failures_are_encrypted_and_read_back() -> None:
 
 
 async def test_that_a_key_is_missing_can_be_read_by_who_has_none() -> None:
-    failure = Failure()
-    await encrypting(ONE).encode_failure(UnknownKey("k2"), failure)
-    assert "add k2:" in failure.message
+    failure, wrapped = Failure(), ApplicationError("Failed decoding arguments")
+    wrapped.__cause__ = UnknownKey("k2")
+    await encrypting(ONE).encode_failure(wrapped, failure)
+    assert "Failed decoding" in failure.message
+    assert "add k2:" in failure.cause.message
+    assert "add k2:" in str((await data_converter.decode_failure(failure)).__cause__)
 
 
 def test_keys_are_read_in_their_order() -> None:

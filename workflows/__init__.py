@@ -5,5 +5,5 @@ halt          how a run is stopped from outside without cutting an effect in hal
 handlers      how signals, updates and queries read their one argument
 policies      timeouts and retries, each with its why
 attributes    the search attributes
-confidential  whether the payloads of a run are encrypted
+confidential  what encryption asks of a run
 """

@@ -16,6 +16,7 @@ from contracts.tool import Effect, ToolCall, ToolKind, ToolOutcome, ToolRoute, f
 from decisions import loop, narrate
 from decisions.builtins import ASK_HUMAN, CONTROL
 from decisions.calls import needs_approval
+from workflows.confidential import readable
 from workflows.fate import Fate, fate, told
 from workflows.live_run import LiveRun
 from workflows.policies import HEARTBEAT, TOOL_RETRIES, WAIT_FOR_END
@@ -112,14 +113,17 @@ async def _schedule(run: LiveRun, call: Call, attempt: int) -> ToolOutcome:
         length=run.transcript.length if large else 0,
         head=run.transcript.head if large else "",
     )
-    return await workflow.execute_activity_method(
-        ToolCalls.call_tool,
-        request,
-        start_to_close_timeout=route.timeout + timedelta(seconds=5),  # the tool's own timeout speaks first
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=TOOL_RETRIES[call.effect],
-        cancellation_type=WAIT_FOR_END,
-        summary=narrate.call_summary(call, attempt),
+    return await readable(
+        run.halt,
+        lambda: workflow.execute_activity_method(
+            ToolCalls.call_tool,
+            request,
+            start_to_close_timeout=route.timeout + timedelta(seconds=5),  # the tool's own timeout speaks first
+            heartbeat_timeout=HEARTBEAT,
+            retry_policy=TOOL_RETRIES[call.effect],
+            cancellation_type=WAIT_FOR_END,
+            summary=narrate.call_summary(call, attempt),
+        ),
     )
 
 

@@ -27,6 +27,7 @@ from decisions.endings import ending_event, handoff
 from decisions.limits import effective
 from decisions.transcript import call_part, note_part, reply_part
 from workflows.acting import act
+from workflows.confidential import readable
 from workflows.fate import Fate, fate
 from workflows.handlers import invalid, read, read_optional
 from workflows.live_run import LiveRun, begin
@@ -120,14 +121,17 @@ class AgentRun:
             head=run.transcript.head,
             definition=run.state.definition,
         )
-        call = workflow.execute_activity_method(
-            Turns.plan if run.state.turns == 0 else Turns.reflect,
-            request,
-            start_to_close_timeout=run.state.limits.turn_timeout,
-            heartbeat_timeout=HEARTBEAT,
-            retry_policy=MODEL_RETRIES,
-            cancellation_type=WAIT_FOR_END,
-            summary=narrate.turn_summary(run.state),
+        call = readable(
+            run.halt,
+            lambda: workflow.execute_activity_method(
+                Turns.plan if run.state.turns == 0 else Turns.reflect,
+                request,
+                start_to_close_timeout=run.state.limits.turn_timeout,
+                heartbeat_timeout=HEARTBEAT,
+                retry_policy=MODEL_RETRIES,
+                cancellation_type=WAIT_FOR_END,
+                summary=narrate.turn_summary(run.state),
+            ),
         )
         try:
             turn: ModelTurn = await run.halt.stoppable(call)

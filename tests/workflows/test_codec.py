@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from temporalio import activity
 from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import (
@@ -17,15 +19,18 @@ from temporalio.client import (
 )
 from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
+from temporalio.worker import Worker
 
 from codec import ENCRYPTED, AesGcmCodec
-from contracts.tool import ToolKind
+from contracts.tool import Approval, Effect, ToolKind
 from converter import data_converter, encrypting
 from runs import NotReachable
 from seal import affix, check, seal_id
 from testkit.model_server import calls, fails, slow
 from testkit.tools import ScriptedTool
 from watch import Failed, Watch
+from worker import answering
+from workflows import confidential
 
 FINISH = calls(("finish", {"outcome": "the outcome, unseen"}))
 ASK = calls(("ask_human", {"question": "the question, unseen", "options": ["a", "b"]}))
@@ -191,6 +196,39 @@ async def test_a_signal_with_an_unknown_key_is_kept_until_the_key_comes(world: A
             await it.until(waits)
         async with it.worker(await client_with(client, "k1", "k2")):
             assert (await run.result())["type"] == "agent.completed"
+
+
+async def test_a_call_that_a_worker_without_its_key_takes_has_not_begun(
+    world: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even a `once` call: it is neither lost nor in doubt, and made once when the key is there."""
+    monkeypatch.setattr(confidential, "KEY_WAIT", timedelta(seconds=1))
+    taken: list[str] = []
+
+    @activity.defn(name="call_tool")
+    async def never(call: Any) -> None:
+        taken.append(call)
+
+    charge = ScriptedTool("charge", effect=Effect.once, approval=Approval.always)
+    holder = await client_with(client, "k1")
+    async with world([calls(("charge", {})), FINISH], charge, server=holder, works=False) as it:
+        async with it.worker():
+            run = await it.start()
+            await it.until_state(run, question=True)
+        stranger = Worker(await client_with(client, "k2"), task_queue=it.queue, activities=[never])
+        async with answering(await client_with(client, "k1"), it.queue), stranger:
+            await run.execute_update("answer", {"decision": "approve"})
+
+            async def waits() -> bool:
+                kinds = [event.event_type async for event in run.fetch_history_events()]
+                return EventType.EVENT_TYPE_ACTIVITY_TASK_FAILED in kinds
+
+            await it.until(waits)
+        async with it.worker(await client_with(client, "k1")):
+            assert (await run.result())["type"] == "agent.completed"
+            assert (await it.results(run))[0][1] == "ok {}"
+        await it.replay()
+    assert (len(charge.calls), taken) == (1, [])
 
 
 # ---- the seal of a task queue
