@@ -20,7 +20,9 @@ from rich.console import Console
 from rich.markup import escape
 from temporalio.service import RPCError
 
+from activities.secrets import secrets_of
 from activities.workspace import folder_name
+from codec import UnknownKey
 from contracts.events import StartEvent
 from contracts.run import RunStatus
 from contracts.signals import CancelRequest, Decision, HumanInput
@@ -367,20 +369,25 @@ def _go(command: Callable[[], Coroutine[Any, Any, int]]) -> NoReturn:
     quiet_core()
     try:
         code = asyncio.run(command())
-    except (NoSuchRun, Refused, NotReachable, ProjectError, ServerDidNotStart) as error:
-        print(f"perdure: {error}", file=sys.stderr)
+    except (NoSuchRun, Refused, NotReachable, ProjectError, ServerDidNotStart, UnknownKey) as error:
+        _complain(str(error))
         code = 1
     except RPCError as error:
-        print(f"perdure: Temporal does not do it: {cut(error.message, 300)}", file=sys.stderr)
+        _complain(f"Temporal does not do it: {cut(error.message, 300)}")
         code = 1
     except BrokenPipeError:  # who read our output has seen enough
         code = 0
     except OSError as error:
-        print(f"perdure: {error}", file=sys.stderr)
+        _complain(str(error))
         code = 1
     except KeyboardInterrupt:
         code = DETACHED
     leave(code)
+
+
+def _complain(line: str) -> None:
+    """Errors are shown to others and pasted into tickets: no secret of the environment is in one."""
+    print(secrets_of(os.environ).redact(f"perdure: {line}"), file=sys.stderr)
 
 
 def main() -> NoReturn:
@@ -394,7 +401,7 @@ def main() -> NoReturn:
         app(prog_name="perdure", standalone_mode=False)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "perdure"
-        print(f"perdure: {error.format_message()} (see {command} --help)", file=sys.stderr)
+        _complain(f"{error.format_message()} (see {command} --help)")
         leave(2)
     except (click.Abort, KeyboardInterrupt):
         leave(DETACHED)

@@ -8,6 +8,7 @@ from importlib.metadata import packages_distributions, version
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
+from codec import VARIABLE
 from devserver import ServerDidNotStart
 from report import MEND
 from runs import NotReachable, configured_address, listing, register_search_attributes
@@ -39,6 +40,7 @@ async def examine() -> AsyncIterator[Check]:
         return
     yield Check("project", ok=True, found=f"{settings.folder}, agents: {', '.join(settings.agents)}")
     yield _model(settings)
+    yield _encryption(settings)
     yield await _tools(settings)
     async for check in _server(settings):
         yield check
@@ -60,7 +62,15 @@ def _model(settings: Settings) -> Check:
             "model", ok=True, found="rehearsal, by rule; ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL brings a real one"
         )
     key = "with a key" if settings.api_key else "without a key"
-    return Check("model", ok=True, found=f"{settings.model} at {settings.base_url or 'Anthropic'}, {key} (not called)")
+    where = settings.secrets.redact(settings.base_url or "Anthropic")
+    return Check("model", ok=True, found=f"{settings.model} at {where}, {key} (not called)")
+
+
+def _encryption(settings: Settings) -> Check:
+    if settings.codec is None:
+        return Check("encryption", ok=True, found=f"off: {VARIABLE} turns it on")
+    reads = f"; {', '.join(settings.codec.key_ids[1:])} can be read too" if settings.codec.key_ids[1:] else ""
+    return Check("encryption", ok=True, found=f"payloads are encrypted with key {settings.codec.key_id}{reads}")
 
 
 async def _tools(settings: Settings) -> Check:

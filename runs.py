@@ -37,10 +37,11 @@ from temporalio.exceptions import ApplicationError, CancelledError, TerminatedEr
 from temporalio.exceptions import TimeoutError as TimedOut
 from temporalio.service import RPCError, RPCStatusCode
 
+from codec import AesGcmCodec
 from contracts.events import ResumeEvent, ResumePayload, StartEvent
 from contracts.run import RunStatus, RunView
 from contracts.signals import CancelRequest, HumanInput
-from converter import data_converter
+from converter import data_converter, encrypting
 from decisions import ids
 from decisions.narrate import cut, markdown
 from decisions.resume import refusal
@@ -72,8 +73,8 @@ def configured_address() -> str | None:
         raise NotReachable(f"Temporal's configuration does not load: {cut(str(error), 300)}") from None
 
 
-async def connect(address: str | None = None) -> Client:
-    """A client for the configured Temporal, or for `address`. Raises NotReachable."""
+async def connect(address: str | None = None, codec: AesGcmCodec | None = None) -> Client:
+    """A client for the configured Temporal, or for `address`; with a codec, it encrypts. Raises NotReachable."""
     configured_address()
     config = ClientConfig.load_client_connect_config()
     if address:
@@ -84,7 +85,7 @@ async def connect(address: str | None = None) -> Client:
             f"{target} is not on this machine: set TEMPORAL_TLS or TEMPORAL_API_KEY before speaking to it"
         )
     try:
-        return await Client.connect(**config, data_converter=data_converter)
+        return await Client.connect(**config, data_converter=encrypting(codec) if codec else data_converter)
     except (RuntimeError, OSError, ValueError, RPCError) as error:
         why = "connection refused" if "ConnectionRefused" in str(error) else cut(str(error), 200)
         raise NotReachable(f"no Temporal server answers at {target}: {why}") from None

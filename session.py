@@ -15,6 +15,7 @@ from activities.workspace import folder_name
 from decisions import ids
 from devserver import NAMESPACE, embedded
 from runs import NotReachable, configured_address, connect, register_search_attributes
+from seal import affix, check
 from settings import Settings
 from telemetry import log_to
 
@@ -78,12 +79,18 @@ async def session(
     if configured_address() is not None:
         if port or ui_port:
             raise NotReachable("a Temporal server is configured by TEMPORAL_*; ports are for the embedded one")
-        yield Session(await connect(), settings, None)
+        there = Session(await connect(codec=settings.codec), settings, None)
+        await check(there.client, settings.task_queue, settings.codec, there.has_worker)
+        yield there
         return
     async with embedded(settings.home, port=port, ui_port=ui_port) as server:
-        client = await connect(server.address)
+        client = await connect(server.address, settings.codec)
         await register_search_attributes(client)
         found = Session(client, settings, server.ui)
+        if needs is Needs.work:
+            await affix(client, settings.task_queue, settings.codec)
+        else:
+            await check(client, settings.task_queue, settings.codec, found.has_worker)
         if needs is Needs.nothing or (needs is Needs.answers and await found.has_worker()):
             yield found
             return
@@ -94,7 +101,7 @@ async def session(
             async with answering(client, settings.task_queue):
                 yield found
             return
-        log_to(logging.FileHandler(settings.home / "worker.log", encoding="utf-8"))
+        log_to(logging.FileHandler(settings.home / "worker.log", encoding="utf-8"), settings.secrets)
         async with working(client, settings):
             with _worker_lock(settings).open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH)

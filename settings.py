@@ -9,7 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, field_validator
 
+from activities.secrets import NO_SECRETS, Secrets, secrets_of
+from codec import VARIABLE, AesGcmCodec, BadKeys, read_codec
 from contracts.agent import DEFAULT_AGENT, Agent
 from contracts.duration import Duration
 from contracts.limits import LimitOverrides
@@ -148,9 +150,11 @@ class Settings:
     model: str
     file: ProjectFile
     agents: Mapping[str, Agent]
-    api_key: str | None
+    api_key: str | None = field(repr=False)
     base_url: str | None
     deployment: Deployment | None = None
+    codec: AesGcmCodec | None = None
+    secrets: Secrets = NO_SECRETS
 
     @property
     def rehearses(self) -> bool:
@@ -183,6 +187,8 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         api_key=key,
         base_url=url,
         deployment=_deployment(env),
+        codec=_codec(env),
+        secrets=secrets_of(env, _urls(file)),
     )
 
 
@@ -200,6 +206,19 @@ def _deployment(env: Mapping[str, str]) -> Deployment | None:
             "and no name with . or : in it or __ in front"
         )
     return Deployment(name, build_id)
+
+
+def _urls(file: ProjectFile) -> dict[str, str]:
+    """Where tools are, by the name of the setting: some have a password in them."""
+    urls = {name: getattr(tool, "url", None) for name, tool in file.tools.items()}
+    return {f"tools.{name}.url": url for name, url in urls.items() if url}
+
+
+def _codec(env: Mapping[str, str]) -> AesGcmCodec | None:
+    try:
+        return read_codec(env[VARIABLE]) if env.get(VARIABLE) else None
+    except BadKeys as error:
+        raise ProjectError(f"{VARIABLE}: {error}") from None
 
 
 def _read_file(path: Path) -> ProjectFile:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.enums.v1 import EventType
+from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
@@ -213,7 +214,7 @@ class Watch:
                 return await self._completed(done.scheduled_event_id, done.result)
             case EventType.EVENT_TYPE_ACTIVITY_TASK_FAILED:
                 failed = event.activity_task_failed_event_attributes
-                return self._failed(failed.scheduled_event_id, failed.failure.message)
+                return self._failed(failed.scheduled_event_id, await self._said(failed.failure))
             case EventType.EVENT_TYPE_ACTIVITY_TASK_TIMED_OUT:
                 late = event.activity_task_timed_out_event_attributes
                 return self._failed(late.scheduled_event_id, "no end in time, or its worker died")
@@ -280,12 +281,19 @@ class Watch:
                     key = (pending.activity_id, pending.attempt)
                     if pending.attempt > 1 and key not in told:
                         told.add(key)
-                        why = cut(pending.last_failure.message or "its worker died", 200)
+                        why = cut(await self._said(pending.last_failure) or "its worker died", 200)
                         self._queue.put_nowait(Retrying(pending.activity_type.name, pending.attempt, why))
                     text = await self._partial(pending.heartbeat_details)
                     if text and text != shown:
                         shown = text
                         self._queue.put_nowait(Live(text))
+
+    async def _said(self, failure: Failure) -> str:
+        """A failure's message, decrypted where the run is encrypted."""
+        if not failure.HasField("encoded_attributes"):
+            return failure.message
+        error = await self.client.data_converter.decode_failure(failure)
+        return str(getattr(error, "message", error))
 
     async def _partial(self, details: Payloads) -> str:
         if not details.payloads:

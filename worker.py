@@ -4,6 +4,7 @@ All wiring is here: which model answers, which tools there are, how Temporal is 
 """
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -18,7 +19,7 @@ from anthropic import AsyncAnthropic
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.service import RPCError
-from temporalio.worker import Worker, WorkerDeploymentConfig
+from temporalio.worker import Interceptor, Worker, WorkerDeploymentConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.fetch import FetchTool
@@ -28,8 +29,10 @@ from activities.inherit import Inheritances
 from activities.model import MessagesModel
 from activities.project import Price, Project
 from activities.python_tool import BadTarget, PythonTool
+from activities.redaction import Redaction
 from activities.rehearsal import RehearsalTransport
 from activities.run import Runs
+from activities.secrets import secrets_of
 from activities.signal_tool import SignalTool
 from activities.store import Stores
 from activities.tool import ToolCalls
@@ -39,6 +42,7 @@ from activities.turn import Model, Turns
 from contracts.agent import ToolSchema
 from contracts.tool import ToolKind, ToolRoute
 from runs import NotReachable, connect, leave, register_search_attributes
+from seal import affix
 from settings import (
     Deployment,
     HttpToolSettings,
@@ -51,6 +55,7 @@ from settings import (
 )
 from telemetry import log_to_stderr, quiet_core
 from workflows.agent_run import AgentRun
+from workflows.confidential import Confidential
 from workflows.unknown import Unknown
 
 GRACE = timedelta(seconds=30)  # SIGTERM is no cancel: what runs is finished within this
@@ -78,6 +83,7 @@ def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
         instructions=files("activities").joinpath("prompts/loop.md").read_text(encoding="utf-8"),
         prices={name: Price(**price.model_dump()) for name, price in settings.file.prices.items()},
         remote=_remote(settings.store) if settings.store else None,
+        secrets=settings.secrets,
     )
 
 
@@ -152,6 +158,7 @@ def build(
             inheritances.inherit,
         ],
         workflow_runner=workflow_runner(),
+        interceptors=[Redaction(project.secrets), *_told(client)],
         sticky_queue_schedule_to_start_timeout=RECOVERY,
         graceful_shutdown_timeout=GRACE,
         max_heartbeat_throttle_interval=SHOWN_WITHIN,
@@ -167,6 +174,11 @@ def versioned(deployment: Deployment) -> WorkerDeploymentConfig:
         use_worker_versioning=True,
         default_versioning_behavior=VersioningBehavior.PINNED,
     )
+
+
+def _told(client: Client) -> list[Interceptor]:
+    """What runs must know of their worker."""
+    return [Confidential()] if client.data_converter.payload_codec else []
 
 
 def workflow_runner() -> SandboxedWorkflowRunner:
@@ -193,6 +205,7 @@ async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
         task_queue=task_queue,
         workflows=WORKFLOWS,
         workflow_runner=workflow_runner(),
+        interceptors=_told(client),
         sticky_queue_schedule_to_start_timeout=RECOVERY,
     ):
         yield
@@ -200,7 +213,8 @@ async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
 
 async def serve(settings: Settings) -> None:
     """Works until SIGTERM or SIGINT, then finishes what is running."""
-    client = await connect()
+    client = await connect(codec=settings.codec)
+    await affix(client, settings.task_queue, settings.codec)
     await register_search_attributes(client)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -214,12 +228,16 @@ async def serve(settings: Settings) -> None:
 
 def main() -> NoReturn:
     """Exit code 0 after a stop by signal, 1 where the worker could not start."""
-    log_to_stderr()
+    secrets = secrets_of(os.environ)
+    log_to_stderr(secrets)
     quiet_core()
     try:
-        asyncio.run(serve(load()))
+        settings = load()
+        secrets = settings.secrets
+        log_to_stderr(secrets)
+        asyncio.run(serve(settings))
     except (ProjectError, NotReachable, RPCError) as error:
-        print(f"worker: {error}", file=sys.stderr)
+        print(secrets.redact(f"worker: {error}"), file=sys.stderr)
         leave(1)
     leave(0)
 

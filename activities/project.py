@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from activities.secrets import NO_SECRETS, Secrets
 from activities.store import LocalStores, Stores
 from activities.toolkit import Tool
 from activities.workspace import Workspace, folder_name
@@ -42,5 +43,7 @@ class Project:
     def stores(self) -> Stores:
         return self.remote or LocalStores(self.workspaces)
 
+    secrets: Secrets = NO_SECRETS
+
     def workspace(self, run_id: str) -> Workspace:
-        return Workspace(self.workspaces / folder_name(run_id))
+        return Workspace(self.workspaces / folder_name(run_id), self.secrets)

@@ -76,7 +76,9 @@ class Runs:
                 self._transcripts.forget(info.workflow_id or "")
             if request.cancel is not None:
                 handle = self._client.get_workflow_handle(info.workflow_id or "", run_id=info.workflow_run_id)
-                await handle.cancel(reason=request.cancel)
+                # Temporal keeps this reason as plain text; where payloads are encrypted, the signal has told it.
+                plain = self._client.data_converter.payload_codec is None
+                await handle.cancel(reason=request.cancel if plain else "")
         return Closed(segment=segment)
 
     async def _conversation(self, length: int, head: str, store: Store) -> Transcript:

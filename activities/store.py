@@ -39,7 +39,10 @@ class Stores(Protocol):
 
 @dataclass(frozen=True)
 class LocalStore:
-    """Hidden in the run's workspace, where no tool can reach it."""
+    """Hidden in the run's workspace, where no tool can reach it.
+
+    What comes here has no secrets left, and is written as it is: closed segments are proven by their hashes.
+    """
 
     workspace: Workspace
 

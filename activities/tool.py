@@ -18,6 +18,7 @@ from activities.attempts import WORKER_SHUTDOWN, was_lost
 from activities.heartbeat import beating
 from activities.ledger import Doubtful, Entry, LedgerUnavailable, Recorded
 from activities.project import Project
+from activities.redaction import redacted
 from activities.store import Store
 from activities.toolkit import CallContext, TransientFailure
 from activities.trace import event, record
@@ -82,9 +83,9 @@ class ToolCalls:
         try:
             match call.effect:
                 case Effect.read:
-                    return sound(await made())
+                    return self._clean(await made())
                 case Effect.keyed:
-                    return sound(await whole(made(), tool.route.timeout, self._drain))
+                    return self._clean(await whole(made(), tool.route.timeout, self._drain))
                 case Effect.once:
                     return await self._once(call, tool.route, made)
         except TransientFailure as passing:
@@ -117,7 +118,7 @@ class ToolCalls:
             raise ApplicationError(f"{call.tool} may have happened", type=Stop.in_doubt, non_retryable=True)
         self._at_work.add(key)
         try:
-            outcome = sound(await _final(whole(made(), route.timeout, self._drain)))
+            outcome = self._clean(await _final(whole(made(), route.timeout, self._drain)))
         finally:
             self._at_work.discard(key)
         if is_large(outcome):
@@ -127,6 +128,10 @@ class ToolCalls:
         except OSError as error:  # history will have the result, unless this worker dies within the moment
             activity.logger.warning("the result of step %s is not in the ledger: %s", call.step, error)
         return outcome
+
+    def _clean(self, outcome: ToolOutcome) -> ToolOutcome:
+        """As it may be kept and shown: readable by the run, and without secrets."""
+        return redacted(sound(outcome), self._project.secrets)
 
     async def _arguments(self, call: ToolCall, store: Store) -> dict[str, Any]:
         """Large arguments are in the conversation already, as the model wrote them."""

@@ -12,6 +12,7 @@ from activities.definition import definition_of, must_be_unchanged
 from activities.heartbeat import beating
 from activities.model import ModelCall, ModelReply
 from activities.project import Price, Project
+from activities.redaction import redacted
 from activities.store import Store
 from activities.trace import record, spared
 from activities.transcript import Transcripts, Wanted
@@ -65,7 +66,8 @@ class Turns:
     async def _turn(self, request: TurnRequest, phase: str) -> ModelTurn:
         workspace = self._workspace()
         shown = {"text": ""}
-        async with beating(lambda: {"turn": request.turn, "text": shown["text"]}):
+        secrets = self._project.secrets
+        async with beating(lambda: {"turn": request.turn, "text": secrets.tail(shown["text"], SHOWN_TAIL)}):
             store = self._project.stores.of(run_id_of(activity.info().workflow_id or ""))
             definition = await self._definition(request.definition, store)
             if request.interrupted or await was_lost(self._client):
@@ -74,7 +76,7 @@ class Turns:
             call = ModelCall(
                 definition=definition,
                 messages=conversation.messages(),
-                on_text=lambda text: shown.update(text=text[-SHOWN_TAIL:]),
+                on_text=lambda text: shown.update(text=text),
             )
             started = perf_counter()
             reply = await self._model.reply(call)
@@ -87,6 +89,7 @@ class Turns:
             cost_usd=cost(reply.usage, self._project.prices.get(definition.model)),
             broken=reply.broken,
         )
+        turn = redacted(turn, secrets)
         self._transcripts.feed_reply(activity.info().workflow_id or "", reply_part(turn))
         record(workspace, _trace(request.turn, phase, turn))
         return turn

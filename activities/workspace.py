@@ -19,6 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from activities.secrets import NO_SECRETS, Secrets
+
 ARTIFACTS = "artifacts"
 RUNTIME_FILES = frozenset({"context.md", "memory.md", "plan.md", "trace.jsonl"})
 
@@ -52,10 +54,12 @@ class OutsideWorkspace(ValueError):
 class Workspace:
     """`root` is the run's folder. Paths are relative to it, with forward slashes.
 
+    What is written has its `secrets` redacted.
     All methods raise `OutsideWorkspace` for a path that is refused, and `OSError` for what the disk says.
     """
 
     root: Path
+    secrets: Secrets = NO_SECRETS
 
     def create(self) -> None:
         """Makes the folder, with `artifacts/` in it, where they are missing."""
@@ -123,7 +127,7 @@ class Workspace:
         if "\n" in line:
             raise ValueError("a line has no line break inside")
         *folders, last = _parts(name)
-        data = line.encode(errors="replace") + b"\n"
+        data = self.secrets.redact(line).encode(errors="replace") + b"\n"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
         with self._folder(folders, create=True) as folder, _opened(last, flags, folder) as descriptor:
             _must_be_file(descriptor, name)
@@ -153,6 +157,7 @@ class Workspace:
 
     def _replace(self, parts: list[str], data: bytes, *, durable: bool = True) -> None:
         *folders, last = parts
+        data = self.secrets.redact_bytes(data)
         temporary = f".tmp-{secrets.token_hex(8)}"
         with self._folder(folders, create=True) as folder:
             if _is_link(last, folder):

@@ -20,6 +20,7 @@ from decisions.calls import needs_approval
 from decisions.loop import IN_DOUBT
 from decisions.resume import owner_of
 from workflows import events
+from workflows.confidential import readable
 from workflows.fate import Fate, fate, told
 from workflows.live_run import LiveRun
 from workflows.policies import HEARTBEAT, MOST_LOST, TOOL_RETRIES, WAIT_FOR_END
@@ -143,14 +144,17 @@ async def _schedule(run: LiveRun, call: Call, attempt: int) -> ToolOutcome:
         head=run.transcript.head if large else "",
         owner=owner_of(run.state, call.step or 0),
     )
-    return await workflow.execute_activity_method(
-        ToolCalls.call_tool,
-        request,
-        start_to_close_timeout=route.timeout + timedelta(seconds=5),  # the tool's own timeout speaks first
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=TOOL_RETRIES[call.effect],
-        cancellation_type=WAIT_FOR_END,
-        summary=narrate.call_summary(call, attempt),
+    return await readable(
+        run.halt,
+        lambda: workflow.execute_activity_method(
+            ToolCalls.call_tool,
+            request,
+            start_to_close_timeout=route.timeout + timedelta(seconds=5),  # the tool's own timeout speaks first
+            heartbeat_timeout=HEARTBEAT,
+            retry_policy=TOOL_RETRIES[call.effect],
+            cancellation_type=WAIT_FOR_END,
+            summary=narrate.call_summary(call, attempt),
+        ),
     )
 
 

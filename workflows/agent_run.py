@@ -39,6 +39,7 @@ from decisions.limits import effective
 from decisions.transcript import Transcript, call_part, note_part, reply_part
 from workflows import events, halt
 from workflows.acting import act
+from workflows.confidential import readable
 from workflows.fate import Fate, fate
 from workflows.handlers import invalid, read, read_optional
 from workflows.live_run import LiveRun, begin
@@ -293,14 +294,17 @@ async def _asked(run: LiveRun) -> ModelTurn:
         interrupted=run.state.interrupted,
         refused=run.state.refused_definition,
     )
-    return await workflow.execute_activity_method(
-        Turns.plan if run.state.turns == 0 else Turns.reflect,
-        request,
-        start_to_close_timeout=run.state.limits.turn_timeout,
-        heartbeat_timeout=HEARTBEAT,
-        retry_policy=MODEL_RETRIES,
-        cancellation_type=WAIT_FOR_END,
-        summary=narrate.turn_summary(run.state),
+    return await readable(
+        run.halt,
+        lambda: workflow.execute_activity_method(
+            Turns.plan if run.state.turns == 0 else Turns.reflect,
+            request,
+            start_to_close_timeout=run.state.limits.turn_timeout,
+            heartbeat_timeout=HEARTBEAT,
+            retry_policy=MODEL_RETRIES,
+            cancellation_type=WAIT_FOR_END,
+            summary=narrate.turn_summary(run.state),
+        ),
     )
 
 

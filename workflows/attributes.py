@@ -8,8 +8,10 @@ from typing import Any
 
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
+from contracts.question import Question, QuestionKind
 from contracts.run import RunState
 from decisions.narrate import cut, waiting_for
+from workflows.confidential import is_confidential
 
 AGENT_NAME = SearchAttributeKey.for_keyword("AgentName")
 AGENT_STATUS = SearchAttributeKey.for_keyword("AgentStatus")
@@ -42,10 +44,17 @@ def of(state: RunState) -> TypedSearchAttributes:
     if state.conversation_id:
         pairs.append(SearchAttributePair(CONVERSATION_ID, cut(state.conversation_id, MOST)))
     if state.question is not None:
-        pairs.append(SearchAttributePair(WAITING_FOR, waiting_for(state.question)))
+        pairs.append(SearchAttributePair(WAITING_FOR, _about(state.question)))
     outside = [f"{p.tool}:{p.step}" for p in state.pending if p.outside]
     if outside:
         pairs.append(SearchAttributePair(PENDING_TOOLS, [cut(tool, MOST) for tool in outside[:20]]))
     if state.cost_usd:
         pairs.append(SearchAttributePair(COST_USD, state.cost_usd))
     return TypedSearchAttributes(pairs)
+
+
+def _about(question: Question) -> str:
+    """What an encrypted run asks is not told where everybody can read it."""
+    if question.kind is QuestionKind.question and is_confidential():
+        return "human: a question"
+    return waiting_for(question)

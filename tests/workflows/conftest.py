@@ -19,6 +19,7 @@ from temporalio.worker import Replayer, Worker
 
 from activities.model import MessagesModel
 from activities.project import Project
+from activities.secrets import NO_SECRETS, Secrets
 from contracts.agent import Agent
 from contracts.events import StartEvent
 from contracts.limits import LimitOverrides
@@ -176,6 +177,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
         allowed: Sequence[str] | None = None,
         works: bool = True,
         caches: bool = CACHES,
+        secrets: Secrets = NO_SECRETS,
         **limits: Any,
     ) -> AsyncIterator[World]:
         names = tuple(tool.route.name for tool in tools) if allowed is None else tuple(allowed)
@@ -187,6 +189,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
             limits=LimitOverrides.model_validate(limits),
             workspaces=workspaces,
             instructions="You are tested.",
+            secrets=secrets,
         )
         with ScriptedModel(script) as model:
             it = World(server, f"q-{uuid4().hex[:8]}", project, model, caches)

@@ -1,0 +1,123 @@
+"""The payload codec: what Temporal keeps of a run is encrypted, by AES-256-GCM, before it leaves the process.
+
+The first key encrypts and all of them decrypt, so that keys can be changed while runs are under way. The id of the key
+is bound to the ciphertext. What nobody encrypted passes: people start runs and signal them with plain JSON.
+"""
+
+import binascii
+import logging
+import os
+import re
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from temporalio.api.common.v1 import Payload
+from temporalio.converter import PayloadCodec
+
+VARIABLE = "PERDURE_CODEC_KEYS"
+ENCRYPTED = b"binary/encrypted"
+UNREADABLE = b"binary/unreadable"  # stands for what says that it is encrypted, and is not with the key it names
+
+_KEY_ID = "encryption-key-id"
+_KEY_BYTES = 32
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
+_ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")  # shorter than a key in base64, so that none is ever shown as an id
+
+logger = logging.getLogger(__name__)
+
+
+class BadKeys(ValueError):
+    """The keys cannot be used. The message is one line and shows none of them."""
+
+
+class UnknownKey(Exception):
+    """A payload needs a key that is not here. Who handles it for a run must fail the task, which is tried again."""
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(
+            f"a payload is encrypted with key {key_id!r}, which is not here: add {key_id}:<its key> to {VARIABLE}"
+        )
+
+
+class AesGcmCodec(PayloadCodec):
+    """`keys` by their ids, the one that encrypts first."""
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
+        self.key_ids = tuple(keys)
+        self._missed: set[str] = set()
+
+    @property
+    def key_id(self) -> str:
+        """Of the key that encrypts."""
+        return self.key_ids[0]
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return [self._sealed(payload) for payload in payloads]
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Raises UnknownKey. What is broken becomes `UNREADABLE`: one bad signal must not stop a run."""
+        return [self.opened(payload) for payload in payloads]
+
+    def _sealed(self, payload: Payload) -> Payload:
+        bound = self.key_id.encode()
+        nonce = os.urandom(_NONCE_BYTES)
+        data = nonce + self._ciphers[self.key_id].encrypt(nonce, payload.SerializeToString(), bound)
+        return Payload(metadata={"encoding": ENCRYPTED, _KEY_ID: bound}, data=data)
+
+    def opened(self, payload: Payload) -> Payload:
+        if payload.metadata.get("encoding") != ENCRYPTED:
+            return payload
+        key_id = key_id_of(payload)
+        if key_id is None:
+            return _unreadable("it says that it is encrypted, but not with which key")
+        if len(payload.data) < _NONCE_BYTES + _TAG_BYTES:
+            return _unreadable("it says that it is encrypted, but is too short for that")
+        cipher = self._ciphers.get(key_id)
+        if cipher is None:
+            raise self._unknown(key_id)
+        nonce, sealed = payload.data[:_NONCE_BYTES], payload.data[_NONCE_BYTES:]
+        try:
+            return Payload.FromString(cipher.decrypt(nonce, sealed, key_id.encode()))
+        except InvalidTag:
+            return _unreadable(f"it cannot be decrypted with key {key_id!r}, which it names")
+
+    def _unknown(self, key_id: str) -> UnknownKey:
+        """Told once in the log: a run that waits for the key tries again and again."""
+        error = UnknownKey(key_id)
+        if key_id not in self._missed:
+            self._missed.add(key_id)
+            logger.error("%s; runs that need it wait", error)
+        return error
+
+
+def key_id_of(payload: Payload) -> str | None:
+    """The key that an encrypted payload names, if that can be the id of one."""
+    name = payload.metadata.get(_KEY_ID, b"").decode(errors="replace")
+    return name if payload.metadata.get("encoding") == ENCRYPTED and _ID.fullmatch(name) else None
+
+
+def _unreadable(why: str) -> Payload:
+    return Payload(metadata={"encoding": UNREADABLE}, data=why.encode())
+
+
+def read_codec(text: str) -> AesGcmCodec:
+    """The codec of "k2:<base64 of 32 bytes>,k1:<…>". Raises BadKeys."""
+    keys: dict[str, bytes] = {}
+    for number, entry in enumerate(text.split(","), 1):
+        key_id, _, encoded = entry.strip().partition(":")
+        if not encoded or not _ID.fullmatch(key_id):
+            raise BadKeys(f'entry {number}: expected "id:key", the id of at most 32 letters, digits, "_", "." and "-"')
+        if key_id in keys:
+            raise BadKeys(f"key {key_id} stands there twice")
+        try:
+            key = b64decode(encoded.translate(str.maketrans("-_", "+/")), validate=True)
+        except (binascii.Error, ValueError):
+            raise BadKeys(f"key {key_id} is not base64") from None
+        if len(key) != _KEY_BYTES:
+            raise BadKeys(f"key {key_id} has {len(key)} bytes, and {_KEY_BYTES} are needed (openssl rand -base64 32)")
+        keys[key_id] = key
+    return AesGcmCodec(keys)

@@ -1,0 +1,265 @@
+"""What counts as a secret, what it may look like, and that nothing else is touched."""
+
+import base64
+import html
+import io
+import json
+import logging
+import string
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from temporalio.exceptions import ApplicationError
+
+from activities.redaction import redacted, redacted_error
+from activities.secrets import NO_SECRETS, Secrets, is_secret, secrets_of
+from activities.store import LocalStores
+from activities.workspace import Workspace
+from contracts.tool import ToolOutcome
+from telemetry import log_to
+
+VALUE = 'pa55/w0rd+with "quotes" & ünicode\\'
+SECRETS = Secrets([("DB_PASSWORD", VALUE)])
+
+LOOKS = {
+    "as it is": VALUE,
+    "in JSON": json.dumps(VALUE),
+    "in JSON, as UTF-8": json.dumps(VALUE, ensure_ascii=False),
+    "in JSON in JSON": json.dumps(json.dumps({"a": VALUE})),
+    "percent-encoded": quote(VALUE, safe=""),
+    "percent-encoded in lower case": quote(VALUE, safe="").lower(),
+    "in a path": quote(VALUE),
+    "in a form": quote_plus(VALUE),
+    "in HTML": html.escape(VALUE),
+    "as Python shows it": repr(VALUE),
+    "in base64": base64.b64encode(VALUE.encode()).decode(),
+    "in URL-safe base64": base64.urlsafe_b64encode(VALUE.encode()).decode(),
+    **{
+        f"in base64 after {n} bytes": base64.b64encode(b"user:xyz"[:n] + VALUE.encode() + b"..").decode()
+        for n in range(1, 9)
+    },
+    "cut in half": VALUE[: len(VALUE) * 2 // 3],
+    "cut at its beginning": VALUE[len(VALUE) // 3 :],
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_secret_is_found_whatever_it_looks_like(look: str) -> None:
+    said = LOOKS[look]
+    for clean in (
+        SECRETS.redact(f"before {said} after"),
+        SECRETS.redact_bytes(f"before {said} after".encode()).decode(),
+        SECRETS.redact_value({"deep": [{said: 1}]})["deep"][0].__repr__(),
+    ):
+        assert "[redacted DB_PASSWORD]" in clean
+        assert said not in clean
+
+
+@given(
+    secret=st.text(st.characters(exclude_categories=["Cs"]), min_size=8, max_size=60),
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+        max_leaves=12,
+    ),
+)
+def test_no_secret_is_left_anywhere_in_a_value(secret: str, value: Any) -> None:
+    secrets = Secrets([("X", secret)])
+    clean = secrets.redact_value({"there": f"a{secret}b", secret: [secret, {"x": value}], "value": value})
+    strings = list(_strings(clean))
+    assert all(secret not in text for text in strings if secret not in "[redacted X]")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for inner in (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _strings(inner)
+
+
+@given(
+    value=st.recursive(
+        st.none() | st.integers() | st.text("abc "), lambda i: st.lists(i) | st.dictionaries(st.text("abc"), i)
+    )
+)
+def test_what_holds_no_secret_is_the_same_object(value: Any) -> None:
+    assert SECRETS.redact_value(value) is value
+    assert NO_SECRETS.redact_value(value) is value
+
+
+def test_redacting_twice_changes_nothing_more() -> None:
+    once = SECRETS.redact(f"{VALUE} {VALUE}")
+    assert SECRETS.redact(once) == once == "[redacted DB_PASSWORD] [redacted DB_PASSWORD]"
+
+
+def test_of_two_secrets_in_one_another_no_rest_is_left() -> None:
+    secrets = Secrets([("INNER", "s3cret-part"), ("OUTER", "s3cret-part-and-more")])
+    assert secrets.redact("s3cret-part-and-more, s3cret-part") == "[redacted OUTER], [redacted INNER]"
+
+
+KEY = "AbCdEf0123456789+/xYz="
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("OPENAI_API_KEY", "sk-1234567890", True),
+        ("github_token", "ghp_1234567890", True),
+        ("DB_PASSWD", "correct horse battery", True),
+        ("AWS_SECRET_ACCESS_KEY", f"/{KEY}", True),
+        ("KEY", "/aB3dE5gH7jK9mN1pQ3", True),
+        ("WEBHOOK_SECRET", "https://hooks.example/T0/B1/x", True),
+        ("API_KEY", "short", False),
+        ("SSH_KEY_PATH", "/home/ann/.ssh/id_rsa", False),
+        ("SSL_KEY", "/etc/ssl/private/site.key", False),
+        ("SSL_KEY", "~/keys/site.key", False),
+        ("SIGNING_KEY_FILE", "keys/site.pem", False),
+        ("KEY_DIRS", "/usr/share/keys:/etc/keys", False),
+        ("TOKEN_URL", "https://auth.example/oauth/token", False),
+        ("TOKENIZERS_PARALLELISM", "disabled", False),
+        ("MAX_TOKENS", "12000000", False),
+        ("TOKEN_RATE", "1,500,000.50", False),
+    ],
+)
+def test_paths_numbers_switches_and_addresses_are_no_secrets(name: str, value: str, secret: bool) -> None:
+    assert is_secret(name, value) is secret
+
+
+def test_only_variables_that_are_named_so_hold_secrets() -> None:
+    secrets = secrets_of({"HOME": "/home/ann-and-bob", "GREETING": "good morning", "MY_TOKEN": "good evening"})
+    assert secrets.redact("good morning, good evening, /home/ann-and-bob") == (
+        "good morning, [redacted MY_TOKEN], /home/ann-and-bob"
+    )
+
+
+def test_a_variable_that_is_no_utf8_is_a_secret_too() -> None:
+    value = b"caf\xe9-1234567".decode(errors="surrogateescape")
+    assert secrets_of({"A_TOKEN": value}).redact(f"<{value}>") == "<[redacted A_TOKEN]>"
+
+
+def test_each_of_several_keys_in_one_variable_is_a_secret() -> None:
+    one, two = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
+    secrets = secrets_of({"PERDURE_CODEC_KEYS": f"k2:{two},k1:{one}"})
+    for said in (one, two, f"k1:{one}", f"k2:{two},k1:{one}"):
+        assert secrets.redact(f"<{said}>") == "<[redacted PERDURE_CODEC_KEYS]>"
+
+
+def test_the_secrets_inside_a_json_variable_are_found_by_their_names() -> None:
+    secrets = secrets_of({"GCP_CREDENTIALS": json.dumps({"project": "our-project", "private_key": "LINE-1\nLINE-2"})})
+    assert secrets.redact("our-project LINE-1\nLINE-2") == "our-project [redacted GCP_CREDENTIALS]"
+
+
+def test_the_lines_of_a_key_are_secrets_each() -> None:
+    lines = [letter * 64 for letter in "abc"]
+    secrets = secrets_of({"TLS_KEY": "\n".join(["-----BEGIN PRIVATE KEY-----", *lines])})
+    assert secrets.redact(f"> {lines[1]}") == "> [redacted TLS_KEY]"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "https://ann:hunter2@db.example/x",
+        "ann:hunter2",
+        base64.b64encode(b"ann:hunter2").decode(),
+        "https://db.example/x?api_key=0123abcd4567",
+        "0123abcd4567",
+        "p%40ss-word-9",
+        "p@ss-word-9",
+    ],
+)
+def test_the_credentials_in_urls_are_secrets(said: str) -> None:
+    urls = {
+        "tools.db.url": "https://ann:hunter2@db.example/x?api_key=0123abcd4567&page=1",
+        "tools.other.url": "https://bob:p%40ss-word-9@db.example/y",
+    }
+    secrets = secrets_of({}, urls)
+    assert "redacted tools." in secrets.redact(said)
+    assert secrets.redact("https://db.example/x?page=1, ann") == "https://db.example/x?page=1, ann"
+    assert "redacted DATABASE" in secrets_of({"DATABASE": "postgres://ann:hunter2@db/x"}).redact("ann:hunter2@db")
+
+
+@given(cut=st.integers(min_value=0, max_value=80))
+def test_what_may_become_a_secret_is_held_back_while_it_is_written(cut: int) -> None:
+    text = f"the key is {VALUE}, and that is all"
+    shown = SECRETS.tail(text[:cut], 1000)
+    assert VALUE[:4] not in shown
+    assert text.startswith(shown) or "[redacted DB_PASSWORD]" in shown
+
+
+def test_the_tail_is_as_long_as_asked() -> None:
+    assert SECRETS.tail("abcdefgh", 3) == "fgh"
+    assert NO_SECRETS.tail("abcdefgh", 3) == "fgh"
+
+
+def test_secrets_do_not_show_themselves() -> None:
+    assert VALUE not in repr(SECRETS)
+    assert VALUE not in repr(Workspace(Path("x"), SECRETS))
+
+
+def test_an_outcome_without_a_secret_is_left_alone() -> None:
+    outcome = ToolOutcome(result={"n": 1.5}, artifacts=("a.md",))
+    assert redacted(outcome, SECRETS) is outcome
+    assert redacted(ToolOutcome(result=[VALUE], artifacts=("a.md",)), SECRETS) == ToolOutcome(
+        result=["[redacted DB_PASSWORD]"], artifacts=("a.md",)
+    )
+
+
+def test_an_error_keeps_all_but_the_secret() -> None:
+    error = ApplicationError(f"says {VALUE}", {"at": VALUE}, type="Kind", non_retryable=True)
+    error.__cause__ = KeyError(VALUE)
+    clean = redacted_error(error, SECRETS)
+    assert isinstance(clean, ApplicationError)
+    assert (clean.type, clean.non_retryable) == ("Kind", True)
+    assert (clean.message, clean.details) == ("says [redacted DB_PASSWORD]", ({"at": "[redacted DB_PASSWORD]"},))
+    assert "[redacted DB_PASSWORD]" in str(clean.__cause__)
+    assert isinstance(clean.__cause__, ApplicationError)
+    assert clean.__cause__.type == "KeyError"
+    plain = ValueError("nothing in it")
+    assert redacted_error(plain, SECRETS) is plain
+
+
+def test_files_are_redacted_but_the_store_keeps_what_it_is_given(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path, SECRETS)
+    workspace.write("artifacts/a.md", f"says {VALUE}".encode())
+    workspace.write_own("context.md", b"\xff\x00" + VALUE.encode())
+    workspace.append_line("trace.jsonl", json.dumps({"says": VALUE}))
+    LocalStores(tmp_path.parent).of(tmp_path.name).put("segment-1.json", VALUE.encode())
+    assert (tmp_path / "artifacts/a.md").read_text() == "says [redacted DB_PASSWORD]"
+    assert (tmp_path / "context.md").read_bytes() == b"\xff\x00[redacted DB_PASSWORD]"
+    assert json.loads((tmp_path / "trace.jsonl").read_text()) == {"says": "[redacted DB_PASSWORD]"}
+    assert (tmp_path / ".store/segment-1.json").read_text() == VALUE
+
+
+def test_log_lines_and_tracebacks_are_redacted() -> None:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    out = io.StringIO()
+    try:
+        log_to(logging.StreamHandler(out), SECRETS)
+        logging.getLogger("x").error("it said %s", VALUE, exc_info=ValueError(VALUE))
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    line = json.loads(out.getvalue())
+    assert line["message"] == "it said [redacted DB_PASSWORD]"
+    assert "ValueError: [redacted DB_PASSWORD]" in line["error"]
+
+
+def test_a_look_costs_next_to_nothing() -> None:
+    """20 secrets and 2 KiB take some 45 µs; the bound is for a machine that has other things to do."""
+    secrets = secrets_of({f"A{n}_TOKEN": f"{n:02}-{string.ascii_letters[n : n + 24]}" for n in range(20)})
+    text = "The quick brown fox jumps over the lazy dog, and 127.0.0.1 answers. " * 30
+    best = min(_timed(secrets, text) for _ in range(50))
+    assert best < 0.000_25
+
+
+def _timed(secrets: Secrets, text: str) -> float:
+    began = time.perf_counter()
+    secrets.redact(text)
+    return time.perf_counter() - began

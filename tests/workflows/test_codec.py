@@ -1,0 +1,327 @@
+"""Encrypted runs on the real server: nothing readable is left there, keys change, and nobody starts without them."""
+
+import asyncio
+import json
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from temporalio import activity
+from temporalio.api.common.v1 import Payload
+from temporalio.api.enums.v1 import EventType
+from temporalio.client import (
+    Client,
+    Schedule,
+    ScheduleActionStartWorkflow,
+    ScheduleSpec,
+    WorkflowFailureError,
+)
+from temporalio.common import RawValue
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import Worker
+
+from codec import ENCRYPTED, AesGcmCodec
+from contracts.tool import Approval, Effect, ToolKind
+from converter import data_converter, encrypting
+from runs import NotReachable
+from seal import affix, check, seal_id
+from testkit.model_server import calls, fails, slow
+from testkit.tools import ScriptedTool
+from watch import Failed, Watch
+from worker import answering
+from workflows import confidential
+
+FINISH = calls(("finish", {"outcome": "the outcome, unseen"}))
+ASK = calls(("ask_human", {"question": "the question, unseen", "options": ["a", "b"]}))
+KEYS = {name: bytes([number]) * 32 for number, name in enumerate(("k1", "k2", "k3"))}
+
+
+def codec(*names: str) -> AesGcmCodec:
+    return AesGcmCodec({name: KEYS[name] for name in names})
+
+
+async def client_with(client: Client, *names: str) -> Client:
+    """A client of its own connection, with these keys; with none, it has no codec."""
+    converter = encrypting(codec(*names)) if names else data_converter
+    return await Client.connect(client.service_client.config.target_host, data_converter=converter)
+
+
+async def test_nothing_of_an_encrypted_run_can_be_read_in_its_history(world: Any, client: Client) -> None:
+    def breaks(_: Any, __: Any) -> Any:
+        raise ApplicationError("the failure, unseen", non_retryable=True)
+
+    tools = (
+        ScriptedTool("look", lambda _, __: "the result, unseen"),
+        ScriptedTool("breaks", breaks),
+        ScriptedTool("outside", kind=ToolKind.signal),
+    )
+    script = [
+        calls(("look", {"at": "the argument, unseen"}), text="the reply, unseen"),
+        calls(("breaks", {})),
+        calls(("outside", {})),
+        ASK,
+        FINISH,
+    ]
+    async with world(script, *tools, server=await client_with(client, "k1")) as it:
+        run = await it.start("the goal, unseen", context={"who": "the context, unseen"})
+        await it.until_pending(run, 3)
+        await it.send_result(run, 3, "outside", result="the signal, unseen")
+        await it.until_state(run, question=True)
+        await run.execute_update("answer", {"text": "the answer, unseen", "by": "unseen too"})
+        event = await run.result()
+        assert event["payload"]["outcome"] == "the outcome, unseen"
+        shown = json.dumps(await it.results(run))
+        said = [e.why async for e in Watch(it.client, run.id, follow=False).happenings() if isinstance(e, Failed)]
+        raw = await it.raw_history(run)
+        listed = [each async for each in it.client.list_workflows(f"WorkflowId = '{run.id}'")]
+    assert all(f"the {word}, unseen" in shown for word in ("result", "signal", "answer"))
+    assert said == ["the failure, unseen"]
+    assert b"unseen" not in raw
+    assert b"unseen" not in listed[0].raw_info.SerializeToString()
+
+
+async def test_failures_and_reasons_are_encrypted_too(world: Any, client: Client) -> None:
+    async with world([fails(401, message="the refusal, unseen")], server=await client_with(client, "k1")) as it:
+        run = await it.start()
+        with pytest.raises(WorkflowFailureError) as failure:
+            await run.result()
+        assert isinstance(failure.value.cause, ApplicationError)
+        assert "the refusal, unseen" in failure.value.cause.message
+        assert b"unseen" not in await it.raw_history(run)
+    async with world([slow(FINISH, 30)], server=await client_with(client, "k1")) as it:
+        run = await it.start()
+        await it.until_state(run, status="running")
+        await run.signal("cancel", {"reason": "the reason, unseen"})
+        with pytest.raises(WorkflowFailureError):
+            await run.result()
+        assert (await run.describe()).status.name == "CANCELED"
+        assert b"unseen" not in await it.raw_history(run)
+
+
+async def test_plain_starts_and_signals_are_taken_by_workers_that_encrypt(world: Any, client: Client) -> None:
+    """As people send them from the `temporal` CLI."""
+    async with world([ASK, FINISH], server=await client_with(client, "k1")) as it:
+        plain = await client.start_workflow(
+            "AgentRun",
+            {"type": "agentic.start", "payload": {"goal": "do it"}},
+            id=f"run:{uuid4().hex[:12]}",
+            task_queue=it.queue,
+        )
+        run = it.client.get_workflow_handle(plain.id)
+        await it.until_state(run, question=True)
+        await plain.signal("human_input", {"text": "b"})
+        assert (await run.result())["type"] == "agent.completed"
+
+
+async def test_a_bad_signal_under_our_own_encoding_is_ignored_and_told(world: Any, client: Client) -> None:
+    async with world([ASK, FINISH], server=await client_with(client, "k1")) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        plain = client.get_workflow_handle(run.id)
+        garbage = {"encoding": ENCRYPTED, "encryption-key-id": b"k1"}
+        for metadata in ({"encoding": ENCRYPTED}, garbage):
+            await plain.signal("human_input", RawValue(Payload(metadata=metadata, data=b"garbage" * 9)))
+        await run.execute_update("answer", {"text": "b"})
+        await run.result()
+        assert await it.failed_tasks(run) == 0
+        assert len((await it.state(run))["ignored"]) == 2
+
+
+async def test_keys_change_while_a_run_is_under_way(world: Any, client: Client) -> None:
+    look = ScriptedTool("look")
+    old = await client_with(client, "k1")
+    async with world([ASK, calls(("look", {})), ASK, FINISH], look, server=old, works=False) as it:
+        async with it.worker():
+            run = await it.start()
+            await it.until_state(run, question=True)
+        for number, names in enumerate((("k1", "k2"), ("k2", "k1"))):
+            new = await client_with(client, *names)
+            async with it.worker(new):
+                seen = new.get_workflow_handle(run.id)
+                await it.until_state(seen, question=True)
+                await seen.execute_update("answer", {"text": "b"})
+                if number == 0:
+                    await it.until_state(seen, question=True, step=3)
+                else:
+                    assert (await seen.result())["type"] == "agent.completed"
+        raw = await it.raw_history(run)
+    assert b"k1" in raw
+    assert b"k2" in raw
+
+
+async def failed_task(run: Any) -> str | None:
+    """What the last failed workflow task of a run says."""
+    said = None
+    async for event in run.fetch_history_events():
+        if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED:
+            failure = event.workflow_task_failed_event_attributes.failure
+            said = f"{failure.message}: {failure.cause.message}"
+    return said
+
+
+@pytest.mark.parametrize("names", [("k2",), ()])
+async def test_a_run_waits_for_its_key_and_goes_on_when_it_comes(
+    world: Any, client: Client, names: tuple[str, ...]
+) -> None:
+    holder = await client_with(client, "k1")
+    async with world([ASK, FINISH], server=holder, works=False) as it:
+        run = await it.start()
+        async with it.worker(await client_with(client, *names)):
+
+            async def waits() -> bool:
+                return await failed_task(run) is not None
+
+            await it.until(waits)
+            assert (await run.describe()).status.name == "RUNNING"
+            assert "add k1:<its key> to PERDURE_CODEC_KEYS" in (await failed_task(run) or "")
+        async with it.worker(await client_with(client, "k2", "k1")):
+            both = (await client_with(client, "k2", "k1")).get_workflow_handle(run.id)
+            await it.until_state(both, question=True)
+            await both.execute_update("answer", {"text": "b"})
+            assert (await both.result())["type"] == "agent.completed"
+
+
+async def test_a_signal_with_an_unknown_key_is_kept_until_the_key_comes(world: Any, client: Client) -> None:
+    async with world([ASK, FINISH], server=await client_with(client, "k1"), works=False) as it:
+        async with it.worker():
+            run = await it.start()
+            await it.until_state(run, question=True)
+            stranger = (await client_with(client, "k2")).get_workflow_handle(run.id)
+            await stranger.signal("human_input", {"text": "b"})
+
+            async def waits() -> bool:
+                return await failed_task(run) is not None
+
+            await it.until(waits)
+        async with it.worker(await client_with(client, "k1", "k2")):
+            assert (await run.result())["type"] == "agent.completed"
+
+
+async def test_a_call_that_a_worker_without_its_key_takes_has_not_begun(
+    world: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even a `once` call: it is neither lost nor in doubt, and made once when the key is there."""
+    monkeypatch.setattr(confidential, "KEY_WAIT", timedelta(seconds=1))
+    taken: list[str] = []
+
+    @activity.defn(name="call_tool")
+    async def never(call: Any) -> None:
+        taken.append(call)
+
+    charge = ScriptedTool("charge", effect=Effect.once, approval=Approval.always)
+    holder = await client_with(client, "k1")
+    async with world([calls(("charge", {})), FINISH], charge, server=holder, works=False) as it:
+        async with it.worker():
+            run = await it.start()
+            await it.until_state(run, question=True)
+        stranger = Worker(await client_with(client, "k2"), task_queue=it.queue, activities=[never])
+        async with answering(await client_with(client, "k1"), it.queue), stranger:
+            await run.execute_update("answer", {"decision": "approve"})
+
+            async def waits() -> bool:
+                kinds = [event.event_type async for event in run.fetch_history_events()]
+                return EventType.EVENT_TYPE_ACTIVITY_TASK_FAILED in kinds
+
+            await it.until(waits)
+        async with it.worker(await client_with(client, "k1")):
+            assert (await run.result())["type"] == "agent.completed"
+            assert (await it.results(run))[0][1] == "ok {}"
+        await it.replay()
+    assert (len(charge.calls), taken) == (1, [])
+
+
+# ---- the seal of a task queue
+
+
+async def polled() -> bool:
+    return True
+
+
+async def unpolled() -> bool:
+    return False
+
+
+async def sealed(client: Client, queue: str, *names: str) -> None:
+    """As a worker with these keys does at its start."""
+    await affix(await client_with(client, *names), queue, codec(*names) if names else None)
+
+
+async def looked(client: Client, queue: str, *names: str, has_worker: Any = polled) -> None:
+    """As a client with these keys does at its start."""
+    await check(await client_with(client, *names), queue, codec(*names) if names else None, has_worker)
+
+
+@pytest.fixture
+def queue() -> str:
+    return f"q-{uuid4().hex[:8]}"
+
+
+async def test_where_nobody_encrypts_nothing_is_kept(client: Client, queue: str) -> None:
+    await sealed(client, queue)
+    await looked(client, queue)
+    assert [s.id async for s in await client.list_schedules() if queue in s.id] == []
+
+
+async def test_who_has_the_key_starts_on_an_encrypted_queue(client: Client, queue: str) -> None:
+    await sealed(client, queue, "k1")
+    await sealed(client, queue, "k1")
+    await sealed(client, queue, "k2", "k1")
+    await looked(client, queue, "k2")
+    await looked(client, queue, "k1", "k2")
+
+
+@pytest.mark.parametrize("start", [sealed, looked])
+async def test_who_lacks_the_key_is_refused_with_its_name(client: Client, queue: str, start: Any) -> None:
+    await sealed(client, queue, "k1")
+    with pytest.raises(NotReachable, match=rf"^task queue {queue} is encrypted with key k1: set PERDURE_CODEC_KEYS"):
+        await start(client, queue)
+    with pytest.raises(NotReachable, match=r"encrypted with key k1, and PERDURE_CODEC_KEYS has k2, k3: add k1"):
+        await start(client, queue, "k2", "k3")
+
+
+async def test_another_key_under_the_same_id_is_refused(client: Client, queue: str) -> None:
+    await sealed(client, queue, "k1")
+    other = AesGcmCodec({"k1": KEYS["k2"]})
+    with pytest.raises(NotReachable, match="is not the key k1 of task queue"):
+        await affix(client, queue, other)
+
+
+async def test_who_encrypts_towards_workers_without_that_key_is_refused(client: Client, queue: str) -> None:
+    with pytest.raises(NotReachable, match=r"have no codec: set PERDURE_CODEC_KEYS for them first"):
+        await looked(client, queue, "k1")
+    await looked(client, queue, "k1", has_worker=unpolled)
+    await sealed(client, queue, "k1")
+    with pytest.raises(NotReachable, match=r"hold k1 and cannot read key k2.*add it to their PERDURE_CODEC_KEYS first"):
+        await looked(client, queue, "k2", "k1")
+
+
+async def test_a_retired_key_is_needed_until_a_worker_has_renewed_the_seal(client: Client, queue: str) -> None:
+    await sealed(client, queue, "k1")
+    with pytest.raises(NotReachable):
+        await sealed(client, queue, "k2")
+    await sealed(client, queue, "k2", "k1")
+    await sealed(client, queue, "k2")
+    with pytest.raises(NotReachable):
+        await looked(client, queue, "k1")
+
+
+async def test_workers_that_start_together_agree(client: Client, queue: str) -> None:
+    await asyncio.gather(*(sealed(client, queue, "k1") for _ in range(8)))
+    await looked(client, queue, "k1")
+
+
+async def test_the_seal_starts_nothing_and_tells_people_what_it_is(client: Client, queue: str) -> None:
+    await sealed(client, queue, "k1")
+    told = await client.get_schedule_handle(seal_id(queue)).describe()
+    assert told.schedule.state.paused
+    assert told.info.next_action_times == []
+    assert "encrypted, now with k1" in (told.schedule.state.note or "")
+
+
+async def test_a_schedule_of_that_name_that_is_no_seal_is_told_of(client: Client, queue: str) -> None:
+    action = ScheduleActionStartWorkflow("Theirs", id="theirs", task_queue=queue)
+    await client.create_schedule(seal_id(queue), Schedule(action=action, spec=ScheduleSpec()))
+    await sealed(client, queue)
+    with pytest.raises(NotReachable, match="is none of Perdure's"):
+        await sealed(client, queue, "k1")
