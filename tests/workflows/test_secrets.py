@@ -85,7 +85,7 @@ def python_tool(monkeypatch: pytest.MonkeyPatch) -> PythonTool:
     module = ModuleType("leaky_tools")
     module.raises = raises  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "leaky_tools", module)
-    return PythonTool(route("raises", ToolKind.python), "leaky_tools:raises")
+    return PythonTool(route("raises", ToolKind.python, Effect.once), "leaky_tools:raises")
 
 
 def route(name: str, kind: ToolKind, effect: Effect = Effect.read) -> ToolRoute:
@@ -151,7 +151,7 @@ async def test_no_secret_is_left_anywhere(world: Any, tmp_path: Path, python_too
                 python_tool,
                 ScriptedTool("fails", fails),
                 ScriptedTool("flaky", flaky),
-                ScriptedTool("large", lambda _, __: [ALL] * 1000),
+                ScriptedTool("large", lambda _, __: [ALL] * 1000, effect=Effect.once),
                 WriteFile(),
             )
             async with world(script, *tools, secrets=secrets) as it:
@@ -182,7 +182,7 @@ async def test_no_secret_is_left_anywhere(world: Any, tmp_path: Path, python_too
     files = files_below(tmp_path)
     left |= files
     assert event["type"] == "agent.completed"
-    assert {name.rpartition("/")[2] for name in files} >= {"a.md", "large-06.json", "trace.jsonl"}
+    assert {name.rpartition("/")[2] for name in files} >= {"a.md", "large-06.json", "trace.jsonl", "step-00003.result"}
     assert b"[redacted CANARY_0_API_KEY]" in left["history"]
     assert b"[redacted tools.echo.url]" in left["history"]
     assert "Completing activity as failed" in log.getvalue()
