@@ -27,6 +27,7 @@ from activities.inherit import Inheritances
 from activities.model import MessagesModel
 from activities.project import Price, Project
 from activities.python_tool import BadTarget, PythonTool
+from activities.reconcile import Reconciliations
 from activities.rehearsal import RehearsalTransport
 from activities.run import Runs
 from activities.signal_tool import SignalTool
@@ -36,6 +37,7 @@ from activities.transcript import Transcripts
 from activities.turn import Model, Turns
 from contracts.agent import ToolSchema
 from contracts.tool import ToolKind, ToolRoute
+from reconcile import reconciling
 from runs import NotReachable, connect, leave, register_search_attributes
 from settings import (
     HttpToolSettings,
@@ -48,8 +50,10 @@ from settings import (
 )
 from telemetry import log_to_stderr, quiet_core
 from workflows.agent_run import AgentRun
+from workflows.reconcile import Reconcile
 from workflows.unknown import Unknown
 
+WORKFLOWS = (AgentRun, Reconcile, Unknown)
 GRACE = timedelta(seconds=30)  # SIGTERM is no cancel: what runs is finished within this
 RECOVERY = timedelta(seconds=1)  # a killed worker's runs are picked up by another after this
 SHOWN_WITHIN = timedelta(milliseconds=200)  # a partial answer reaches a watcher
@@ -120,10 +124,11 @@ def build(client: Client, project: Project, task_queue: str, model: Model) -> Wo
     calls = ToolCalls(client, transcripts, project)
     runs = Runs(client, transcripts, project)
     inheritances = Inheritances(client, transcripts, project)
+    reconciliations = Reconciliations(client, project.stores, task_queue)
     return Worker(
         client,
         task_queue=task_queue,
-        workflows=[AgentRun, Unknown],
+        workflows=WORKFLOWS,
         activities=[
             turns.plan,
             turns.reflect,
@@ -131,6 +136,7 @@ def build(client: Client, project: Project, task_queue: str, model: Model) -> Wo
             runs.open_run,
             runs.close_segment,
             inheritances.inherit,
+            reconciliations.reconcile,
         ],
         workflow_runner=workflow_runner(),
         sticky_queue_schedule_to_start_timeout=RECOVERY,
@@ -152,7 +158,8 @@ async def working(client: Client, settings: Settings) -> AsyncIterator[None]:
     """A worker for as long as the block runs. Raises ProjectError before anything is started."""
     async with httpx.AsyncClient(trust_env=False) as http:
         project = project_of(settings, http)
-        async with build(client, project, settings.task_queue, model_of(settings)):
+        queue = settings.task_queue
+        async with build(client, project, queue, model_of(settings)), reconciling(client, queue):
             yield
 
 
@@ -162,7 +169,7 @@ async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
     async with Worker(
         client,
         task_queue=task_queue,
-        workflows=[AgentRun, Unknown],
+        workflows=WORKFLOWS,
         workflow_runner=workflow_runner(),
         sticky_queue_schedule_to_start_timeout=RECOVERY,
     ):

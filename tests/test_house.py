@@ -24,7 +24,7 @@ NOT_SHIPPED = {"bench", "tests", "docs", "examples", "agents", "build"}
 ORDER = (
     ("telemetry", "supervisor", "settings", "converter"),
     ("devserver", "runs"),
-    ("watch",),
+    ("watch", "reconcile"),
     ("worker", "report"),
     ("session", "terminal"),
     ("follow", "doctor"),
