@@ -66,6 +66,12 @@ async def schedule(client: Client, task_queue: str) -> None:
             await handle.trigger(overlap=ScheduleOverlapPolicy.SKIP)
 
 
+async def latest_look(client: Client, task_queue: str) -> datetime | None:
+    """When the reconciler looked last; None where it has not yet. Raises RPCError where it is not scheduled."""
+    info = (await client.get_schedule_handle(schedule_id(task_queue)).describe()).info
+    return info.recent_actions[-1].started_at if info.recent_actions else None
+
+
 def _schedule(task_queue: str) -> Schedule:
     look = ScheduleActionStartWorkflow(
         "Reconcile",
