@@ -9,6 +9,7 @@ project      what a worker offers: agents, tools, model settings
 transcript   the worker's cache of conversations, and how it gets what it misses
 trace        `trace.jsonl`: what a run did, a line each
 workspace    a run's folder, and nothing outside it
+reconcile    `reconcile`: looks at runs, claims, waits and stores, and repairs what is safe
 heartbeat    how an activity says that it is alive
 
 fetch        the tool that fetches pages (guard, addresses: only public ones; webpage: HTML to Markdown)

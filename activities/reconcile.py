@@ -35,7 +35,7 @@ from activities import ledger
 from activities.heartbeat import beating
 from activities.ledger import Claim
 from activities.store import Store, Stores
-from activities.workspace import run_id_in
+from activities.workspace import OutsideWorkspace, run_id_in
 from contracts.reconcile import Finding, Place, ReconcileReport, ReconcileRequest, Repair, Seen, Standing
 from contracts.run import RunState, RunStatus, Snapshot
 from contracts.signals import CancelRequest
@@ -80,13 +80,10 @@ class Reconciliations:
         """Looks, repairs what is safe, and tells the rest in the event `agent_run.reconcile` (B12)."""
         async with beating(lambda: {"after": request.after}):
             report = await _while_the_worker_stays(self.look(request.after, repairs=True))
-        counts = {"found": report.found, "repaired": report.repaired}
-        looked = {"stores": report.stores, "unjudged": report.unjudged, "unasked": report.unasked}
-        told = {"event": "agent_run.reconcile", "task_queue": self._task_queue, **counts, **looked}
+        named = [f"{each.problem}: {each.run_id}" for each in report.findings if not each.repaired]
+        told = {"event": "agent_run.reconcile", "task_queue": self._task_queue, "named": named}
+        told |= report.model_dump(mode="json", exclude={"findings", "after"})
         activity.logger.info("agent_run.reconcile", extra={"event": told})
-        for finding in report.findings:
-            if not finding.repaired:
-                activity.logger.warning("%s: run %s %s", finding.problem, finding.run_id, finding.found)
         return report
 
     async def look(self, after: str = "", *, repairs: bool = False) -> ReconcileReport:
@@ -134,7 +131,7 @@ class _Look:
         await self._wedged()
         await self._orphans()
         await self._unattended()
-        folders = await asyncio.to_thread(lambda: list(self.stores.folders()))
+        folders = await self._folders()
         first = bisect_right(folders, after)
         stretch = folders[first : first + MOST_STORES]
         for folder in stretch:
@@ -149,6 +146,13 @@ class _Look:
             unasked=self.unasked,
             after=stretch[-1] if first + MOST_STORES < len(folders) else "",
         )
+
+    async def _folders(self) -> list[str]:
+        try:
+            return await asyncio.to_thread(lambda: list(self.stores.folders()))
+        except OSError as error:
+            _log.warning("the stores cannot be looked at: %s", error)
+            return []
 
     async def _wedged(self) -> None:
         try:
@@ -238,7 +242,7 @@ class _Look:
                     await asyncio.to_thread(_put_mark, store, Seen(place=self.here))
                 for page in claims:
                     await self._claim(run_id, run, store, page)
-        except OSError as error:
+        except (OSError, OutsideWorkspace) as error:
             self.unjudged += 1
             _log.warning("the store of run %s cannot be looked at: %s", run_id, error)
 
@@ -276,6 +280,10 @@ class _Look:
         keeper = run
         while heir := await self._run(resumed_id(run_id_of(keeper.id))):
             keeper = heir
+        unasked = self.unasked
+        state = None if _is_wedged(keeper) else await self._state(keeper.id)
+        if self.unasked > unasked:
+            return  # what the run knows of the call is not known here
         facts = Claimed(
             page=page,
             tool=claim.tool if claim else "",
@@ -284,7 +292,7 @@ class _Look:
             standing=_standing(keeper),
             asks=keeper.typed_search_attributes.get(_STATUS) == RunStatus.waiting_on_human,
             at_work=await self._is_at_work(keeper, page.step),
-            state=None if _is_wedged(keeper) else await self._state(keeper.id),
+            state=state,
         )
         if finding := judge.unowned(run_id, facts, self.now):
             self.findings.append(finding)

@@ -36,7 +36,10 @@ class Finding(Value):
 
 
 class ReconcileRequest(Value):
-    """`after`: the folder of the store that the round before looked at last, where it did not come to the end."""
+    """`after`: the folder of the store that the look before came to last, where it did not come to the end.
+
+    It stands in that look's report under the same name.
+    """
 
     after: str = ""
 

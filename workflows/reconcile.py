@@ -17,12 +17,11 @@ class Reconcile:
 
     @workflow.run
     async def run(self, *_: Any) -> ReconcileReport:
-        last = None
-        if workflow.has_last_completion_result():
-            last = workflow.get_last_completion_result(ReconcileReport)
+        # Read as a request: all of the last report that counts here, whichever version wrote it.
+        last = workflow.get_last_completion_result(ReconcileRequest)
         report: ReconcileReport = await workflow.execute_activity_method(
             Reconciliations.reconcile,
-            ReconcileRequest(after=last.after if last else ""),
+            last or ReconcileRequest(),
             start_to_close_timeout=MOST_LOOKING,
             heartbeat_timeout=HEARTBEAT,
             retry_policy=LOOK_RETRIES,

@@ -353,6 +353,7 @@ async def test_each_look_is_told_as_an_event(world: Any, caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO)
     async with world([]) as it:
         await it.client.execute_workflow("Reconcile", id=f"reconcile:{it.queue}", task_queue=it.queue)
+    assert "agent_run.reconcile" in caplog.text
     events = [record.event for record in caplog.records if "event" in record.__dict__]  # type: ignore[attr-defined]
     assert [event["task_queue"] for event in events if event["event"] == "agent_run.reconcile"] == [it.queue]
 
