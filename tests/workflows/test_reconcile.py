@@ -217,6 +217,16 @@ async def test_a_claim_whose_outcome_history_has_is_not_named(world: Any) -> Non
         assert (await look(it, HOUR)).findings == ()
 
 
+async def test_a_claim_is_not_judged_without_its_run(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activities.reconcile, "MOST_ASKED", 0)
+    async with world([ASK]) as it:
+        run = await waiting(it)
+        claim(it, run)
+        await run.terminate()
+        report = await look(it, HOUR)
+    assert (report.findings, report.unasked) == ((), 1)
+
+
 async def test_a_claim_is_looked_after_by_the_run_that_resumes_it(world: Any) -> None:
     async with world([ASK, ASK]) as it:
         run = await waiting(it)
@@ -304,6 +314,27 @@ async def test_a_store_with_a_claim_is_named_instead_of_cleared(world: Any) -> N
         report = await look(it, 3 * HOUR)
         assert (problems(report), report.repaired) == ([(Problem.claim, id_of(run))], {})
         assert it.project.stores.of(id_of(run)).names("ledger") == ["step-00001.claim"]
+
+
+async def test_a_store_stays_while_an_open_run_resumes_its_run(world: Any) -> None:
+    async with world([ASK, ASK]) as it:
+        run = await waiting(it)
+        heir = await it.start(run_id=f"{id_of(run)}~3")
+        await until_listed(it, f"WorkflowId = '{heir.id}' AND ExecutionStatus = 'Running'")
+        await look(it)
+        await forget(it, run)
+        for later in (HOUR, 3 * HOUR):
+            assert (await look(it, later)).repaired == {}
+        assert (it.project.workspace(id_of(run)).root / ".store").is_dir()
+
+
+async def test_a_store_that_is_a_link_is_left_alone(world: Any, tmp_path: Path) -> None:
+    async with world([]) as it:
+        (tmp_path / "elsewhere" / ".store").mkdir(parents=True)
+        (tmp_path / "linked").mkdir()
+        (tmp_path / "linked" / ".store").symlink_to(tmp_path / "elsewhere" / ".store")
+        report = await look(it)
+    assert (report.findings, report.unjudged) == ((), 2)
 
 
 async def test_a_store_that_was_not_seen_here_with_its_run_is_left_alone(world: Any) -> None:
