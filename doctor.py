@@ -9,12 +9,23 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from codec import VARIABLE
+from contracts.reconcile import Finding, Problem, ReconcileReport
+from decisions.narrate import cut
 from devserver import ServerDidNotStart
-from report import MEND
-from runs import NotReachable, configured_address, listing, register_search_attributes
+from reconcile import latest_look
+from runs import NotReachable, configured_address, register_search_attributes
 from session import Needs, session
 from settings import Deployment, ProjectError, Settings, load
 
+MOST_TOLD = 5  # findings in a line
+HEADINGS = {
+    Problem.wedged: "wedged runs",
+    Problem.orphaned: "orphaned runs",
+    Problem.unattended: "unattended runs",
+    Problem.claim: "claims",
+    Problem.overdue: "waits",
+    Problem.left_store: "left stores",
+}
 OURS = ("contracts", "decisions", "workflows", "activities")
 
 
@@ -89,7 +100,7 @@ async def _tools(settings: Settings) -> Check:
 async def _server(settings: Settings) -> AsyncIterator[Check]:
     try:
         where = configured_address() or "embedded"
-        async with session(settings, Needs.nothing) as here:
+        async with session(settings, Needs.answers) as here:
             address = here.client.service_client.config.target_host
             yield Check("Temporal", ok=True, found=f"{where}: answers at {address}, namespace {here.client.namespace}")
             await register_search_attributes(here.client)
@@ -100,19 +111,11 @@ async def _server(settings: Settings) -> AsyncIterator[Check]:
                 yield Check("worker", worked_on, f"task queue {settings.task_queue}: {found}")
                 if settings.deployment:
                     yield await _deployment(here.client, settings.deployment)
-            yield await _runs(here.client)
+            yield await _reconciler(here.client, settings.task_queue)
+            for check in await _runs(here.client, settings):
+                yield check
     except (NotReachable, ServerDidNotStart) as error:
         yield Check("Temporal", ok=False, found=str(error))
-
-
-async def _runs(client: Client) -> Check:
-    wedged = [run async for run in listing(client, wedged=True, limit=1000)]
-    if not wedged:
-        return Check("runs", ok=True, found="none is wedged")
-    causes = sorted({run.wedged_by for run in wedged})
-    ids = [run.run_id for run in wedged]
-    shown = ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
-    return Check("runs", ok=False, found=f"{len(ids)} wedged: {shown} ({', '.join(causes)}): {MEND}")
 
 
 async def _deployment(client: Client, deployment: Deployment) -> Check:
@@ -134,3 +137,49 @@ async def _deployment(client: Client, deployment: Deployment) -> Check:
     if current:
         return Check("deployment", ok=True, found=f"{deployment}: new runs go to build {current}; to change: {command}")
     return Check("deployment", ok=False, found=f"{deployment}: no build is current, so no new run begins: {command}")
+
+
+async def _reconciler(client: Client, task_queue: str) -> Check:
+    try:
+        at = await latest_look(client, task_queue)
+    except RPCError as error:
+        return Check(
+            "reconciler", ok=True, found=f"not scheduled ({cut(error.message, 100)}); a worker's start does it"
+        )
+    found = f"every five minutes, the last time at {at:%Y-%m-%d %H:%M} UTC" if at else "every five minutes, not yet"
+    return Check("reconciler", ok=True, found=found)
+
+
+async def _runs(client: Client, settings: Settings) -> list[Check]:
+    """A look of our own, as the reconciler has it, that repairs nothing."""
+    import httpx
+
+    from activities.reconcile import Reconciliations
+    from worker import project_of
+
+    try:
+        async with httpx.AsyncClient() as http:
+            stores = project_of(settings, http).stores
+        report = await Reconciliations(client, stores, settings.task_queue).look()
+    except ProjectError as error:
+        return [Check("runs", ok=False, found=f"not looked at: {error}")]
+    except RPCError as error:
+        return [Check("runs", ok=False, found=f"cannot be looked at: {cut(error.message, 200)}")]
+    return [_told(problem, report) for problem in Problem]
+
+
+def _told(problem: Problem, report: ReconcileReport) -> Check:
+    findings = [finding for finding in report.findings if finding.problem is problem]
+    count = report.found.get(problem, 0)
+    lines = "; ".join(f"{each.run_id}: {each.found} → {each.advice}" for each in findings[:MOST_TOLD])
+    found = f"{count}: {lines}{' …' if count > MOST_TOLD else ''}" if count else "none"
+    if problem in (Problem.claim, Problem.overdue) and report.unasked:
+        found += f" ({report.unasked} runs did not answer, or were too many to ask)"
+    if problem in (Problem.claim, Problem.left_store) and report.after:
+        found += f" (in the first {report.stores} stores; the reconciler looks into the others)"
+    return Check(HEADINGS[problem], ok=all(_is_seen_to(each) for each in findings), found=found)
+
+
+def _is_seen_to(finding: Finding) -> bool:
+    """The reconciler repairs it."""
+    return finding.repair is not None

@@ -29,6 +29,7 @@ from activities.inherit import Inheritances
 from activities.model import MessagesModel
 from activities.project import Price, Project
 from activities.python_tool import BadTarget, PythonTool
+from activities.reconcile import Reconciliations
 from activities.redaction import Redaction
 from activities.rehearsal import RehearsalTransport
 from activities.run import Runs
@@ -41,6 +42,7 @@ from activities.transcript import Transcripts
 from activities.turn import Model, Turns
 from contracts.agent import ToolSchema
 from contracts.tool import ToolKind, ToolRoute
+from reconcile import reconciling
 from runs import NotReachable, connect, leave, register_search_attributes
 from seal import affix
 from settings import (
@@ -56,13 +58,14 @@ from settings import (
 from telemetry import log_to_stderr, quiet_core
 from workflows.agent_run import AgentRun
 from workflows.confidential import Confidential
+from workflows.reconcile import Reconcile
 from workflows.unknown import Unknown
 
 GRACE = timedelta(seconds=30)  # SIGTERM is no cancel: what runs is finished within this
 RECOVERY = timedelta(seconds=1)  # a killed worker's runs are picked up by another after this
 SHOWN_WITHIN = timedelta(milliseconds=200)  # a partial answer reaches a watcher
 
-WORKFLOWS: tuple[type, ...] = (AgentRun, Unknown)
+WORKFLOWS: tuple[type, ...] = (AgentRun, Reconcile, Unknown)
 
 
 def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
@@ -145,6 +148,7 @@ def build(
     calls = ToolCalls(client, transcripts, project, GRACE)
     runs = Runs(client, transcripts, project)
     inheritances = Inheritances(client, transcripts, project)
+    reconciliations = Reconciliations(client, project.stores, task_queue)
     return Worker(
         client,
         task_queue=task_queue,
@@ -156,6 +160,7 @@ def build(
             runs.open_run,
             runs.close_segment,
             inheritances.inherit,
+            reconciliations.reconcile,
         ],
         workflow_runner=workflow_runner(),
         interceptors=[Redaction(project.secrets), *_told(client)],
@@ -193,7 +198,8 @@ async def working(client: Client, settings: Settings, deployment: Deployment | N
     """A worker for as long as the block runs. Raises ProjectError before anything is started."""
     async with httpx.AsyncClient(trust_env=False) as http:
         project = project_of(settings, http)
-        async with build(client, project, settings.task_queue, model_of(settings), deployment):
+        queue = settings.task_queue
+        async with build(client, project, queue, model_of(settings), deployment), reconciling(client, queue):
             yield
 
 

@@ -11,6 +11,7 @@ trace        `trace.jsonl`: what a run did, a line each
 workspace    a run's folder, and nothing outside it
 secrets      the secrets of the process, and what they look like
 redaction    how they are kept from leaving an activity
+reconcile    `reconcile`: looks at runs, claims, waits and stores, and repairs what is safe
 heartbeat    how an activity says that it is alive
 
 fetch        the tool that fetches pages (guard, addresses: only public ones; webpage: HTML to Markdown)

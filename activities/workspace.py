@@ -18,6 +18,7 @@ from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import unquote_to_bytes
 
 from activities.secrets import NO_SECRETS, Secrets
 
@@ -29,6 +30,7 @@ _MOST_PARTS = 32  # each open folder of a path costs a descriptor while the tree
 _MOST_BYTES = 1000  # of a whole path; what comes after the root must stay below PATH_MAX
 _MOST_NAME_BYTES = 255
 _ENCODED = re.compile(r"%(25)*(2e|2f|5c|00)", re.IGNORECASE)
+_CODED = re.compile(r"(?:[A-Za-z0-9_.-]|%[0-9A-F]{2})+")
 _SUFFIXES = {
     "application/json": ".json",
     "application/pdf": ".pdf",
@@ -206,6 +208,17 @@ def folder_name(run_id: str) -> str:
         return encoded
     # "%-" cannot come from encoding, so no short id has the name of a long one.
     return f"{encoded[:66]}%-{sha256(run_id.encode(errors='surrogatepass')).hexdigest()[:32]}"
+
+
+def run_id_in(name: str) -> str | None:
+    """The id that `folder_name` made this name of; None for a long one, and for a name of somebody else's."""
+    if not _CODED.fullmatch(name):
+        return None
+    try:
+        run_id = unquote_to_bytes(name).decode(errors="surrogatepass")
+    except UnicodeDecodeError:
+        return None
+    return run_id if folder_name(run_id) == name else None
 
 
 def _percent(character: str) -> str:

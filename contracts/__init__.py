@@ -12,5 +12,6 @@ turn        one model call: request and reply
 transcript  parts, cursor, page, segment: the conversation by reference
 journal     the eight sections of the run journal
 run         a run's state, and the view of it that `state` answers
+reconcile   what the reconciler finds, and the mark by which it knows a store again
 failures    the kinds of failure, by whose fault they are
 """

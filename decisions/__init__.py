@@ -11,5 +11,6 @@ question    which answers a question takes
 transcript  the conversation as a hash chain of parts
 endings     how a run's end is told: completion and escalation events, hand-off
 journal     the journal as Markdown
+reconcile   what is wrong with runs, claims and stores, and which of it may be repaired
 narrate     what a person reads: summaries, current details, the state view
 """

@@ -2,6 +2,8 @@
 
 from hashlib import blake2b
 
+RESUMED = ".r"
+
 
 def run_workflow_id(run_id: str) -> str:
     return f"run:{run_id}"
@@ -19,8 +21,18 @@ def run_id_for(dedupe_key: str) -> str:
 
 def resumed_id(run_id: str) -> str:
     """The run that resumes this one: "a", "a.r2", "a.r3". Resuming twice finds the same run."""
-    stem, mark, number = run_id.rpartition(".r")
-    return f"{stem}.r{int(number) + 1}" if mark and number.isdecimal() else f"{run_id}.r2"
+    stem, number = _lineage(run_id)
+    return f"{stem}{RESUMED}{number + 1}"
+
+
+def heirs_prefix(run_id: str) -> str:
+    """What the ids begin with of all runs that resume this one, or what it resumes."""
+    return f"{_lineage(run_id)[0]}{RESUMED}"
+
+
+def _lineage(run_id: str) -> tuple[str, int]:
+    stem, mark, number = run_id.rpartition(RESUMED)
+    return (stem, int(number)) if mark and number.isdecimal() else (run_id, 1)
 
 
 def start_key(request_id: str) -> str:

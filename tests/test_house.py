@@ -25,7 +25,7 @@ ORDER = (
     ("telemetry", "supervisor", "codec"),
     ("settings", "converter"),
     ("devserver", "runs"),
-    ("watch", "seal"),
+    ("watch", "seal", "reconcile"),
     ("worker", "report"),
     ("session", "terminal"),
     ("follow", "doctor"),

@@ -51,3 +51,8 @@ FILES: dict[str, Any] = {
 
 # Only with this the run hears how an activity ended that it asked to stop.
 WAIT_FOR_END = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
+
+# A look of the reconciler. It repeats nothing that harms, so it is tried until it comes through: a second one would
+# not be started beside it.
+MOST_LOOKING = timedelta(minutes=10)
+LOOK_RETRIES = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(minutes=1))

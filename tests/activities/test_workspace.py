@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.workspace import OutsideWorkspace, Workspace, folder_name
+from activities.workspace import OutsideWorkspace, Workspace, folder_name, run_id_in
 
 
 def read_bytes(workspace: Workspace, path: str, limit: int) -> bytes:
@@ -356,3 +356,14 @@ def test_whatever_is_written_stays_below_the_root(path: str) -> None:
         return
     assert Path(os.path.normpath(resolved)).is_relative_to("/nowhere/run")
     assert resolved != workspace.root
+
+
+@given(st.text(st.characters(), min_size=1))
+def test_a_folder_tells_its_run_except_where_the_id_was_too_long(run_id: str) -> None:
+    found = run_id_in(folder_name(run_id))
+    assert found == (None if "%-" in folder_name(run_id) else run_id)
+
+
+@pytest.mark.parametrize("name", ["", "%empty", "%FF", "%2e", ".hidden", "a b", "%41", "x" * 101, "a%"])
+def test_a_folder_that_is_none_of_ours_tells_no_run(name: str) -> None:
+    assert run_id_in(name) is None

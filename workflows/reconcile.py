@@ -1,0 +1,31 @@
+"""`Reconcile`: one look at the runs of a task queue. Its schedule starts one every five minutes."""
+
+from typing import Any
+
+from temporalio import workflow
+
+from activities.reconcile import Reconciliations
+from contracts.reconcile import ReconcileReport, ReconcileRequest
+from decisions import narrate
+from decisions.reconcile import told
+from workflows.policies import HEARTBEAT, LOOK_RETRIES, MOST_LOOKING
+
+
+@workflow.defn
+class Reconcile:
+    """Input: none. Result: a `ReconcileReport`. Goes on among the stores where the round before it stopped."""
+
+    @workflow.run
+    async def run(self, *_: Any) -> ReconcileReport:
+        # Read as a request: all of the last report that counts here, whichever version wrote it.
+        last = workflow.get_last_completion_result(ReconcileRequest)
+        report: ReconcileReport = await workflow.execute_activity_method(
+            Reconciliations.reconcile,
+            last or ReconcileRequest(),
+            start_to_close_timeout=MOST_LOOKING,
+            heartbeat_timeout=HEARTBEAT,
+            retry_policy=LOOK_RETRIES,
+            summary="look at runs, claims, waits and stores",
+        )
+        workflow.set_current_details(narrate.markdown(told(report)))
+        return report
