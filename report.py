@@ -12,9 +12,9 @@ from activities.toolkit import Tool
 from contracts.agent import Agent
 from contracts.run import RunStatus, RunView
 from decisions.narrate import cut
+from decisions.reconcile import MEND
 from runs import Ended, Found
 
-MEND = "roll the workers back, or mend their code, and it goes on by itself"
 COLOURS = {
     RunStatus.completed: "green",
     RunStatus.escalated: "yellow",

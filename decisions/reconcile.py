@@ -23,6 +23,7 @@ UNATTENDED_AFTER = timedelta(minutes=10)  # a worker that is being replaced is b
 GONE_FOR = timedelta(hours=1)  # between the first look that misses a run and the one that clears its store
 MOST_NAMED = 20  # findings of one problem
 
+MEND = "roll the workers back, or mend their code, and it goes on by itself"
 _CUT_SHORT = frozenset({Standing.failed, Standing.cancelled, Standing.terminated, Standing.timed_out})
 _VIOLATIONS = frozenset({Escalation.step_never_issued, Escalation.wrong_tool})
 _CLAIM = re.compile(r"step-(\d+)(?:-(\d+))?\.claim")
@@ -34,7 +35,7 @@ def wedged(run_id: str, reported: Sequence[str]) -> Finding:
         problem=Problem.wedged,
         run_id=run_id,
         found=f"its workflow tasks fail{why}",
-        advice="roll the workers back to the code it ran on; it then goes on by itself",
+        advice=MEND,
     )
 
 

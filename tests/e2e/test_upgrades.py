@@ -27,8 +27,8 @@ async def test_a_wedged_run_is_shown_as_wedged_and_finishes_after_the_roll_back(
 ) -> None:
     """Incompatible code is deployed under a run that waits for a person, and rolled back (R12)."""
 
-    def perdure(*args: str) -> Any:
-        return asyncio.to_thread(served.project.perdure, *args, TEMPORAL_ADDRESS=served.address)
+    def perdure(*args: str, **env: str) -> Any:
+        return asyncio.to_thread(served.project.perdure, *args, TEMPORAL_ADDRESS=served.address, **env)
 
     async with worlds(served.client, tmp_path)([ASK, FINISH], works=False) as it:
         run_id = it.queue
@@ -49,15 +49,17 @@ async def test_a_wedged_run_is_shown_as_wedged_and_finishes_after_the_roll_back(
             assert shown.code == 0
             assert "a wedged run does not answer" in shown.out
             assert "NonDeterministicError: roll the workers back" in shown.out
-            checked = await perdure("doctor")
+            checked = await perdure("doctor", PERDURE_TASK_QUEUE=it.queue)
             assert checked.code == 1
-            told = next(line for line in checked.out.splitlines() if " runs " in line)
-            assert f"1 wedged: {run_id} (NonDeterministicError): roll the workers back" in told
+            told = next(line for line in checked.out.splitlines() if " wedged runs " in line)
+            assert f"1: {run_id}: its workflow tasks fail" in told
+            assert "NonDeterministicError" in told
+            assert "roll the workers back" in told
             await run.signal("human_input", {"text": "b"})  # what is sent meanwhile counts
         async with it.worker():
             assert (await asyncio.wait_for(run.result(), 60))["payload"]["outcome"] == "done"
         assert not await is_wedged(served.client, run_id)
-        assert "none is wedged" in (await perdure("doctor")).out
+        assert "wedged runs        none" in (await perdure("doctor", PERDURE_TASK_QUEUE=it.queue)).out
 
 
 async def is_wedged(client: Any, run_id: str) -> bool:
