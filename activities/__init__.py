@@ -3,8 +3,13 @@
 turn         `plan` and `reflect`: one model call each
 model        the Messages API behind them, and the translation of its failures
 tool         `call_tool`
+ledger       claims and results of `once` calls
+attempts     whether the attempt before this one was lost with its worker
 toolkit      what every tool looks like to it
 run          `open_run` and `close_segment`: a run's files and its store
+definition   the snapshot of its agent, and how another one differs from it
+inherit      `inherit`: what a resumed or forked run begins with
+store        a run's store on a disk (remote_store: on an object store)
 project      what a worker offers: agents, tools, model settings
 transcript   the worker's cache of conversations, and how it gets what it misses
 trace        `trace.jsonl`: what a run did, a line each

@@ -6,6 +6,7 @@ builtins    the tools that are decisions themselves, and their schemas
 calls       a reply of the model -> the calls it asks for, in batches
 framing     frame and plan, read from the first turn
 loop        the run's state machine: what to do next, and what each answer makes of the state
+resume      how a run goes on from another one
 correlate   what a `tool_result` means to this run (A5)
 question    which answers a question takes
 transcript  the conversation as a hash chain of parts

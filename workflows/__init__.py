@@ -1,10 +1,14 @@
 """When: the durable order of things. Workflows ask `decisions` for the step, do it, and record it.
 
 agent_run     `AgentRun`: plan, act, reflect, until there is an ending
+live_run      a run while a worker has it in memory
+acting        carrying out the calls of a turn
+fate          what became of an activity that failed
 halt          how a run is stopped from outside without cutting an effect in half
 handlers      how signals, updates and queries read their one argument
 reconcile     `Reconcile`: a look at all runs of the task queue, every five minutes
 policies      timeouts and retries, each with its why
 attributes    the search attributes
+events        the structured events of a run
 confidential  what encryption asks of a run
 """
