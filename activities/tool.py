@@ -1,9 +1,8 @@
 """The activity `call_tool`: one call of one tool, and what becomes of a large result."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from datetime import timedelta
-from functools import partial
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
@@ -13,6 +12,7 @@ from pydantic_core import from_json, to_json
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
 
 from activities.attempts import WORKER_SHUTDOWN, was_lost
 from activities.heartbeat import beating
@@ -22,10 +22,10 @@ from activities.redaction import redacted
 from activities.store import Store
 from activities.toolkit import CallContext, TransientFailure
 from activities.trace import event, record
-from activities.transcript import Transcripts, Wanted
+from activities.transcript import TranscriptMismatch, Transcripts, Wanted
 from activities.workspace import Workspace
 from contracts.failures import Stop, ToolFault
-from contracts.tool import RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, ToolRoute, failed
+from contracts.tool import RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, failed
 from decisions.ids import request_key, result_key, run_id_of
 from decisions.narrate import call_line
 from decisions.transcript import result_part
@@ -73,21 +73,13 @@ class ToolCalls:
 
     async def _run(self, call: ToolCall, workspace: Workspace, store: Store) -> ToolOutcome:
         tool = self._project.tools.get(call.tool)
-        if tool is None:
-            return failed(ToolFault.unknown_tool, f"this worker's project has no tool {call.tool!r}")
+        timeout = tool.route.timeout if tool else timedelta()
+        if call.effect is Effect.once:
+            return await self._once(call, timeout, await self._begun(call, workspace, store))
         arguments = await self._arguments(call, store)
-        if wrong := best_match(self._validators[call.tool].iter_errors(arguments)):
-            where = "/".join(str(p) for p in wrong.absolute_path) or "arguments"
-            return failed(ToolFault.invalid_arguments, f"{where}: {wrong.message[:500]}")
-        made = partial(tool.run, arguments, _context(call, workspace))
+        made = self._made(call, arguments, workspace)
         try:
-            match call.effect:
-                case Effect.read:
-                    return self._clean(await made())
-                case Effect.keyed:
-                    return self._clean(await whole(made(), tool.route.timeout, self._drain))
-                case Effect.once:
-                    return await self._once(call, tool.route, made)
+            outcome = await (made if call.effect is Effect.read else whole(made, timeout, self._drain))
         except TransientFailure as passing:
             asked = min(max(passing.retry_after, 0.0), MOST_WAIT) if passing.retry_after is not None else None
             attempt = activity.info().attempt
@@ -99,27 +91,44 @@ class ToolCalls:
                 type=passing.kind,
                 next_retry_delay=None if asked is None else timedelta(seconds=asked),
             ) from None
+        return self._clean(outcome)
 
-    async def _once(
-        self, call: ToolCall, route: ToolRoute, made: Callable[[], Coroutine[Any, Any, ToolOutcome]]
-    ) -> ToolOutcome:
-        """Claim, effect, record. What was claimed before is looked up instead of made."""
+    async def _made(self, call: ToolCall, arguments: dict[str, Any], workspace: Workspace) -> ToolOutcome:
+        """The call itself, or why it cannot be made. Raises TransientFailure."""
+        tool = self._project.tools.get(call.tool)
+        if tool is None:
+            return failed(ToolFault.unknown_tool, f"this worker's project has no tool {call.tool!r}")
+        if wrong := best_match(self._validators[call.tool].iter_errors(arguments)):
+            where = "/".join(str(p) for p in wrong.absolute_path) or "arguments"
+            return failed(ToolFault.invalid_arguments, f"{where}: {wrong.message[:500]}")
+        return await tool.run(arguments, _context(call, workspace))
+
+    async def _begun(self, call: ToolCall, workspace: Workspace, store: Store) -> Coroutine[Any, Any, ToolOutcome]:
+        """The effect, ready to be awaited. What is needed for it is there before anything is claimed."""
+        try:
+            arguments = await self._arguments(call, store)
+        except (RPCError, OSError, TranscriptMismatch) as error:
+            raise _not_begun(f"the arguments cannot be had: {error}") from None
+        return self._made(call, arguments, workspace)
+
+    async def _once(self, call: ToolCall, timeout: timedelta, effect: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
+        """Claim, effect, record. What was claimed before is looked up, not made, whatever is wrong with it now."""
         key = _key(call)
         page = Entry(self._project.stores.of(call.owner or _run_id()), key, call.step, call.attempt)
         try:
-            claimed = await asyncio.to_thread(page.claim, call.tool, route.timeout)
+            claimed = await asyncio.to_thread(page.claim, call.tool, timeout + GRACE)
             if isinstance(claimed, Doubtful):
                 claimed = await page.settled(claimed, self._at_work)
+            if isinstance(claimed, Recorded):
+                return claimed.outcome
+            if isinstance(claimed, Doubtful) or claimed.has_lapsed:
+                raise ApplicationError(f"{call.tool} may have happened", type=Stop.in_doubt, non_retryable=True)
+            self._at_work.add(key)
+            outcome = self._clean(await _final(whole(effect, timeout, self._drain)))
         except LedgerUnavailable as unavailable:
-            raise ApplicationError(str(unavailable), type=Stop.ledger_unavailable, non_retryable=True) from None
-        if isinstance(claimed, Recorded):
-            return claimed.outcome
-        if isinstance(claimed, Doubtful) or claimed.has_lapsed:
-            raise ApplicationError(f"{call.tool} may have happened", type=Stop.in_doubt, non_retryable=True)
-        self._at_work.add(key)
-        try:
-            outcome = self._clean(await _final(whole(made(), route.timeout, self._drain)))
+            raise _not_begun(str(unavailable)) from None
         finally:
+            effect.close()  # nothing, where it was awaited
             self._at_work.discard(key)
         if is_large(outcome):
             outcome = await asyncio.to_thread(fitted, outcome, call, self._project.workspace(_run_id()))
@@ -195,11 +204,22 @@ async def whole(effect: Coroutine[Any, Any, T], timeout: timedelta, drain: timed
 
 
 async def _final(effect: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
-    """A failure that may pass is final for what must not be repeated."""
+    """Any failure is final for what must not be repeated. Only a worker that must go leaves it open."""
     try:
         return await effect
     except TransientFailure as passing:
-        return failed(passing.kind, f"{passing.message[:ERROR_BYTES]} (it may have happened)", retryable=True)
+        kind, message = passing.kind, passing.message
+    except ApplicationError as error:
+        if error.type == WORKER_SHUTDOWN:
+            raise
+        kind, message = error.type or ToolFault.tool_error, error.message
+    except Exception as error:  # noqa: BLE001 - whatever a tool raises, the call was made
+        kind, message = ToolFault.tool_error, f"{type(error).__name__}: {error}"
+    return failed(kind, f"{message[:ERROR_BYTES]} (it may have happened)", retryable=True)
+
+
+def _not_begun(why: str) -> ApplicationError:
+    return ApplicationError(why[:ERROR_BYTES], type=Stop.not_begun, non_retryable=True)
 
 
 def _run_id() -> str:

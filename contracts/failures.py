@@ -21,7 +21,7 @@ class Stop(StrEnum):
     """Why an activity did not do its work, and asks the run to decide. No failure of anybody."""
 
     in_doubt = "InDoubt"  # the ledger holds a claim without a result
-    ledger_unavailable = "LedgerUnavailable"  # without a claim no effect is made
+    not_begun = "NotBegun"  # the ledger takes no claim, or the arguments cannot be had: later, perhaps
     definition_changed = "DefinitionChanged"
 
 

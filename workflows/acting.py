@@ -26,7 +26,7 @@ from workflows.live_run import LiveRun
 from workflows.policies import HEARTBEAT, MOST_LOST, TOOL_RETRIES, WAIT_FOR_END
 
 INLINE_ARGUMENTS = 8 * 1024  # bytes; larger ones are named by the cursor, since history holds them already
-UNBEGUN = (Fate.cancelled, Fate.unavailable)  # of a `once` call, whose activity has one attempt
+UNBEGUN = (Fate.cancelled, Fate.not_begun)  # of a `once` call, whose activity has one attempt
 FIRST_WAIT, MOST_WAIT = 1.0, 60.0  # seconds between tries to write to a ledger that takes no claim
 
 
@@ -107,7 +107,7 @@ async def _made(run: LiveRun, call: Call, generation: int) -> ToolOutcome | None
                 run.landed(call)
             if end is Fate.cancelled:
                 raise asyncio.CancelledError from None
-            if end is Fate.unavailable:
+            if end is Fate.not_begun:
                 why = f"{call.tool} · step {call.step}: {narrate.cut(str(error.cause), 80)}"
                 await run.halt.stoppable(workflow.sleep(wait, summary=why))
                 wait = min(2 * wait, MOST_WAIT)

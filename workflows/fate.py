@@ -23,10 +23,10 @@ class Fate(StrEnum):
     late = "late"  # it was given all its time, and did not end
     lost = "lost"  # its worker died or was shut down
     in_doubt = "in_doubt"  # the ledger knows that it was begun, and nobody knows how it ended
-    unavailable = "unavailable"  # the ledger takes no claim, so it was not begun
+    not_begun = "not_begun"  # the ledger takes no claim, for now
 
 
-_STOPS: dict[str, Fate] = {Stop.in_doubt: Fate.in_doubt, Stop.ledger_unavailable: Fate.unavailable}
+_STOPS: dict[str, Fate] = {Stop.in_doubt: Fate.in_doubt, Stop.not_begun: Fate.not_begun}
 
 
 def fate(error: ActivityError) -> Fate:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import logging
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from activities.attempts import WORKER_SHUTDOWN
 from activities.ledger import Entry
 from activities.store import LocalStore
+from activities.transcript import TranscriptMismatch, Transcripts
+from contracts.agent import Agent
 from contracts.tool import Effect, ToolKind
 from testkit.model_server import calls
 from testkit.tools import ScriptedTool
@@ -322,3 +325,62 @@ async def test_a_read_touches_no_ledger(world: Any, tmp_path: Path) -> None:
     async with world([CHARGE, FINISH], charge(Effect.read)) as it:
         await (await it.start(run_id="reads")).result()
     assert not (tmp_path / "reads" / ".store" / "ledger").exists()
+
+
+async def test_a_call_that_was_claimed_is_in_doubt_also_where_its_tool_is_gone(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
+    started = asyncio.Event()
+
+    async def hang(arguments: Any, context: Any) -> str:
+        started.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async with world([CHARGE, FINISH], ScriptedTool("charge", hang, effect=Effect.once), works=False) as it:
+        async with it.worker():
+            run = await it.start()
+            await started.wait()
+        it.project = replace(it.project, tools={}, agents={"default": Agent(name="default", tools=())})
+        async with it.worker():
+            state = await it.until_state(run, question=True)
+            assert state["question"]["kind"] == "resume_unsafe"
+            await run.execute_update("answer", {"decision": "give_up"})
+            await it.until_state(run, question=True)
+            await run.execute_update("answer", {"decision": "keep_old"})
+            await run.result()
+
+
+async def test_whatever_an_effect_raises_is_recorded_as_what_may_have_happened(world: Any, tmp_path: Path) -> None:
+    def breaks(arguments: Any, context: Any) -> str:
+        raise KeyError("eur")
+
+    tool = ScriptedTool("charge", breaks, effect=Effect.once)
+    async with world([CHARGE, FINISH], tool) as it:
+        run = await it.start(run_id="broken")
+        await run.result()
+        assert (await it.results(run))[0][1] == "tool_error: KeyError: 'eur' (it may have happened)"
+    assert "it may have happened" in (tmp_path / "broken/.store/ledger/step-00001.result").read_text()
+    assert len(tool.calls) == 1
+
+
+async def test_arguments_that_cannot_be_had_leave_an_effect_unbegun(
+    world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("workflows.acting.FIRST_WAIT", 0.1)
+    at, failures = Transcripts.at, [1, 2]
+
+    async def failing(transcripts: Transcripts, wanted: Any) -> Any:
+        if wanted.length > 1 and failures:
+            failures.pop()
+            raise TranscriptMismatch("the run has moved on")
+        return await at(transcripts, wanted)
+
+    tool = charge()
+    async with world([calls(("charge", {"note": "x" * 20_000})), FINISH], tool) as it:
+        monkeypatch.setattr(Transcripts, "at", failing)
+        run = await it.start()
+        await run.result()
+        assert (await it.results(run))[0][1] == "receipt 7"
+    assert (len(tool.calls), failures) == (1, [])
