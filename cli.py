@@ -21,7 +21,7 @@ from rich.markup import escape
 from temporalio.service import RPCError
 
 from activities.secrets import secrets_of
-from activities.workspace import folder_name
+from activities.workspace import Workspace, folder_name
 from codec import UnknownKey
 from contracts.events import StartEvent
 from contracts.run import RunStatus
@@ -31,14 +31,18 @@ from decisions.narrate import cut
 from devserver import ServerDidNotStart
 from follow import DETACHED, follow, follow_json, happening_json, stopping
 from report import print_run, run_row, run_table, tool_row, tool_table
-from runs import NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, leave, listing, start, state
+from runs import NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, leave, listing, run_id_of, start, state
 from runs import fork as fork_run
 from runs import resume as resume_run
-from session import Needs, session
+from session import Needs, Session, session
 from settings import ProjectError, load
 from telemetry import quiet_core
 from terminal import Screen
 from watch import Watch
+
+MOST_GOAL = 100_000  # characters in the conversation; more goes into a file
+GOAL_SHOWN = 2000
+GOAL_FILE = "artifacts/goal.md"
 
 console = Console(highlight=False)
 
@@ -82,7 +86,8 @@ def run(
 
     GOAL says what to do, in words; "-" reads it from standard input.
     """
-    event = _start_event(goal, agent, context, max_steps, dedupe_key)
+    whole = sys.stdin.read() if goal == "-" else goal
+    event = _start_event(whole[:MOST_GOAL], agent, context, max_steps, dedupe_key)
 
     async def main() -> int:
         settings = load()
@@ -93,7 +98,11 @@ def run(
             said = "No model is configured, so the rehearsal model answers, by rule. For a real one set"
             console.print(f"[yellow]{said} ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL.[/]", soft_wrap=True)
         async with session(settings, Needs.nothing if detach else Needs.work) as here:
-            handle = await start(here.client, settings.task_queue, event, run_id)
+            begun, named = event, run_id
+            if len(whole) > MOST_GOAL:
+                named = run_id or run_id_of(event)
+                begun = _with_file(event, whole, Workspace(settings.workspaces / folder_name(named)), here)
+            handle = await start(here.client, settings.task_queue, begun, named)
             started = handle.id.removeprefix("run:")
             if detach:
                 click.echo(json.dumps({"run_id": started}) if as_json else started)
@@ -354,13 +363,26 @@ def _start_event(
     if max_steps is not None:
         told["max_steps"] = max_steps
     start_key = ids.start_key(dedupe_key) if dedupe_key else None
-    payload = {"goal": sys.stdin.read() if goal == "-" else goal, "context": told, "agent": agent}
+    payload = {"goal": goal, "context": told, "agent": agent}
     try:
         return StartEvent.model_validate({"type": "agentic.start", "payload": payload, "dedupe_key": start_key})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"] if part != "payload")
         raise click.UsageError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _with_file(event: StartEvent, goal: str, workspace: Workspace, here: Session) -> StartEvent:
+    """A goal that no conversation could hold goes into a file of the run; its beginning says where it goes on."""
+    if here.ui is None:
+        raise Refused(
+            f"the goal has {len(goal):,} characters, and {MOST_GOAL:,} is the most: put the rest where a tool of the "
+            "agent can read it"
+        )
+    workspace.create()
+    workspace.write(GOAL_FILE, goal.encode(errors="replace"))
+    told = f"{goal[:GOAL_SHOWN]}\n\n… The whole goal, {len(goal):,} characters, is in {GOAL_FILE}: read it."
+    return event.model_copy(update={"payload": event.payload.model_copy(update={"goal": told})})
 
 
 def _go(command: Callable[[], Coroutine[Any, Any, int]]) -> NoReturn:

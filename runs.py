@@ -135,6 +135,11 @@ def new_run_id() -> str:
     return f"{datetime.now(UTC):%y%m%d}-{secrets.token_hex(4)}"
 
 
+def run_id_of(event: StartEvent) -> str:
+    """Two starts with one dedupe key are one run (A10); without a key each is a new one."""
+    return ids.run_id_for(event.dedupe_key) if event.dedupe_key else new_run_id()
+
+
 async def start(
     client: Client, task_queue: str, event: StartEvent, run_id: str | None = None
 ) -> WorkflowHandle[Any, Any]:
@@ -142,9 +147,7 @@ async def start(
 
     Raises Refused.
     """
-    if run_id is None:
-        run_id = ids.run_id_for(event.dedupe_key) if event.dedupe_key else new_run_id()
-    return await _start(client, task_queue, event, run_id, event.payload.goal)
+    return await _start(client, task_queue, event, run_id_of(event) if run_id is None else run_id, event.payload.goal)
 
 
 async def resume(client: Client, task_queue: str, run_id: str) -> WorkflowHandle[Any, Any]:

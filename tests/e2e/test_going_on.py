@@ -71,3 +71,18 @@ def test_a_failed_run_is_resumed_and_a_finished_one_forked(project: Any) -> None
     assert (project.folder / "notes.txt").read_text() == "one\ntwo\ntwo, differently\n"
     texts = [block["text"] for message in last for block in message["content"] if block["type"] == "text"]
     assert any("the second one differently" in text and "note (step 2)" in text for text in texts)
+
+
+def test_a_goal_that_no_conversation_holds_goes_into_a_file_of_the_run(make_project: Any, critique: str) -> None:
+    project = make_project()
+    goal = f"{critique}\n{'more and more of it ' * 160_000}"
+    done = project.perdure("run", "-", "--id", "long", "--json", typed=goal)
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["status"] == "completed"
+    assert (project.home / "runs/long/artifacts/goal.md").read_text() == goal
+    shown = json.loads(project.perdure("show", "long", "--json").out)
+    assert shown["goal"].startswith(critique)
+    assert shown["goal"].endswith("is in artifacts/goal.md: read it.")
+    elsewhere = project.perdure("run", "-", typed=goal, TEMPORAL_ADDRESS="127.0.0.1:1")
+    assert elsewhere.code == 1
+    assert elsewhere.err.count("\n") == 1
