@@ -1,15 +1,20 @@
 """Logs: one JSON object a line, with the run they belong to."""
 
+import asyncio
 import json
 import logging
 import sys
 from datetime import UTC, datetime
 
+from temporalio.exceptions import ApplicationError
 from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
+
+# An activity that fails with a kind that was named, or is cancelled, is no bug: where it happened says nothing.
+EXPECTED = (ApplicationError, asyncio.CancelledError)
 
 
 class JsonLines(logging.Formatter):
-    """`{"at", "level", "logger", "message", "run"?}`; an event adds its figures, a traceback goes into `error`."""
+    """`{"at", "level", "logger", "message", "run"?}`; an event adds its figures, `error` has the traceback of a bug."""
 
     def format(self, record: logging.LogRecord) -> str:
         context = getattr(record, "temporal_workflow", None) or getattr(record, "temporal_activity", None) or {}
@@ -22,8 +27,9 @@ class JsonLines(logging.Formatter):
         if run := context.get("workflow_id"):
             line["run"] = run
         line |= getattr(record, "event", None) or {}
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            line["error"] = str(error) if isinstance(error, EXPECTED) else self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
 
 
