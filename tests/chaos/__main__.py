@@ -5,6 +5,7 @@ import asyncio
 import os
 import secrets
 import tempfile
+import traceback
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -42,7 +43,11 @@ async def play(chosen: Sequence[Scenario], seed: int, minutes: float, *, short: 
             sizes = dict((scenario.short if short else None) or scenario.full)
             if "minutes" in sizes:
                 sizes["minutes"] = minutes
-            row = await scenario.run(Stage(home / scenario.name, seed, plain, early), sizes)
+            try:
+                row = await scenario.run(Stage(home / scenario.name, seed, plain, early), sizes)
+            except Exception as error:  # noqa: BLE001 - the others are worth playing all the same
+                told = "".join(traceback.format_exception(error))
+                row = Row(f"{scenario.name} {scenario.title}", seed, violations=[told])
             print(_line(_cells(row)), flush=True)
             rows.append(row)
     return rows

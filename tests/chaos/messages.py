@@ -15,6 +15,8 @@ from tests.chaos.auditor import audit
 from tests.chaos.stage import Row, Stage, row
 from tests.chaos.task import Task, Use
 
+AT_A_TIME = 16  # runs; each is asked again and again what it waits for
+
 
 async def say(it: Arena, run: str, step: int) -> None:
     """Sends a step's result, until the server has it. A run that has ended needs none."""
@@ -52,9 +54,14 @@ async def signals(stage: Stage, *, runs: int, kills: int) -> Row:
     """R7: eight results a run, each sent three times and shuffled, while workers die and runs rotate."""
     turn: tuple[Use, ...] = (("hear", {}),) * 4
     async with stage.arena(stage.short_history) as it, it.person():
-        crew = it.crew("r7", 2)
+        crew, at_once = it.crew("r7", 2), asyncio.Semaphore(AT_A_TIME)
 
         async def told(run: str) -> None:
+            async with at_once:
+                await it.start(Task(run, (turn, turn), pause=0.1), "r7")
+                await shuffled(run)
+
+        async def shuffled(run: str) -> None:
             first, second = [1, 2, 3, 4], [5, 6, 7, 8]
             await until_issued(it, run, first)
             early, late = first * 2, first + second * 3  # the third of each comes when its turn is over
@@ -68,9 +75,7 @@ async def signals(stage: Stage, *, runs: int, kills: int) -> Row:
 
         async with asyncio.TaskGroup() as senders:
             for number in range(runs):
-                task = Task(f"r7-{number}", (turn, turn), pause=0.1)
-                await it.start(task, "r7")
-                senders.create_task(told(task.run))
+                senders.create_task(told(f"r7-{number}"))
             for _ in range(kills):
                 await asyncio.sleep(it.random.uniform(1, 2))
                 await crew.fault("kill", it.random)

@@ -87,11 +87,14 @@ async def _fork(it: Arena, queue: str) -> None:
 async def zombies(stage: Stage, *, runs: int) -> Row:
     """R5: a worker stands still for longer than its heartbeat, another takes over, and then it comes back."""
     places = (Point.after_claim, Point.after_effect, Point.after_record, None)
-    async with stage.arena() as it, it.person():
+    tools = ToolServer(stage.seed, takes=0.5)  # long enough to be frozen in
+    async with stage.arena(tools=tools) as it, it.person():
 
         async def frozen(number: int) -> None:
             queue, place = f"r5-{number}", places[number % len(places)]
-            task = mixed(queue, it.random, 4, pause=0.2, tools=("charge", "charge", "reserve"))
+            random = Random(f"{stage.seed} {queue}")
+            others = mixed(queue, random, 3, tools=("charge", "charge", "reserve")).turns
+            task = Task(queue, ((("charge", {}),), *others), pause=0.2)
             crew = it.crew(queue, 1, Trap(place, signal.SIGSTOP) if place else None)
             pid = pid_of(crew.workers[0])
             await it.start(task, queue)
