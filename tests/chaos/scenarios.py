@@ -43,7 +43,7 @@ SCENARIOS = (
         {"freezes": 1, "frozen": 3, "stopped": 0, "runs": 2},
         {"freezes": 5, "frozen": 15, "stopped": 60, "runs": 4},
     ),
-    Scenario("R5", "worker_faults.zombies", worker_faults.zombies, {"runs": 4}, {"runs": 20}),
+    Scenario("R5", "zombies", worker_faults.zombies, {"runs": 4}, {"runs": 20}),
     Scenario("R6", "rolling restart", worker_faults.rolling_restart, {"restarts": 3}, {"restarts": 20}),
     Scenario("R7", "signals three times", messages.signals, {"runs": 8, "kills": 1}, {"runs": 125, "kills": 10}),
     Scenario("R8", "messages to closed runs", messages.closed_runs, {}, {}),
