@@ -2,7 +2,7 @@
 
 import asyncio
 import subprocess
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +17,13 @@ from tests.chaos.task import mixed
 async def full_disk(stage: Stage, *, seconds: float, runs: int, mounted: bool) -> Row:
     """R20: without a record there is no effect; runs wait, say so, and go on when there is room again."""
     note = "patched store"
-    async with stage.arena(full_disk=True) as it, it.person():
+    async with stage.arena(full_disk=True) as it, it.person(), AsyncExitStack() as held:
         flag = it.project.full_disk
         if flag is None:
             raise AssertionError("the arena was asked for a disk that can be full")
         full, room = flag.touch, flag.unlink
-        if mounted and (disk := _small_disk(it.workspaces)):
+        if mounted and _small_disk(it.workspaces):
+            held.push_async_callback(asyncio.to_thread, _unmount, it.workspaces)
             full, room, note = partial(_fill, it.workspaces), (it.workspaces / "filling").unlink, "tmpfs of 2 MB"
         it.crew("r20", 2)
         for number in range(runs):
@@ -43,8 +44,6 @@ async def full_disk(stage: Stage, *, seconds: float, runs: int, mounted: bool) -
             found.wrong(f"{after - before} effects while nothing could be recorded")
         if not waiting:
             found.wrong("no run told that it waits for the ledger")
-        if mounted and disk:
-            await asyncio.to_thread(_unmount, it.workspaces)
         return row(it, found, f"{note}; {waiting} runs waited")
 
 
