@@ -79,7 +79,7 @@ async def audit(
             _judge(found, it, run, told, status)
             if run not in (late or ()):
                 snapshot, parts = await unfailing(lambda: _conversation(it, run))
-                _judge_parts(found, it, run, parts)
+                _judge_parts(found, it, run, parts, cancelled=told.ends == ["canceled"])
                 _judge_tokens(found, run, snapshot, parts)
 
     await asyncio.gather(*(of(run) for run in it.handles))
@@ -171,13 +171,17 @@ def _judge_tokens(found: Audit, run: str, snapshot: Snapshot, parts: list[Part])
         found.wrong(f"{run}: {snapshot.state.usage.output} tokens of output were counted, and {replies} received")
 
 
-def _judge_parts(found: Audit, it: Arena, run: str, parts: list[Part]) -> None:
+def _judge_parts(found: Audit, it: Arena, run: str, parts: list[Part], *, cancelled: bool) -> None:
+    """A run that is cancelled while a call is in doubt may say so; one that goes on must know."""
     asked = [b["id"] for p in parts if p.kind is PartKind.reply for b in p.content if b["type"] == "tool_use"]
     answered = [b["tool_use_id"] for p in parts if p.kind is PartKind.result for b in p.content]
     if Counter(asked) != Counter(answered) or len(set(asked)) != len(asked):
         found.wrong(f"{run}: {len(asked)} tool uses and {len(answered)} results do not fit together")
     shown = {p.about["step"]: str(p.content[0]["content"]) for p in parts if p.about.get("step") is not None}
     for step in range(1, max(shown, default=0) + 1):
+        if cancelled and shown.get(step, "").startswith("in_doubt:"):
+            del shown[step]
+            continue
         for deed in it.tools.of(run, step):
             if deed.receipt not in shown.get(step, ""):
                 found.lost += 1
