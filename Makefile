@@ -2,8 +2,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+MINUTES ?= 5
 
-.PHONY: demo test check histories bench clean
+.PHONY: demo test check histories bench chaos clean
 
 demo: .venv/ready  ## the worked example, from goal to artifact
 	@$(BIN)/python examples/critique/demo.py
@@ -22,6 +23,9 @@ histories: .venv/ready  ## records this version's histories, which every later v
 
 bench: .venv/ready  ## how far from the floor: AgentRun beside a hand-written workflow
 	@$(BIN)/python -m bench
+
+chaos: .venv/ready  ## every fault at full size, about half an hour; SCENARIOS="R1 R5" for some, MINUTES=30 for a longer soak
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(SCENARIOS)
 
 clean:  ## removes the environment; the runs in .perdure stay
 	rm -rf .venv

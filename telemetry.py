@@ -1,17 +1,23 @@
 """Logs: one JSON object a line, with the run they belong to."""
 
+import asyncio
 import json
 import logging
 import sys
 from datetime import UTC, datetime
 
+from temporalio import activity, workflow
+from temporalio.exceptions import ApplicationError
 from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 
 from activities.secrets import NO_SECRETS, Secrets
 
+# An activity that fails with a kind that was named, or is cancelled, is no bug: where it happened says nothing.
+EXPECTED = (ApplicationError, asyncio.CancelledError)
+
 
 class JsonLines(logging.Formatter):
-    """`{"at", "level", "logger", "message", "run"?}`; an event adds its figures, a traceback goes into `error`."""
+    """`{"at", "level", "logger", "message", "run"?}`; an event adds its figures, `error` has the traceback of a bug."""
 
     def __init__(self, secrets: Secrets = NO_SECRETS) -> None:
         super().__init__()
@@ -27,9 +33,11 @@ class JsonLines(logging.Formatter):
         }
         if run := context.get("workflow_id"):
             line["run"] = run
-        line |= getattr(record, "event", None) or {}
-        if record.exc_info:
-            line["error"] = self._secrets.redact(self.formatException(record.exc_info))
+        line |= self._secrets.redact_value(getattr(record, "event", None) or {})
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            told = str(error) if isinstance(error, EXPECTED) else self.formatException(record.exc_info)
+            line["error"] = self._secrets.redact(told)
         return json.dumps(line, ensure_ascii=False)
 
 
@@ -40,6 +48,9 @@ def log_to(handler: logging.Handler, secrets: Secrets, level: int = logging.INFO
     root.setLevel(level)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request says nothing new
     logging.getLogger("httpx2").setLevel(logging.WARNING)
+    # The run is a field of each line; the SDK would append all that it knows of it to the message as well.
+    workflow.logger.workflow_info_on_message = False
+    activity.logger.activity_info_on_message = False
 
 
 def quiet_core() -> None:

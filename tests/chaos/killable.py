@@ -1,7 +1,10 @@
 """A worker process that is cheap to start and made to be killed: forked from a process that has loaded it already."""
 
 import asyncio
+import logging
 import multiprocessing
+import os
+import signal
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -12,9 +15,13 @@ from anthropic import AsyncAnthropic
 
 from activities.model import MessagesModel
 from activities.rehearsal import RehearsalTransport
-from runs import connect
+from activities.secrets import NO_SECRETS
+from runs import NotReachable, connect, leave
 from settings import Settings, load
-from worker import build, project_of
+from supervisor import _die_with_parent
+from telemetry import log_to, quiet_core
+from tests.chaos.crash_points import Trap, arm, fill_disk_while
+from worker import build, project_of, working
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload([__name__])
@@ -22,25 +29,59 @@ _forks.set_forkserver_preload([__name__])
 
 @dataclass(frozen=True)
 class Project:
+    """`model` is the address of a Messages API; without one the rehearsal answers. Workers log into `logs`."""
+
     folder: Path
     address: str  # of Temporal
+    model: str | None = None
+    logs: Path | None = None
+    full_disk: Path | None = None  # while this file exists, nothing can be stored
 
     @property
     def settings(self) -> Settings:
-        return load({}, self.folder)
+        return load({"ANTHROPIC_BASE_URL": self.model} if self.model else {}, self.folder)
 
-    def worker(self, task_queue: str) -> BaseProcess:
-        """Starts one. It works until it is killed."""
-        process = _forks.Process(target=_work, args=(self, task_queue), daemon=True)
+    def worker(self, task_queue: str, trap: Trap | None = None) -> BaseProcess:
+        """Starts one. It works until it is killed, or told to stop by SIGTERM."""
+        process = _forks.Process(target=_work, args=(self, task_queue, trap), daemon=True)
         process.start()
         return process
 
 
-def _work(project: Project, task_queue: str) -> None:
-    asyncio.run(_working(project, task_queue))
+def _work(project: Project, task_queue: str, trap: Trap | None) -> None:
+    _die_with_parent()
+    if project.logs is not None:
+        _log_into(project.logs / f"{os.getpid()}.log")
+    if trap is not None:
+        arm(trap)
+    if project.full_disk is not None:
+        fill_disk_while(project.full_disk)
+    try:
+        asyncio.run(_working(project, task_queue) if project.model else _rehearsing(project, task_queue))
+    except NotReachable as error:
+        logging.getLogger(__name__).warning("no worker: %s", error)
+        leave(1)
+    leave(0)
+
+
+def _log_into(path: Path) -> None:
+    """What is printed goes there too: a panic of the core, or a traceback that nobody caught."""
+    stream = path.open("a")
+    os.dup2(stream.fileno(), 2)
+    log_to(logging.StreamHandler(stream), NO_SECRETS)
+    quiet_core()
 
 
 async def _working(project: Project, task_queue: str) -> None:
+    """As `worker.serve`."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    client = await connect(project.address)
+    async with working(client, replace(project.settings, task_queue=task_queue)):
+        await stop.wait()
+
+
+async def _rehearsing(project: Project, task_queue: str) -> None:
     """As `worker.working`, but the rehearsal model does not pause to look alive."""
     settings = replace(project.settings, task_queue=task_queue)
     client = await connect(project.address)

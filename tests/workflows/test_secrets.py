@@ -116,7 +116,9 @@ def test_a_leak_would_be_seen() -> None:
     assert leaks(base64.b64encode(f"ann:{IN_URLS[0]}".encode()))
 
 
-async def test_no_secret_is_left_anywhere(world: Any, tmp_path: Path, python_tool: PythonTool) -> None:
+async def test_no_secret_is_left_anywhere(
+    world: Any, tmp_path: Path, python_tool: PythonTool, caplog: pytest.LogCaptureFixture
+) -> None:
     tries: list[int] = []
 
     def flaky(_: Any, __: Any) -> Any:
@@ -135,6 +137,7 @@ async def test_no_secret_is_left_anywhere(world: Any, tmp_path: Path, python_too
         secrets = secrets_of(ENVIRONMENT, {f"tools.{name}.url": url for name, url in urls.items()})
         handler.setFormatter(JsonLines(secrets))
         logging.getLogger().addHandler(handler)
+        caplog.set_level(logging.INFO)
         script = [
             slow(
                 calls(("echo", {"with": ALL}), ("refuse", {}), ("raises", {}), ("fails", {}), text=f"plan {ALL}"), 2.5
@@ -186,6 +189,7 @@ async def test_no_secret_is_left_anywhere(world: Any, tmp_path: Path, python_too
     assert b"[redacted CANARY_0_API_KEY]" in left["history"]
     assert b"[redacted tools.echo.url]" in left["history"]
     assert "Completing activity as failed" in log.getvalue()
+    assert '"event": "agent.tool.retry"' in log.getvalue()
     assert {where: leaks(data) for where, data in left.items() if leaks(data)} == {}
 
 

@@ -1,0 +1,131 @@
+"""What comes back from tools and models: too much, too often refused, too late."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+
+from starlette.responses import Response
+from temporalio.client import WorkflowFailureError
+
+from activities.messages_sse import Json
+from contracts.signals import CancelRequest
+from runs import cancel
+from testkit.model_server import Answer, Reply, cut, fails
+from tests.chaos.arena import pid_of, until
+from tests.chaos.auditor import Audit, audit, memory_peak
+from tests.chaos.stage import Row, Stage, row
+from tests.chaos.task import Task, Use, mixed, script
+from tests.chaos.tool_server import ToolServer
+
+MEGABYTE = 1_000_000
+MOST_MEMORY = 500 * MEGABYTE
+
+
+async def large_results(stage: Stage) -> Row:
+    """R13: whatever a tool returns, its effect happens once, the run ends, and the worker lives."""
+    sizes = [int(size * MEGABYTE) for size in (1.9, 2.1, 3, 50)]
+    async with stage.arena(tools=ToolServer(stage.seed, takes=0)) as it:
+        crew = it.crew("r13", 1)
+        for size in sizes:
+            await it.start(Task(f"r13-{size}", ((("charge", {"bytes": size}),),)), "r13")
+        await it.start(Task("r13-error", ((("charge", {"bytes": 5 * MEGABYTE, "status": 422}),),)), "r13")
+        many: tuple[Use, ...] = tuple(("look", {"bytes": 300_000, "nr": number}) for number in range(12))
+        await it.start(Task("r13-many", (many,)), "r13")
+        late = await it.all_ended()
+        peak = memory_peak(pid_of(crew.workers[0]))
+        found = await audit(it, late=late)
+        if peak > MOST_MEMORY:
+            found.wrong(f"the worker held {peak / MEGABYTE:.0f} MB")
+        return row(it, found, f"peak memory {peak / MEGABYTE:.0f} MB")
+
+
+class Flaky:
+    """A model that fails at the first request of some turns: a tenth of them for each kind of fault."""
+
+    KINDS: tuple[Callable[[Reply], Answer], ...] = (
+        lambda _: fails(429, retry_after=1),
+        lambda _: fails(529),
+        lambda _: fails(500),
+        cut,
+        lambda reply: cut(reply, error="overloaded_error"),
+    )
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._seen: set[str] = set()
+        self.given = 0
+
+    def __call__(self, request: Json) -> Answer:
+        reply = script(request)
+        key = json.dumps(request["messages"], sort_keys=True)
+        kind = Random(f"{self._seed} {key}").randrange(10)
+        if key in self._seen or kind >= len(self.KINDS):
+            return reply
+        self._seen.add(key)
+        self.given += 1
+        if not isinstance(reply, Reply):
+            raise TypeError(reply)
+        return self.KINDS[kind](reply)
+
+
+async def storm(stage: Stage, *, runs: int) -> Row:
+    """R14: rate limits at the tools and faults of the model, answered with patience and nothing more."""
+
+    def refuses(effect: str, key: str, earlier: int) -> Response | None:
+        if earlier >= Random(f"{stage.seed} {key}").choice((0, 0, 1, 2)):
+            return None
+        return Response("slow down", status_code=429, headers={"retry-after": "1"})
+
+    model = Flaky(stage.seed)
+    tools = ToolServer(stage.seed, refuses=refuses)
+    async with stage.arena(tools=tools, says=model) as it:
+        it.crew("r14", 2)
+        for number in range(runs):
+            await it.start(mixed(f"r14-{number}", it.random, 8), "r14")
+        late = await it.all_ended(within=120)
+        found = await audit(it, late=late)
+        turns = sum(len(task.turns) + 1 for task in it.tasks.values())
+        it.fault(counts=False)
+        it.faults = model.given + sum(tools.refused.values())
+        _must_be_few(found, "model calls", len(it.model.requests), turns + model.given)
+        steps = sum(len(task.tools) for task in it.tasks.values())
+        refused_once = sum(n for place, n in tools.refused.items() if it.tasks[place[0]].tools[place[1]] == "charge")
+        allowed = steps + sum(tools.refused.values()) - refused_once
+        _must_be_few(found, "tool calls", sum(tools.requests.values()), allowed)
+        return row(it, found, f"{len(it.model.requests)} model calls for {turns} turns and {model.given} faults")
+
+
+def _must_be_few(found: Audit, what: str, made: int, allowed: int) -> None:
+    if made > 1.1 * allowed:
+        found.wrong(f"{made} {what}, and {allowed} were called for")
+
+
+async def long_call(stage: Stage, *, seconds: float) -> Row:
+    """R15: a long answer is neither cut off nor waited for in vain."""
+    async with stage.arena() as it:
+        task = {name: Task(f"r15-{name}", (), pause=seconds) for name in ("whole", "killed", "cancelled")}
+        crews = {name: it.crew(f"r15-{name}", 1) for name in task}
+        for name, each in task.items():
+            await it.start(each, f"r15-{name}")
+        await until(lambda: len(it.model.requests) == 3)
+        await asyncio.sleep(2)
+        began = time.monotonic()
+        await crews["killed"].fault("kill", it.random)
+        await cancel(it.client, "r15-cancelled", CancelRequest(reason="enough"))
+        with suppress(WorkflowFailureError):
+            await it.handles["r15-cancelled"].result()
+        cancelled = time.monotonic() - began
+        await until(lambda: len(it.model.requests) == 4)
+        seen = time.monotonic() - began
+        late = await it.all_ended(within=2 * seconds + 60)
+        found = await audit(it, late=late, status=None)
+        if seen > 15:
+            found.wrong(f"the death of a worker was seen after {seen:.1f} s")
+        if cancelled > 12:
+            found.wrong(f"a cancel took {cancelled:.1f} s")
+        if len(it.model.requests) != 4:
+            found.wrong(f"{len(it.model.requests)} model calls, and 4 were called for")
+        return row(it, found, f"death seen {seen:.1f} s, cancelled {cancelled:.1f} s")

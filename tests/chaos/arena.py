@@ -1,0 +1,307 @@
+"""Where a scenario takes place: runs of one project, workers that die, and what outlives them."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.service import RPCError
+
+from activities.ledger import Claim
+from activities.messages_sse import Json
+from activities.store import FOLDER
+from contracts.events import StartEvent
+from contracts.question import QuestionKind
+from contracts.run import Snapshot
+from contracts.signals import Decision, HumanInput
+from decisions.ids import run_workflow_id
+from runs import NoSuchRun, NotReachable, Refused, answer, start
+from testkit.model_server import Answer, ScriptedModel
+from tests.chaos.crash_points import Trap
+from tests.chaos.killable import Project
+from tests.chaos.task import Task, script
+from tests.chaos.tool_server import ToolServer
+
+SETTLED_WITHIN = 60.0  # seconds from the last fault to the last end
+PATIENCE = 120.0  # for what takes seconds; the machine may have other things to do
+BEAT = 10.0  # seconds without a heartbeat after which a worker counts as dead
+FROZEN = BEAT + 4
+
+PROJECT = """
+[limits]
+max_steps = 100
+"""
+TOOL = """
+[tools.{name}]
+kind = "{kind}"
+effect = "{effect}"
+description = "The tool {name}."
+input_schema = {{ type = "object" }}
+url = "{url}/{path}/{name}"
+timeout = "{timeout}"
+"""
+TOOLS = {  # name: kind, effect, path, timeout
+    "charge": ("http", "once", "once", "30s"),
+    "reserve": ("http", "keyed", "keyed", "30s"),
+    "look": ("http", "read", "read", "30s"),
+    "hear": ("signal", "read", "handed", "10m"),
+    "miss": ("signal", "read", "handed", "5s"),  # never answered: its timer is what matters
+}
+AGENT = "---\nname: default\ntools: [{tools}]\n---\nDo what the goal says.\n"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question of the kind `resume_unsafe`, and what the person found: a receipt, or that nothing happened."""
+
+    run: str
+    step: int
+    receipt: str | None
+
+
+@dataclass
+class Crew:
+    """The workers of one queue. Each fault has a replacement at once, so that there are always as many."""
+
+    arena: "Arena"
+    queue: str
+    workers: list[BaseProcess] = field(default_factory=list)
+
+    def join(self, size: int = 1, trap: Trap | None = None) -> None:
+        for _ in range(size):
+            process = self.arena.project.worker(self.queue, trap)
+            self.workers.append(process)
+            self.arena.processes.append(process)
+
+    async def fault(self, kind: str, random: Random) -> None:
+        worker = self.workers.pop(random.randrange(len(self.workers)))
+        match kind:
+            case "kill":
+                worker.kill()
+                await asyncio.to_thread(worker.join)
+                self.arena.killed(worker)
+            case "freeze":
+                self.arena.spawn(self._frozen(worker, FROZEN))
+            case "drain":
+                worker.terminate()
+            case _:
+                raise ValueError(kind)
+        self.arena.fault()
+        self.join()
+
+    async def _frozen(self, worker: BaseProcess, seconds: float) -> None:
+        """A zombie: it is taken for dead, and comes back to life."""
+        os.kill(pid_of(worker), signal.SIGSTOP)
+        await asyncio.sleep(seconds)
+        os.kill(pid_of(worker), signal.SIGCONT)
+        self.arena.fault(counts=False)
+        self.workers.append(worker)
+
+
+class Arena:
+    def __init__(
+        self, client: Client, folder: Path, seed: int, tools: ToolServer, model: ScriptedModel, full_disk: Path | None
+    ) -> None:
+        self.client = client
+        self.seed = seed
+        self.random = Random(seed)
+        self.tools = tools
+        self.model = model
+        self.tasks: dict[str, Task] = {}
+        self.handles: dict[str, WorkflowHandle[Any, Any]] = {}
+        self.acknowledged: set[tuple[str, str]] = set()
+        self.forgotten: list[str] = []  # questions that are open although their answer was acknowledged
+        self.doubts: dict[tuple[str, str], Asked] = {}  # by run and question
+        self.faults = 0
+        self.kills = 0
+        self.in_window = 0  # of these, with a call between its claim and its result
+        self.last_fault = time.monotonic()
+        self.processes: list[BaseProcess] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        address = client.service_client.config.target_host
+        self.project = Project(folder, address, model.base_url, folder / "logs", full_disk)
+
+    @property
+    def asked(self) -> list[Asked]:
+        return list(self.doubts.values())
+
+    @property
+    def logs(self) -> list[Path]:
+        return sorted((self.project.folder / "logs").iterdir())
+
+    @property
+    def workspaces(self) -> Path:
+        return self.project.settings.workspaces
+
+    def crew(self, queue: str, size: int, trap: Trap | None = None) -> Crew:
+        crew = Crew(self, queue)
+        crew.join(size, trap)
+        return crew
+
+    def spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def fault(self, *, counts: bool = True) -> None:
+        self.faults += counts
+        self.last_fault = time.monotonic()
+
+    def killed(self, worker: BaseProcess) -> None:
+        """Counts the kill, and whether it landed between a call's claim and its result."""
+        self.kills += 1
+        self.in_window += self.doubtful(pid_of(worker)) > 0
+
+    def doubtful(self, pid: int) -> int:
+        """How many calls this process has claimed and left without a result."""
+        pages = self.workspaces.glob(f"*/{FOLDER}/ledger/*.claim")
+        open_pages = (page for page in pages if not page.with_suffix(".result").exists())
+        count = 0
+        for page in open_pages:
+            with suppress(ValueError, OSError):
+                count += Claim.model_validate_json(page.read_bytes()).owner.pid == pid
+        return count
+
+    async def start(self, task: Task, queue: str) -> WorkflowHandle[Any, Any]:
+        """Until the server has accepted it."""
+        event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": task.goal}})
+        handle: WorkflowHandle[Any, Any] = await unfailing(lambda: start(self.client, queue, event, task.run))
+        self.tasks[task.run] = task
+        self.handles[task.run] = handle
+        return handle
+
+    async def all_ended(self, within: float = SETTLED_WITHIN) -> list[str]:
+        """Waits for every run; which have not ended within this time after the last fault."""
+        waits = {run: asyncio.create_task(self._ended(run)) for run in self.handles}
+        while any(not wait.done() for wait in waits.values()) and time.monotonic() - self.last_fault < within:
+            await asyncio.wait(waits.values(), timeout=0.2)
+        for wait in waits.values():
+            wait.cancel()
+        return [run for run, wait in waits.items() if not wait.done() or wait.cancelled()]
+
+    async def _ended(self, run: str) -> None:
+        handle = self.client.get_workflow_handle(run_workflow_id(run))
+        while True:
+            try:
+                await handle.result()
+            except WorkflowFailureError:
+                return  # an end, which the auditor judges
+            except (RPCError, RuntimeError):
+                await asyncio.sleep(0.2)  # the server is away
+            else:
+                return
+
+    @asynccontextmanager
+    async def person(self) -> AsyncIterator[None]:
+        """Settles every open question truthfully, by asking the tool server what happened."""
+        task = asyncio.create_task(self._settle_all())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _settle_all(self) -> None:
+        query = "WorkflowType = 'AgentRun' AND AgentStatus = 'waiting_on_human' AND ExecutionStatus = 'Running'"
+        while True:
+            with suppress(RPCError, RuntimeError):
+                waiting = [e.id.removeprefix("run:") async for e in self.client.list_workflows(query)]
+                for run in waiting:
+                    if run in self.handles:
+                        await self._settle(run)
+            await asyncio.sleep(0.2)
+
+    async def _settle(self, run: str) -> None:
+        handle = self.client.get_workflow_handle(run_workflow_id(run))
+        snapshot: Snapshot = await handle.query("snapshot", result_type=Snapshot)
+        question = snapshot.state.question
+        if question is None:
+            return
+        if (run, question.id) in self.acknowledged:
+            self.forgotten.append(f"{run}: the answer to {question.id} was acknowledged, and the question is open")
+        receipt = await self.tools.truth(run, question.step or 0)
+        if question.kind is not QuestionKind.resume_unsafe:
+            said = HumanInput(question_id=question.id, text=f"{run}/{question.id}")
+        elif receipt is not None:
+            told = json.dumps({"receipt": receipt})
+            said = HumanInput(question_id=question.id, decision=Decision.use_result, text=told)
+        else:
+            said = HumanInput(question_id=question.id, decision=Decision.run_again)
+        if question.kind is QuestionKind.resume_unsafe:
+            self.doubts.setdefault((run, question.id), Asked(run, question.step or 0, receipt))
+        with suppress(Refused, NotReachable, NoSuchRun):  # asked again, or accepted all the same, and so gone
+            await answer(self.client, run, said)
+            self.acknowledged.add((run, question.id))
+
+    def end(self) -> None:
+        """Kills what still works, once the audit needs no answers any more."""
+        for task in self._tasks:
+            task.cancel()
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+
+
+async def unfailing(what: Callable[[], Any]) -> Any:
+    """Again until the server acknowledges it; whoever sends something while the server is away does the same."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return await what()
+        except (RPCError, RuntimeError, Refused, NotReachable):
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.2)
+
+
+async def until(claim: Callable[[], bool], patience: float = PATIENCE) -> None:
+    async with asyncio.timeout(patience):
+        while not claim():  # noqa: ASYNC110 - what is waited for happens in other processes and threads
+            await asyncio.sleep(0.02)
+
+
+def pid_of(process: BaseProcess) -> int:
+    if process.pid is None:
+        raise AssertionError("the process was not started")
+    return process.pid
+
+
+def _write_project(folder: Path, tools: str) -> None:
+    for name in ("logs", "agents"):
+        (folder / name).mkdir(parents=True)
+    described = [
+        TOOL.format(name=name, kind=kind, effect=effect, url=tools, path=path, timeout=timeout)
+        for name, (kind, effect, path, timeout) in TOOLS.items()
+    ]
+    (folder / "perdure.toml").write_text(PROJECT + "".join(described))
+    (folder / "agents" / "default.md").write_text(AGENT.format(tools=", ".join(TOOLS)))
+
+
+@asynccontextmanager
+async def arena(
+    client: Client,
+    folder: Path,
+    seed: int,
+    *,
+    tools: ToolServer | None = None,
+    says: Callable[[Json], Answer] = script,
+    full_disk: bool = False,
+) -> AsyncIterator[Arena]:
+    with tools or ToolServer(seed) as outside, ScriptedModel(says) as model:
+        _write_project(folder, outside.base_url)
+        it = Arena(client, folder, seed, outside, model, folder / "full" if full_disk else None)
+        try:
+            yield it
+        finally:
+            it.end()

@@ -1,0 +1,255 @@
+"""What must hold after every scenario, whatever was killed: read from histories, transcripts, tools and logs."""
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.client import Client
+
+from activities.store import LocalStores
+from activities.transcript import Transcripts, Wanted
+from contracts.failures import Stop
+from contracts.run import RunStatus, Snapshot
+from contracts.transcript import Part, PartKind
+from decisions.ids import run_workflow_id
+from runs import find
+from tests.chaos.arena import Arena, unfailing
+from tests.chaos.task import Task
+
+WORDS = ("Traceback", "TMPRL1100", "TMPRL1101", "Unfinished")
+AT_A_TIME = 8
+
+# A signal that came while the task was being completed: the server asks for another one, and nothing has failed.
+HARMLESS = (WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND,)
+
+
+@dataclass
+class Told:
+    """What the history of a run tells, across its executions."""
+
+    ends: list[str] = field(default_factory=list)
+    failed_tasks: list[str] = field(default_factory=list)
+    doubts: Counter[int] = field(default_factory=Counter)  # by step
+    standstill: float = 0.0  # the longest time between two events, in seconds
+    lateness: float = 0.0  # of the timer that fired latest after its time
+    executions: int = 0
+
+
+@dataclass
+class Audit:
+    """The figures of a scenario, and each invariant that does not hold."""
+
+    runs: int = 0
+    effects: int = 0
+    duplicates: int = 0
+    lost: int = 0
+    in_doubt: int = 0
+    recovery: float = 0.0  # the longest time that any run stood still, in seconds
+    slowest: str = ""  # that run
+    lateness: float = 0.0
+    rotations: int = 0
+    violations: list[str] = field(default_factory=list)
+
+    def wrong(self, what: str) -> None:
+        self.violations.append(what)
+
+
+async def audit(
+    it: Arena, *, late: list[str] | None = None, status: RunStatus | None = RunStatus.completed, quiet: bool = True
+) -> Audit:
+    """`late` are the runs that did not end in time; `status` is how each must have ended; None: in any way.
+
+    `quiet`: the workers' logs must be free of tracebacks too.
+    """
+    found = Audit(runs=len(it.handles), in_doubt=len(it.asked))
+    for run in late or ():
+        found.wrong(f"{run} did not end within a minute of the last fault")
+    found.violations += it.forgotten
+    turn = asyncio.Semaphore(AT_A_TIME)
+
+    async def of(run: str) -> None:
+        async with turn:
+            told = await unfailing(lambda: _told(it.client, run))
+            _judge(found, it, run, told, status)
+            if run not in (late or ()):
+                snapshot, parts = await unfailing(lambda: _conversation(it, run))
+                _judge_parts(found, it, run, parts, cancelled=told.ends == ["canceled"])
+                _judge_tokens(found, run, snapshot, parts)
+
+    await asyncio.gather(*(of(run) for run in it.handles))
+    _judge_deeds(found, it)
+    _judge_logs(found, it, quiet=quiet)
+    return found
+
+
+async def _told(client: Client, run: str) -> Told:
+    told = Told()
+    execution: str | None = (await find(client, run)).first_execution
+    while execution:
+        handle = client.get_workflow_handle(run_workflow_id(run), run_id=execution)
+        events = [event async for event in handle.fetch_history_events()]
+        told.executions += 1
+        execution = _read(told, events)
+    return told
+
+
+def _read(told: Told, events: list[HistoryEvent]) -> str | None:
+    """Adds one execution's history; gives the next one's id."""
+    times = [event.event_time.ToDatetime() for event in events]
+    told.standstill = max([told.standstill, *((b - a).total_seconds() for a, b in pairwise(times))])
+    _read_timers(told, events)
+    steps: dict[int, int] = {}
+    for event in events:
+        match event.event_type:
+            case EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
+                scheduled = event.activity_task_scheduled_event_attributes
+                if scheduled.activity_type.name == "call_tool":
+                    steps[event.event_id] = json.loads(scheduled.input.payloads[0].data)["step"]
+            case EventType.EVENT_TYPE_ACTIVITY_TASK_FAILED:
+                failed = event.activity_task_failed_event_attributes
+                if failed.failure.application_failure_info.type == Stop.in_doubt:
+                    told.doubts[steps[failed.scheduled_event_id]] += 1
+            case EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED:
+                task = event.workflow_task_failed_event_attributes
+                if task.cause not in HARMLESS:
+                    told.failed_tasks.append(task.failure.message or WorkflowTaskFailedCause.Name(task.cause))
+            case _:
+                pass
+    last = events[-1]
+    if last.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
+        return last.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
+    told.ends.append(EventType.Name(last.event_type).removeprefix("EVENT_TYPE_WORKFLOW_EXECUTION_").lower())
+    return None
+
+
+def _read_timers(told: Told, events: list[HistoryEvent]) -> None:
+    started = {e.event_id: e for e in events if e.event_type == EventType.EVENT_TYPE_TIMER_STARTED}
+    for event in events:
+        if event.event_type == EventType.EVENT_TYPE_TIMER_FIRED:
+            timer = started[event.timer_fired_event_attributes.started_event_id]
+            due = timer.timer_started_event_attributes.start_to_fire_timeout.ToTimedelta()
+            late = event.event_time.ToDatetime() - timer.event_time.ToDatetime() - due
+            told.lateness = max(told.lateness, late.total_seconds())
+
+
+def _judge(found: Audit, it: Arena, run: str, told: Told, status: RunStatus | None) -> None:
+    if told.standstill > found.recovery:
+        found.recovery, found.slowest = told.standstill, run
+    found.lateness = max(found.lateness, told.lateness)
+    found.rotations += told.executions - 1
+    wanted = {RunStatus.completed: "completed", RunStatus.cancelled: "canceled", RunStatus.failed: "failed"}
+    ended = told.ends[0]
+    if ended not in ("completed", "canceled", "failed") or (status is not None and ended != wanted[status]):
+        found.wrong(f"{run} is {ended}")
+    for failure in told.failed_tasks:
+        found.wrong(f"{run} has a failed workflow task: {failure[:200]}")
+    asked = Counter(asked.step for asked in it.asked if asked.run == run)
+    if set(asked) != set(told.doubts):
+        found.wrong(f"{run}: in doubt at steps {sorted(told.doubts)}, and a person was asked about {sorted(asked)}")
+
+
+async def _conversation(it: Arena, run: str) -> tuple[Snapshot, list[Part]]:
+    """The whole conversation, proven by its hash: segments from the store, the rest from the run."""
+    handle = it.client.get_workflow_handle(run_workflow_id(run))
+    snapshot: Snapshot = await handle.query("snapshot", result_type=Snapshot)
+    execution = (await handle.describe()).run_id
+    store = LocalStores(it.workspaces).of(run)
+    wanted = Wanted(handle.id, execution, snapshot.length, snapshot.head, store)
+    return snapshot, (await Transcripts(it.client).at(wanted)).transcript.parts
+
+
+def _judge_tokens(found: Audit, run: str, snapshot: Snapshot, parts: list[Part]) -> None:
+    """Each reply is counted once, however often it was asked for."""
+    replies = sum(p.about["usage"]["output"] for p in parts if p.kind is PartKind.reply)
+    if not snapshot.state.inherited and snapshot.state.usage.output != replies:
+        found.wrong(f"{run}: {snapshot.state.usage.output} tokens of output were counted, and {replies} received")
+
+
+def _judge_parts(found: Audit, it: Arena, run: str, parts: list[Part], *, cancelled: bool) -> None:
+    """A run that is cancelled while a call is in doubt may say so; one that goes on must know."""
+    asked = [b["id"] for p in parts if p.kind is PartKind.reply for b in p.content if b["type"] == "tool_use"]
+    answered = [b["tool_use_id"] for p in parts if p.kind is PartKind.result for b in p.content]
+    if Counter(asked) != Counter(answered) or len(set(asked)) != len(asked):
+        found.wrong(f"{run}: {len(asked)} tool uses and {len(answered)} results do not fit together")
+    shown = {p.about["step"]: str(p.content[0]["content"]) for p in parts if p.about.get("step") is not None}
+    for step in range(1, max(shown, default=0) + 1):
+        if cancelled and shown.get(step, "").startswith("in_doubt:"):
+            del shown[step]
+            continue
+        for deed in it.tools.of(run, step):
+            if deed.receipt not in shown.get(step, ""):
+                found.lost += 1
+                found.wrong(f"{run}: the result of step {step} ({deed.receipt}) is lost: {shown.get(step)!r:.200}")
+    if task := it.tasks.get(run):
+        _judge_steps(found, it, task, parts, shown)
+
+
+def _judge_steps(found: Audit, it: Arena, task: Task, parts: list[Part], shown: dict[int, str]) -> None:
+    """Each step is the one that was planned, and shows what its tool answered."""
+    tools = {p.about["step"]: p.about["tool"] for p in parts if p.about.get("step") is not None}
+    if any(task.tools.get(step) != tool for step, tool in tools.items()):
+        found.wrong(f"{task.run}: steps {tools} were planned as {task.tools}")
+    for step, text in shown.items():
+        expected = task.tools.get(step) not in ("miss", "ask_human") and not it.tools.refused[task.run, step]
+        if text.startswith("interrupted:") and not it.tools.of(task.run, step):
+            expected = False  # the run was cancelled before the call was made
+        if expected and f"{task.run}/{step}" not in text:
+            found.lost += 1
+            found.wrong(f"{task.run}: step {step} shows {text[:200]!r}")
+
+
+def _judge_deeds(found: Audit, it: Arena) -> None:
+    found.effects = len(it.tools.deeds)
+    places = Counter((deed.run, deed.step) for deed in it.tools.deeds)
+    keys = Counter(deed.key for deed in it.tools.deeds)
+    for (run, step), times in places.items():
+        if times > 1:
+            found.duplicates += times - 1
+            found.wrong(f"{run}: step {step} had its effect {times} times")
+    for key, times in keys.items():
+        if times > 1:
+            found.wrong(f"{key}: {times} effects under one key")
+    stores = LocalStores(it.workspaces)
+    for deed in it.tools.deeds:
+        if deed.effect == "once" and not _is_claimed(stores, deed.run, deed.step):
+            found.wrong(f"{deed.run}: step {deed.step} had an effect without a record of its claim")
+
+
+def _is_claimed(stores: LocalStores, run: str, step: int) -> bool:
+    return any(name.startswith(f"step-{step:05}") for name in stores.of(run).names("ledger"))
+
+
+def _judge_logs(found: Audit, it: Arena, *, quiet: bool) -> None:
+    told: set[tuple[str, int]] = set()
+    for log in it.logs:
+        for line in log.read_text(errors="replace").splitlines():
+            if quiet and (word := next((word for word in WORDS if word in line), None)):
+                found.wrong(f"{word} in a worker's log: {_short(line)}")
+            if '"agent_run.resume_unsafe"' in line:
+                event: dict[str, Any] = json.loads(line)
+                told.add((event["run_id"], event.get("step", 0)))
+    asked = {(asked.run, asked.step) for asked in it.asked}
+    if told != asked:
+        found.wrong(
+            f"events agent_run.resume_unsafe tell of {sorted(told - asked)} more and {sorted(asked - told)} fewer"
+        )
+
+
+def _short(line: str) -> str:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return line[:300]
+    return f"{entry.get('logger')}: {entry.get('message', '')[:150]} … {entry.get('error', '')[-200:]}"
+
+
+def memory_peak(pid: int) -> int:
+    """Bytes that a living process has held at most."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))

@@ -1,0 +1,167 @@
+"""Named moments at which a worker process ends itself, or stands still. The product has no hooks for it: the functions
+of the forked process are wrapped.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import wraps
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import workflows.agent_run
+from activities.http_tool import HttpTool
+from activities.inherit import Inheritances
+from activities.ledger import Entry
+from activities.model import MessagesModel, ModelCall, ModelReply
+from activities.run import Runs
+from activities.store import LocalStore
+from contracts.run import CloseRequest, Continuation
+from contracts.tool import Effect
+
+
+class Point(StrEnum):
+    before_claim = "before claim"
+    after_claim = "after claim"
+    after_effect = "after effect"  # before the record
+    after_record = "after record"  # before the server hears of it
+    mid_stream = "mid-stream"  # of a model's answer
+    open_run = "open_run"
+    inherit = "inherit"
+    archived = "archived"  # at a rotation, before the server hears of it
+    rotation = "rotation"  # between close_segment and the continue-as-new
+    last = "last activity"
+
+
+@dataclass(frozen=True)
+class Trap:
+    """`number` is sent to the process that comes by, the first time it does: SIGKILL, or SIGSTOP for a zombie."""
+
+    point: Point
+    number: int = signal.SIGKILL
+
+
+def arm(trap: Trap) -> None:
+    """In the process that is to fall into it."""
+    sprung: list[bool] = []
+
+    def spring() -> None:
+        if not sprung:
+            sprung.append(True)
+            os.kill(os.getpid(), trap.number)
+
+    _TRAPS[trap.point](spring)
+
+
+def _around_claim(*, before: bool) -> Callable[[Callable[[], None]], None]:
+    def lay(spring: Callable[[], None]) -> None:
+        claim = Entry.claim
+
+        def claiming(self: Entry, *args: Any) -> Any:
+            if before:
+                spring()
+            claimed = claim(self, *args)
+            spring()
+            return claimed
+
+        patch.object(Entry, "claim", claiming).start()
+
+    return lay
+
+
+def _after_effect(spring: Callable[[], None]) -> None:
+    run = HttpTool.run
+
+    async def running(self: HttpTool, *args: Any) -> Any:
+        outcome = await run(self, *args)
+        if self.route.effect is Effect.once:
+            spring()
+        return outcome
+
+    patch.object(HttpTool, "run", running).start()
+
+
+def _after_record(spring: Callable[[], None]) -> None:
+    record = Entry.record
+
+    def recording(self: Entry, *args: Any) -> None:
+        record(self, *args)
+        spring()
+
+    patch.object(Entry, "record", recording).start()
+
+
+def _mid_stream(spring: Callable[[], None]) -> None:
+    reply = MessagesModel.reply
+
+    async def replying(self: MessagesModel, call: ModelCall) -> ModelReply:
+        return await reply(self, replace(call, on_text=lambda _: spring()))
+
+    patch.object(MessagesModel, "reply", replying).start()
+
+
+def _after(owner: type, name: str, which: Callable[[Any], bool] = lambda _: True) -> Callable[..., None]:
+    """After an activity has done its work, and before the server hears of it."""
+
+    def lay(spring: Callable[[], None]) -> None:
+        activity = getattr(owner, name)
+
+        @wraps(activity)
+        async def doing(self: Any, request: Any) -> Any:
+            done = await activity(self, request)
+            if which(request):
+                spring()
+            return done
+
+        patch.object(owner, name, doing).start()
+
+    return lay
+
+
+def _rotation(spring: Callable[[], None]) -> None:
+    def continuing(**carried: Any) -> Continuation:
+        spring()
+        return Continuation(**carried)
+
+    patch.object(workflows.agent_run, "Continuation", continuing).start()
+
+
+def _is_last(request: CloseRequest) -> bool:
+    return request.journal is not None
+
+
+_TRAPS: dict[Point, Callable[[Callable[[], None]], None]] = {
+    Point.before_claim: _around_claim(before=True),
+    Point.after_claim: _around_claim(before=False),
+    Point.after_effect: _after_effect,
+    Point.after_record: _after_record,
+    Point.mid_stream: _mid_stream,
+    Point.open_run: _after(Runs, "open_run"),
+    Point.inherit: _after(Inheritances, "inherit"),
+    Point.archived: _after(Runs, "close_segment", lambda request: not _is_last(request)),
+    Point.rotation: _rotation,
+    Point.last: _after(Runs, "close_segment", _is_last),
+}
+
+
+def fill_disk_while(flag: Path) -> None:
+    """The run's store takes nothing while the file is there."""
+    create, put = LocalStore.create, LocalStore.put
+
+    def refuse() -> None:
+        if flag.exists():
+            raise OSError(28, os.strerror(28))  # ENOSPC
+
+    def creating(self: LocalStore, name: str, data: bytes) -> None:
+        refuse()
+        create(self, name, data)
+
+    def putting(self: LocalStore, name: str, data: bytes) -> None:
+        refuse()
+        put(self, name, data)
+
+    patch.object(LocalStore, "create", creating).start()
+    patch.object(LocalStore, "put", putting).start()

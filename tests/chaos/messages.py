@@ -1,0 +1,110 @@
+"""What is sent to a run: signals many times over, and messages to runs that have ended."""
+
+import asyncio
+from collections.abc import Collection
+from contextlib import suppress
+from datetime import timedelta
+
+from temporalio.client import WorkflowQueryFailedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from contracts.signals import CancelRequest, HumanInput
+from runs import NoSuchRun, Refused, answer, cancel
+from tests.chaos.arena import PATIENCE, Arena, unfailing
+from tests.chaos.auditor import audit
+from tests.chaos.stage import Row, Stage, row
+from tests.chaos.task import Task, Use
+
+AT_A_TIME = 16  # runs; each is asked again and again what it waits for
+
+
+async def say(it: Arena, run: str, step: int) -> None:
+    """Sends a step's result, until the server has it. A run that has ended needs none."""
+    result = {"run_id": run, "step": step, "tool": "hear", "status": "ok", "result": f"{run}/{step} heard"}
+    event = {"type": "agentic.tool_result", "payload": result}
+
+    async def sent() -> None:
+        try:
+            await it.handles[run].signal("tool_result", event)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+
+    await unfailing(sent)
+
+
+async def until_issued(it: Arena, run: str, steps: Collection[int]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            with suppress(RPCError, RuntimeError, WorkflowQueryFailedError):
+                state = await it.handles[run].query("state", rpc_timeout=timedelta(seconds=5))
+                if set(steps) <= {pending["step"] for pending in state["pending"]}:
+                    return
+            await asyncio.sleep(0.1)
+
+
+async def converse(it: Arena, run: str) -> None:
+    for step, tool in it.tasks[run].tools.items():
+        if tool == "hear":
+            await until_issued(it, run, [step])
+            await say(it, run, step)
+
+
+async def signals(stage: Stage, *, runs: int, kills: int) -> Row:
+    """R7: eight results a run, each sent three times and shuffled, while workers die and runs rotate."""
+    turn: tuple[Use, ...] = (("hear", {}),) * 4
+    async with stage.arena(stage.short_history) as it, it.person():
+        crew, at_once = it.crew("r7", 2), asyncio.Semaphore(AT_A_TIME)
+
+        async def told(run: str) -> None:
+            async with at_once:
+                await it.start(Task(run, (turn, turn), pause=0.1), "r7")
+                await shuffled(run)
+
+        async def shuffled(run: str) -> None:
+            first, second = [1, 2, 3, 4], [5, 6, 7, 8]
+            await until_issued(it, run, first)
+            early, late = first * 2, first + second * 3  # the third of each comes when its turn is over
+            it.random.shuffle(early)
+            it.random.shuffle(late)
+            for step in early:
+                await say(it, run, step)
+            await until_issued(it, run, second)
+            for step in late:
+                await say(it, run, step)
+
+        async with asyncio.TaskGroup() as senders:
+            for number in range(runs):
+                senders.create_task(told(f"r7-{number}"))
+            for _ in range(kills):
+                await asyncio.sleep(it.random.uniform(1, 2))
+                await crew.fault("kill", it.random)
+        late = await it.all_ended()
+        found = await audit(it, late=late)
+        return row(it, found, f"{runs * 8} signals x 3; {found.rotations} rotations")
+
+
+async def closed_runs(stage: Stage) -> Row:
+    """R8: whoever speaks to a run that has ended, or never was, hears so."""
+    async with stage.arena() as it:
+        it.crew("r8", 1)
+        await it.start(Task("r8", ((("charge", {}),),)), "r8")
+        late = await it.all_ended()
+        found = await audit(it, late=late)
+        said = HumanInput(text="yes")
+        for what, call, expected in (
+            ("an answer to a closed run", answer(it.client, "r8", said), Refused),
+            ("a cancel of a closed run", cancel(it.client, "r8", CancelRequest()), Refused),
+            ("an answer to no run", answer(it.client, "nobody", said), NoSuchRun),
+            ("a cancel of no run", cancel(it.client, "nobody", CancelRequest()), NoSuchRun),
+            ("a result for a closed run", it.handles["r8"].signal("tool_result", {}), RPCError),
+        ):
+            try:
+                await call
+            except expected:
+                continue
+            except Exception as error:  # noqa: BLE001 - any other one is what is being looked for
+                found.wrong(f"{what}: {error!r}")
+            else:
+                found.wrong(f"{what} met silence")
+        return row(it, found, "5 messages, each with its answer")

@@ -1,0 +1,62 @@
+"""The faults of the scorecard, each as a scenario with its short and its full size. The auditor judges every one."""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.chaos import answers, full_disk, messages, server_faults, soak, worker_faults
+from tests.chaos.stage import Row, Stage
+
+Play = Callable[..., Awaitable[Row]]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    title: str
+    play: Play
+    short: Mapping[str, Any] | None  # None: it says something at full size only
+    full: Mapping[str, Any]
+
+    async def run(self, stage: Stage, sizes: Mapping[str, Any]) -> Row:
+        began = time.monotonic()
+        told = await self.play(stage, **sizes)
+        told.scenario, told.seconds = f"{self.name} {self.title}", time.monotonic() - began
+        return told
+
+
+SCENARIOS = (
+    Scenario(
+        "R1",
+        "kills at random moments",
+        worker_faults.random_faults,
+        {"runs": 8, "kills": 6, "freezes": 1, "drains": 1, "workers": 3},
+        {"runs": 100, "kills": 100, "freezes": 5, "drains": 5},
+    ),
+    Scenario("R2", "named crash points", worker_faults.crash_points, {"runs": 2}, {"runs": 13}),
+    Scenario("R3", "server killed", server_faults.server_killed, {"kills": 2, "runs": 2}, {"kills": 20, "runs": 3}),
+    Scenario(
+        "R4",
+        "server away",
+        server_faults.server_away,
+        {"freezes": 1, "frozen": 3, "stopped": 0, "runs": 2},
+        {"freezes": 5, "frozen": 15, "stopped": 60, "runs": 4},
+    ),
+    Scenario("R5", "zombies", worker_faults.zombies, {"runs": 4}, {"runs": 20}),
+    Scenario("R6", "rolling restart", worker_faults.rolling_restart, {"restarts": 3}, {"restarts": 20}),
+    Scenario("R7", "signals three times", messages.signals, {"runs": 8, "kills": 1}, {"runs": 125, "kills": 10}),
+    Scenario("R8", "messages to closed runs", messages.closed_runs, {}, {}),
+    Scenario("R13", "large results", answers.large_results, {}, {}),
+    Scenario("R14", "storm", answers.storm, {"runs": 5}, {"runs": 100}),
+    Scenario("R15", "long model call", answers.long_call, {"seconds": 15}, {"seconds": 90}),
+    Scenario(
+        "R20",
+        "full disk",
+        full_disk.full_disk,
+        {"seconds": 4, "runs": 3, "mounted": False},
+        {"seconds": 15, "runs": 10, "mounted": True},
+    ),
+    Scenario("R22", "soak", soak.soak, None, {"minutes": 5, "rate": 2}),
+    Scenario("window", "share in doubt", worker_faults.window, None, {"kills": 60}),
+)
