@@ -121,10 +121,13 @@ class ToolCalls:
                 claimed = await page.settled(claimed, self._at_work)
             if isinstance(claimed, Recorded):
                 return claimed.outcome
-            if isinstance(claimed, Doubtful) or claimed.has_lapsed:
+            if isinstance(claimed, Doubtful):
                 raise ApplicationError(f"{call.tool} may have happened", type=Stop.in_doubt, non_retryable=True)
             self._at_work.add(key)
-            outcome = self._clean(await _final(whole(effect, timeout, self._drain)))
+            if claimed.has_lapsed:
+                outcome = failed(ToolFault.interrupted, "not made: its worker stood still before it began")
+            else:
+                outcome = self._clean(await _final(whole(effect, timeout, self._drain)))
         except LedgerUnavailable as unavailable:
             raise _not_begun(str(unavailable)) from None
         finally:

@@ -1,11 +1,13 @@
 """The activities `plan` and `reflect`: one model call each, over the conversation that a cursor names."""
 
 import asyncio
+from datetime import timedelta
 from time import perf_counter
 from typing import Any, Protocol
 
 from temporalio import activity
 from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
 
 from activities.attempts import was_lost
 from activities.definition import definition_of, must_be_unchanged
@@ -25,6 +27,7 @@ from decisions.ids import run_id_of
 from decisions.narrate import call_line, cut
 from decisions.transcript import reply_part
 
+PAUSES = (1.0, 3.0, 9.0, 27.0, 60.0)  # seconds before each new try: rate limits and overload pass within minutes
 SHOWN_TAIL = 2000  # characters of the partial answer that a heartbeat carries
 
 
@@ -79,7 +82,10 @@ class Turns:
                 on_text=lambda text: shown.update(text=text),
             )
             started = perf_counter()
-            reply = await self._model.reply(call)
+            try:
+                reply = await self._model.reply(call)
+            except ApplicationError as failure:
+                raise paced(failure) from None
         turn = ModelTurn(
             content=reply.content,
             stop_reason=reply.stop_reason,
@@ -98,6 +104,14 @@ class Turns:
         if ref not in self._definitions:
             self._definitions[ref] = await definition_of(store, ref)
         return self._definitions[ref]
+
+
+def paced(failure: ApplicationError) -> ApplicationError:
+    """A provider that asks for no delay of its own is given more time with each try."""
+    if failure.non_retryable or failure.next_retry_delay is not None:
+        return failure
+    pause = PAUSES[min(activity.info().attempt, len(PAUSES)) - 1]
+    return ApplicationError(failure.message, type=failure.type, next_retry_delay=timedelta(seconds=pause))
 
 
 def cost(usage: Usage, price: Price | None) -> float | None:

@@ -6,18 +6,18 @@ from typing import Any
 from temporalio.common import RetryPolicy
 from temporalio.workflow import ActivityCancellationType
 
+from activities.turn import PAUSES
 from contracts.tool import RETRY_DELAYS, Effect
 
 # A dead worker is found within this; the activities beat every second.
 HEARTBEAT = timedelta(seconds=10)
 
-# Rate limits and overload pass within minutes. Six calls are about two minutes of waiting; a server's own
-# `retry-after` replaces the interval.
+# How long a provider's failure is waited out, the activity says (`activities.turn.PAUSES`). What is left is a turn that
+# was lost with its worker, which another can take at once.
 MODEL_RETRIES = RetryPolicy(
     initial_interval=timedelta(seconds=1),
-    backoff_coefficient=3.0,
-    maximum_interval=timedelta(seconds=60),
-    maximum_attempts=6,
+    backoff_coefficient=1.0,
+    maximum_attempts=1 + len(PAUSES),
 )
 
 # B1: three retries, after 0.5, 2 and 8 s, where a repeat does no harm.

@@ -384,3 +384,15 @@ async def test_arguments_that_cannot_be_had_leave_an_effect_unbegun(
         await run.result()
         assert (await it.results(run))[0][1] == "receipt 7"
     assert (len(tool.calls), failures) == (1, [])
+
+
+async def test_who_stood_still_between_claim_and_effect_does_not_make_it_and_says_so(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activities.ledger.LEASE", timedelta(seconds=-1))
+    tool = charge()
+    async with world([CHARGE, FINISH], tool) as it:
+        run = await it.start()
+        await run.result()
+        assert (await it.results(run))[0][1] == "interrupted: not made: its worker stood still before it began"
+    assert tool.calls == []
