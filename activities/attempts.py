@@ -1,6 +1,7 @@
 """What became of the attempt before this one: did it fail, or was it lost with its worker?"""
 
 from temporalio import activity
+from temporalio.api.enums.v1 import TimeoutType
 from temporalio.client import Client
 
 WORKER_SHUTDOWN = "WorkerShutdown"  # the type of the failure with which a worker that stops gives up its activities
@@ -15,6 +16,6 @@ async def was_lost(client: Client) -> bool:
     for pending in (await run.describe()).raw_description.pending_activities:
         if pending.activity_id == info.activity_id:
             failure = pending.last_failure
-            timed_out = failure.HasField("timeout_failure_info")
-            return timed_out or failure.application_failure_info.type == WORKER_SHUTDOWN
+            died = failure.timeout_failure_info.timeout_type == TimeoutType.TIMEOUT_TYPE_HEARTBEAT
+            return died or failure.application_failure_info.type == WORKER_SHUTDOWN
     return False

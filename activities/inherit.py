@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowQueryFailedError
@@ -18,10 +19,10 @@ from activities.transcript import Transcripts, Wanted, keep_segment
 from activities.workspace import ARTIFACTS
 from contracts.failures import RunFailure
 from contracts.run import Inherited, InheritRequest, RunState, RunStatus, Snapshot
-from contracts.transcript import Part, Segment
+from contracts.transcript import Part, PartKind, Segment
 from decisions.ids import run_id_of, run_workflow_id
 from decisions.resume import NoSuchStep, cut_after, forked, refusal, resumed
-from decisions.transcript import Transcript
+from decisions.transcript import Transcript, note_part
 
 _ENDS = {
     WorkflowExecutionStatus.FAILED: RunStatus.failed,
@@ -49,11 +50,14 @@ class Inheritances:
             snapshot, execution = await _read(origin, request)
             theirs, ours = self._project.stores.of(request.run_id), self._project.stores.of(own)
             wanted = Wanted(origin.id, execution, snapshot.length, snapshot.head, theirs)
-            conversation = (await self._transcripts.at(wanted)).transcript
             await asyncio.to_thread(self._copy_files, request.run_id, own)
-            state, parts = _continued(snapshot.state, conversation.parts, request, own)
-            if state.definition:
-                await asyncio.to_thread(keep, ours, await definition_of(theirs, state.definition))
+            try:
+                conversation = (await self._transcripts.at(wanted)).transcript
+                state, parts = _continued(snapshot.state, conversation.parts, request, own)
+                if state.definition:
+                    await asyncio.to_thread(keep, ours, await definition_of(theirs, state.definition))
+            except FileNotFoundError as error:
+                raise _not_resumable(f"what run {request.run_id} kept is gone: {error}") from None
             segments = await _segments(ours, parts, snapshot.segments)
         workspace = str(self._project.workspace(own).root)
         return Inherited(state=state.model_copy(update={"workspace": workspace}), segments=segments)
@@ -63,10 +67,16 @@ class Inheritances:
         theirs, ours = self._project.workspace(origin), self._project.workspace(own)
         ours.create()
         if (theirs.root / ARTIFACTS).is_dir():
-            shutil.copytree(theirs.root / ARTIFACTS, ours.root / ARTIFACTS, symlinks=True, dirs_exist_ok=True)
+            shutil.copytree(theirs.root / ARTIFACTS, ours.root / ARTIFACTS, ignore=_no_files, dirs_exist_ok=True)
         for name in ("context.md", "plan.md", "memory.md"):
             if (theirs.root / name).is_file():
                 ours.write_own(name, theirs.read_own(name), durable=False)
+
+
+def _no_files(folder: str, names: list[str]) -> list[str]:
+    """Links, pipes and the like stay where they are."""
+    paths = [Path(folder) / name for name in names]
+    return [path.name for path in paths if path.is_symlink() or not (path.is_file() or path.is_dir())]
 
 
 async def _read(origin: WorkflowHandle[object, object], request: InheritRequest) -> tuple[Snapshot, str]:
@@ -82,6 +92,8 @@ async def _read(origin: WorkflowHandle[object, object], request: InheritRequest)
         if error.status is RPCStatusCode.NOT_FOUND:
             raise _not_resumable(f"there is no run {request.run_id}, or the server has forgotten it") from None
         raise
+    if snapshot.length == 0:
+        raise _not_resumable(f"run {request.run_id} never began, so there is nothing to go on from")
     if request.step is None and (why := refusal(request.run_id, status or snapshot.state.status)):
         raise _not_resumable(why)
     return snapshot, execution
@@ -94,14 +106,17 @@ def _not_resumable(message: str) -> ApplicationError:
 def _continued(
     origin: RunState, parts: list[Part], request: InheritRequest, own: str
 ) -> tuple[RunState, tuple[Part, ...]]:
-    now = datetime.now(UTC)
+    now, execution = datetime.now(UTC), request.execution
     if request.step is None:
-        return resumed(origin, own, now), tuple(parts)
+        # A conversation that ends with a reply could not be sent.
+        waits = not origin.calls and parts[-1].kind is PartKind.reply
+        note = (note_part("The run was interrupted here. Go on."),) if waits else ()
+        return resumed(origin, own, execution, now), (*parts, *note)
     try:
         kept = cut_after(origin, parts, request.step, request.say)
     except NoSuchStep as error:
         raise _not_resumable(str(error)) from None
-    return forked(origin, kept, request.step, own, now), kept
+    return forked(origin, kept, request.step, own, execution, now), kept
 
 
 async def _segments(store: Store, parts: tuple[Part, ...], theirs: tuple[Segment, ...]) -> tuple[Segment, ...]:

@@ -7,12 +7,16 @@ finds a result returns it; one that finds a claim without a result cannot know, 
 import asyncio
 import os
 import platform
-from collections.abc import Collection
+import secrets
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import to_json
 
 from activities.store import Store
 from contracts.tool import ToolOutcome
@@ -47,13 +51,20 @@ class Owner(Value):
 
 
 class Claim(Value):
-    """`until`: by then the effect has ended, if its process lives."""
+    """`until`: by then the effect has ended, if its process lives. `call` is a digest of the tool and its arguments."""
 
     key: str
     tool: str
+    call: str
+    nonce: str
     claimed_at: datetime
     until: datetime
     owner: Owner
+
+
+def digest(tool: str, arguments: dict[str, Any]) -> str:
+    """What is called, in few words."""
+    return blake2b(to_json([tool, arguments]), digest_size=12).hexdigest()
 
 
 class LedgerUnavailable(Exception):
@@ -85,26 +96,43 @@ class Doubtful:
 
 @dataclass(frozen=True)
 class Entry:
-    """The ledger's page for one call: step `step` of the run whose store this is, in its `generation`."""
+    """The ledger's page for one call: step `step` of the run whose store this is, in its `generation`.
+
+    `execution` is the run's first Temporal execution, and `call` a digest of what is called: a run of the same id, or
+    one that was reset and went another way, must not find the result of something else.
+    """
 
     store: Store
     key: str
     step: int
     generation: int = 1
+    execution: str = ""
+    call: str = ""
 
     @property
     def _stem(self) -> str:
         again = f"-{self.generation}" if self.generation > 1 else ""
-        return f"{FOLDER}/step-{self.step:05}{again}"
+        of = f"{self.execution[-12:]}-" if self.execution else ""
+        return f"{FOLDER}/{of}step-{self.step:05}{again}"
 
     def claim(self, tool: str, timeout: timedelta) -> Granted | Recorded | Doubtful:
         """Takes the right to make this call, or tells what became of it. Raises LedgerUnavailable."""
         now = datetime.now(UTC)
-        claim = Claim(key=self.key, tool=tool, claimed_at=now, until=now + timeout, owner=Owner.here())
+        claim = Claim(
+            key=self.key,
+            tool=tool,
+            call=self.call,
+            nonce=secrets.token_hex(8),
+            claimed_at=now,
+            until=now + timeout,
+            owner=Owner.here(),
+        )
         try:
             self.store.create(f"{self._stem}.claim", claim.model_dump_json().encode())
         except FileExistsError:
-            return self.found()
+            found = self.found()
+            # A client of an object store sends again what it has no answer to, and may meet its own claim.
+            return Granted(now) if found == Doubtful(claim) else found
         except OSError as error:
             raise LedgerUnavailable(f"the ledger takes no claim: {error.strerror or error}") from error
         return Granted(now)
@@ -112,21 +140,24 @@ class Entry:
     def found(self) -> Recorded | Doubtful:
         """What became of a call that was claimed. Raises LedgerUnavailable."""
         try:
-            return Recorded(ToolOutcome.model_validate_json(self.store.read(f"{self._stem}.result")))
-        except FileNotFoundError:
-            pass
-        except ValidationError:
-            return Doubtful(None)
-        except OSError as error:
-            raise LedgerUnavailable(f"the ledger cannot be read: {error.strerror or error}") from error
-        try:
-            return Doubtful(Claim.model_validate_json(self.store.read(f"{self._stem}.claim")))
+            claim = Claim.model_validate_json(self.store.read(f"{self._stem}.claim"))
+            if claim.call != self.call:
+                return Doubtful(None)
+            return self._recorded() or Doubtful(claim)
         except (FileNotFoundError, ValidationError):
             return Doubtful(None)
         except OSError as error:
             raise LedgerUnavailable(f"the ledger cannot be read: {error.strerror or error}") from error
 
-    async def settled(self, doubtful: Doubtful, at_work: Collection[str]) -> Recorded | Doubtful:
+    def _recorded(self) -> Recorded | None:
+        try:
+            return Recorded(ToolOutcome.model_validate_json(self.store.read(f"{self._stem}.result")))
+        except FileNotFoundError:
+            return None
+
+    async def settled(
+        self, doubtful: Doubtful, at_work: Collection[str], is_given_up: Callable[[], bool] = lambda: False
+    ) -> Recorded | Doubtful:
         """Waits for the result of a claimant that may be at work still: it was cut off, not killed.
 
         `at_work` are the keys of the calls that this process is making.
@@ -134,14 +165,22 @@ class Entry:
         claim = doubtful.claim
         if claim is None or (claim.owner == Owner.here() and self.key not in at_work):
             return doubtful
-        now = datetime.now(UTC)
-        until = claim.until if claim.owner.is_near else min(claim.until, now + ELSEWHERE)
-        while claim.owner.may_live and datetime.now(UTC) < until:
+        until = claim.until if claim.owner.is_near else min(claim.until, datetime.now(UTC) + ELSEWHERE)
+        while claim.owner.may_live and datetime.now(UTC) < until and not is_given_up():
             await asyncio.sleep(LOOK_EVERY)
             found = await asyncio.to_thread(self.found)
             if isinstance(found, Recorded):
                 return found
         return doubtful
+
+    def is_at_work(self, at_work: Collection[str]) -> bool:
+        """Whether its claimant may be making the effect just now. Raises LedgerUnavailable."""
+        found = self.found()
+        if isinstance(found, Recorded) or found.claim is None:
+            return False
+        here = found.claim.owner == Owner.here()
+        lives = self.key in at_work if here else found.claim.owner.may_live
+        return lives and datetime.now(UTC) < found.claim.until
 
     def record(self, outcome: ToolOutcome) -> None:
         """Writes the result beside the claim. Raises OSError."""

@@ -4,6 +4,9 @@ import asyncio
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
@@ -14,6 +17,7 @@ from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
 from contracts.tool import ToolOutcome, ToolRoute, failed
 
+MOST_THREADS = 32  # calls of one plain function at the same time
 KEY_PARAMETER = "idempotency_key"  # a function that declares it is given the call's key
 
 
@@ -30,6 +34,8 @@ class PythonTool:
     def __init__(self, route: ToolRoute, target: str, description: str | None = None) -> None:
         self.route = route
         self._function = load(target)
+        # Of its own: calls that hang must not take the threads in which the runtime writes its files.
+        self._threads = ThreadPoolExecutor(MOST_THREADS, f"tool-{route.name}")
         parameters = _parameters(self._function, target)
         self._takes_key = KEY_PARAMETER in parameters
         fields: dict[str, Any] = {}
@@ -59,10 +65,11 @@ class PythonTool:
             if inspect.iscoroutinefunction(self._function):
                 result = await self._function(**values)
             else:
-                result = await asyncio.to_thread(self._function, **values)
+                call = partial(copy_context().run, partial(self._function, **values))
+                result = await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except (ConnectionError, TimeoutError) as error:
             raise TransientFailure(ToolFault.unreachable, f"{type(error).__name__}: {error}") from error
-        except Exception as error:  # noqa: BLE001 - whatever the user's function raises is for the model to read
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's function raises is for the model
             return failed(ToolFault.tool_error, f"{type(error).__name__}: {error}")
         try:
             return ToolOutcome(result=from_json(to_json(result, fallback=str)))

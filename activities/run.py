@@ -15,14 +15,14 @@ from activities.project import Project
 from activities.store import Store
 from activities.transcript import Transcripts, Wanted, keep_segment
 from activities.workspace import Workspace
-from contracts.agent import Agent, Definition, Opening, OpeningRequest
+from contracts.agent import Definition, Opening, OpeningRequest
 from contracts.journal import Journal
-from contracts.limits import LimitOverrides
 from contracts.run import Closed, CloseRequest
 from decisions import builtins
 from decisions.calls import text_of
 from decisions.ids import run_id_of
 from decisions.journal import render
+from decisions.limits import effective
 from decisions.transcript import Transcript
 
 
@@ -52,7 +52,7 @@ class Runs:
             model=definition.model,
             definition=ref,
             tools=tools,
-            limits=_merged(agent, self._project),
+            limits=effective(agent.limits, self._project.limits),
             workspace=str(workspace.root),
         )
 
@@ -87,10 +87,6 @@ class Runs:
 
 def _run_id() -> str:
     return run_id_of(activity.info().workflow_id or "")
-
-
-def _merged(agent: Agent, project: Project) -> LimitOverrides:
-    return project.limits.model_copy(update=agent.limits.model_dump(exclude_none=True))
 
 
 def _lay_out(workspace: Workspace, goal: str, definition: Definition) -> None:

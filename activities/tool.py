@@ -1,10 +1,10 @@
 """The activity `call_tool`: one call of one tool, and what becomes of a large result."""
 
 import asyncio
-from collections.abc import Coroutine
+from dataclasses import replace
 from datetime import timedelta
-from time import monotonic, perf_counter
-from typing import Any, TypeVar
+from time import perf_counter
+from typing import Any
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
@@ -14,29 +14,26 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from activities.attempts import WORKER_SHUTDOWN, was_lost
+from activities.attempts import was_lost
+from activities.effect import ERROR_BYTES, GRACE, final, whole, within
 from activities.heartbeat import beating
-from activities.ledger import Doubtful, Entry, LedgerUnavailable, Recorded
+from activities.ledger import Doubtful, Entry, Granted, LedgerUnavailable, Recorded, digest
 from activities.project import Project
 from activities.redaction import redacted
 from activities.store import Store
 from activities.toolkit import CallContext, TransientFailure
 from activities.trace import event, record
 from activities.transcript import TranscriptMismatch, Transcripts, Wanted
-from activities.workspace import Workspace
+from activities.workspace import OutsideWorkspace, Workspace
 from contracts.failures import Stop, ToolFault
-from contracts.tool import RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, failed
+from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, failed
 from decisions.ids import request_key, result_key, run_id_of
 from decisions.narrate import call_line
 from decisions.transcript import result_part
 
 INLINE_BYTES = 64 * 1024  # of a result's JSON; more becomes an artifact
 EXCERPT_BYTES = 4 * 1024
-ERROR_BYTES = 8 * 1024
 MOST_WAIT = 60.0  # seconds that a server's `retry-after` may ask for
-GRACE = timedelta(seconds=3)  # beyond a tool's own timeout; the activity's is longer still
-
-T = TypeVar("T")
 
 
 class ToolCalls:
@@ -72,14 +69,13 @@ class ToolCalls:
         return outcome
 
     async def _run(self, call: ToolCall, workspace: Workspace, store: Store) -> ToolOutcome:
-        tool = self._project.tools.get(call.tool)
-        timeout = tool.route.timeout if tool else timedelta()
         if call.effect is Effect.once:
-            return await self._once(call, timeout, await self._begun(call, workspace, store))
-        arguments = await self._arguments(call, store)
-        made = self._made(call, arguments, workspace)
+            return await whole(self._once(call, workspace, store), self._drain)
+        made = self._made(call, await self._arguments(call, store), workspace)
         try:
-            outcome = await (made if call.effect is Effect.read else whole(made, timeout, self._drain))
+            if call.effect is Effect.read:
+                return self._clean(await made)
+            return self._clean(await whole(within(_timeout(), made), self._drain))
         except TransientFailure as passing:
             asked = min(max(passing.retry_after, 0.0), MOST_WAIT) if passing.retry_after is not None else None
             attempt = activity.info().attempt
@@ -91,7 +87,6 @@ class ToolCalls:
                 type=passing.kind,
                 next_retry_delay=None if asked is None else timedelta(seconds=asked),
             ) from None
-        return self._clean(outcome)
 
     async def _made(self, call: ToolCall, arguments: dict[str, Any], workspace: Workspace) -> ToolOutcome:
         """The call itself, or why it cannot be made. Raises TransientFailure."""
@@ -103,38 +98,58 @@ class ToolCalls:
             return failed(ToolFault.invalid_arguments, f"{where}: {wrong.message[:500]}")
         return await tool.run(arguments, _context(call, workspace))
 
-    async def _begun(self, call: ToolCall, workspace: Workspace, store: Store) -> Coroutine[Any, Any, ToolOutcome]:
-        """The effect, ready to be awaited. What is needed for it is there before anything is claimed."""
+    async def _once(self, call: ToolCall, workspace: Workspace, store: Store) -> ToolOutcome:
+        """Claim, effect, record. What was claimed before is looked up, not made, whatever is wrong with it now."""
         try:
             arguments = await self._arguments(call, store)
         except (RPCError, OSError, TranscriptMismatch) as error:
             raise _not_begun(f"the arguments cannot be had: {error}") from None
-        return self._made(call, arguments, workspace)
-
-    async def _once(self, call: ToolCall, timeout: timedelta, effect: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
-        """Claim, effect, record. What was claimed before is looked up, not made, whatever is wrong with it now."""
-        key = _key(call)
-        page = Entry(self._project.stores.of(call.owner or _run_id()), key, call.step, call.attempt)
+        if activity.is_cancelled():
+            return failed(ToolFault.interrupted, "the run was stopped before this call was made")
+        page, timeout = self._page(call, arguments), _timeout()
         try:
-            claimed = await asyncio.to_thread(page.claim, call.tool, timeout + GRACE)
-            if isinstance(claimed, Doubtful):
-                claimed = await page.settled(claimed, self._at_work)
-            if isinstance(claimed, Recorded):
-                return claimed.outcome
-            if isinstance(claimed, Doubtful):
-                raise ApplicationError(f"{call.tool} may have happened", type=Stop.in_doubt, non_retryable=True)
-            self._at_work.add(key)
-            if claimed.has_lapsed:
-                outcome = failed(ToolFault.interrupted, "not made: its worker stood still before it began")
-            else:
-                outcome = self._clean(await _final(whole(effect, timeout, self._drain)))
+            claimed = await self._claimed(page, call, timeout)
         except LedgerUnavailable as unavailable:
             raise _not_begun(str(unavailable)) from None
+        if isinstance(claimed, Recorded):
+            return claimed.outcome
+        if isinstance(claimed, Doubtful):
+            raise ApplicationError(f"{call.tool} may have happened", type=Stop.in_doubt, non_retryable=True)
+        if claimed.has_lapsed:
+            outcome = failed(ToolFault.interrupted, "not made: its worker stood still before it began")
+            return await self._recorded(page, outcome, call, workspace)
+        self._at_work.add(page.key)
+        try:
+            made = self._made(call, arguments, workspace)
+            outcome = self._clean(await final(within(timeout, made)))
+            return await self._recorded(page, outcome, call, workspace)
         finally:
-            effect.close()  # nothing, where it was awaited
-            self._at_work.discard(key)
+            self._at_work.discard(page.key)
+
+    def _page(self, call: ToolCall, arguments: dict[str, Any]) -> Entry:
+        return Entry(
+            store=self._project.stores.of(call.owner or _run_id()),
+            key=_key(call),
+            step=call.step,
+            generation=call.attempt,
+            execution=call.execution or "",
+            call=digest(call.tool, arguments),
+        )
+
+    async def _claimed(self, page: Entry, call: ToolCall, timeout: timedelta) -> Granted | Recorded | Doubtful:
+        if page.generation > 1:
+            # A person said "run again", and the call may be at work all the same, on a machine that was cut off.
+            before = replace(page, generation=page.generation - 1, key=_key(call, call.attempt - 1))
+            if await asyncio.to_thread(before.is_at_work, self._at_work):
+                raise LedgerUnavailable("the call before this one may still be at work")
+        claimed = await asyncio.to_thread(page.claim, call.tool, timeout + GRACE)
+        if isinstance(claimed, Doubtful):
+            return await page.settled(claimed, self._at_work, activity.is_cancelled)
+        return claimed
+
+    async def _recorded(self, page: Entry, outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
         if is_large(outcome):
-            outcome = await asyncio.to_thread(fitted, outcome, call, self._project.workspace(_run_id()))
+            outcome = await asyncio.to_thread(fitted, outcome, call, workspace)
         try:
             await asyncio.to_thread(page.record, outcome)
         except OSError as error:  # history will have the result, unless this worker dies within the moment
@@ -171,56 +186,6 @@ class ToolCalls:
         record(workspace, line)
 
 
-async def whole(effect: Coroutine[Any, Any, T], timeout: timedelta, drain: timedelta) -> T:
-    """An effect that has begun is finished whatever is asked of the activity, except where its worker must go.
-
-    `drain` is how long a worker that stops waits for its activities. Raises TransientFailure where the effect does not
-    end in time.
-    """
-    task = asyncio.create_task(effect)
-    # A cancel comes only once: after one of the run's, the worker's own would not be heard.
-    stopping = asyncio.create_task(activity.wait_for_worker_shutdown())
-    deadline = monotonic() + (timeout + GRACE).total_seconds()
-    try:
-        while not task.done():
-            was_stopping = stopping.done()
-            try:
-                await asyncio.wait(
-                    {task} if was_stopping else {task, stopping},
-                    timeout=deadline - monotonic(),
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-            except asyncio.CancelledError:
-                details = activity.cancellation_details()
-                if details is not None and details.worker_shutdown:
-                    raise
-            if stopping.done() and not was_stopping:
-                deadline = min(deadline, monotonic() + drain.total_seconds())
-            if not task.done() and monotonic() >= deadline:
-                if stopping.done():
-                    raise ApplicationError("the worker stops, and the effect did not end", type=WORKER_SHUTDOWN)
-                raise TransientFailure(ToolFault.timeout, f"it did not end within {timeout.total_seconds():g} s")
-        return task.result()
-    finally:
-        task.cancel()
-        stopping.cancel()
-
-
-async def _final(effect: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
-    """Any failure is final for what must not be repeated. Only a worker that must go leaves it open."""
-    try:
-        return await effect
-    except TransientFailure as passing:
-        kind, message = passing.kind, passing.message
-    except ApplicationError as error:
-        if error.type == WORKER_SHUTDOWN:
-            raise
-        kind, message = error.type or ToolFault.tool_error, error.message
-    except Exception as error:  # noqa: BLE001 - whatever a tool raises, the call was made
-        kind, message = ToolFault.tool_error, f"{type(error).__name__}: {error}"
-    return failed(kind, f"{message[:ERROR_BYTES]} (it may have happened)", retryable=True)
-
-
 def _not_begun(why: str) -> ApplicationError:
     return ApplicationError(why[:ERROR_BYTES], type=Stop.not_begun, non_retryable=True)
 
@@ -229,9 +194,15 @@ def _run_id() -> str:
     return run_id_of(activity.info().workflow_id or "")
 
 
-def _key(call: ToolCall) -> str:
+def _key(call: ToolCall, generation: int | None = None) -> str:
     """The same on every attempt, and in a run that resumes the one that first made the call."""
-    return request_key(call.owner or _run_id(), call.step, call.attempt)
+    return request_key(call.owner or _run_id(), call.step, generation or call.attempt)
+
+
+def _timeout() -> timedelta:
+    """The tool's, as it was when the run began: the activity's own is longer by a margin."""
+    most = activity.info().start_to_close_timeout or timedelta()
+    return most - CALL_MARGIN if most > CALL_MARGIN else most  # Temporal cuts it where the whole run's time runs out
 
 
 def _context(call: ToolCall, workspace: Workspace) -> CallContext:
@@ -286,9 +257,9 @@ def fitted(outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOu
     }
     try:
         workspace.write(path, data)
-    except OSError as error:
+    except (OSError, OutsideWorkspace) as error:
         result |= {
             "artifact_path": None,
-            "lost": f"only the excerpt is left, the disk refused the rest: {error.strerror}",
+            "lost": f"only the excerpt is left, the disk refused the rest: {error}",
         }
     return outcome.model_copy(update={"result": result})

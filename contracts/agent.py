@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from contracts.limits import LimitOverrides
+from contracts.limits import LimitOverrides, Limits
 from contracts.tool import ToolRoute
 from contracts.value import Value
 
@@ -45,7 +45,7 @@ class Opening(Value):
     model: str
     definition: str
     tools: tuple[ToolRoute, ...]
-    limits: LimitOverrides
+    limits: Limits  # of agent, file and defaults: decided here, so that a replay does not depend on a later default
     workspace: str
 
 

@@ -46,6 +46,8 @@ class Call(Value):
     effect: Effect
     step: int | None
     arguments: dict[str, Any]
+    approved: bool = False  # exactly this call, by a person
+    generation: int = 1  # grows when a person decides "run again"
     outcome: ToolOutcome | None = None
 
 
@@ -62,10 +64,12 @@ class Inheritance(Value):
 
     run_id: str
     through: int
+    execution: str = ""  # its first Temporal execution
 
 
 class RunState(Value):
     run_id: str
+    execution: str = ""  # the first Temporal execution: another run may be started under the same id
     goal: str
     agent: str
     context: dict[str, Any]
@@ -73,6 +77,7 @@ class RunState(Value):
     created_at: datetime
     updated_at: datetime
     limits: Limits
+    requested: dict[str, Any] = Field(default_factory=dict)  # the limits that the start event set
     status: RunStatus = RunStatus.queued
     model: str = ""
     definition: str = ""
@@ -95,6 +100,7 @@ class RunState(Value):
     last_finding: str = ""
     ignored: tuple[str, ...] = ()  # the latest signals that had no effect, and why
     inherited: tuple[Inheritance, ...] = ()  # of a resumed or forked run, the eldest first
+    doubtful: tuple[str, ...] = ()  # tool uses that were in flight when the origin ended
     interrupted: bool = False  # work was lost with a worker since the model was last asked
     refused_definition: str | None = None  # a newer one, which a person decided against
     ending: Ending | None = None
@@ -109,9 +115,13 @@ class Continuation(Value):
 
 
 class InheritRequest(Value):
-    """The input of the activity `inherit`: continue `run_id`, or fork it after `step`, and `say` something more."""
+    """The input of the activity `inherit`: continue `run_id`, or fork it after `step`, and `say` something more.
+
+    `execution` is the heir's first Temporal execution.
+    """
 
     run_id: str
+    execution: str
     step: int | None = None
     say: str | None = None
 

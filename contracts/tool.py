@@ -1,5 +1,6 @@
 """What a tool is, one call of it, and what came back."""
 
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ from contracts.duration import Duration
 from contracts.value import Value
 
 RETRY_DELAYS = (0.5, 2.0, 8.0)  # seconds (B1)
+CALL_MARGIN = timedelta(seconds=5)  # an activity's timeout over the tool's own, which speaks first
 
 
 class Effect(StrEnum):
@@ -51,7 +53,8 @@ class ToolCall(Value):
     `arguments` is None where they are large: they are in the transcript already, as the model wrote them, and
     a byte of conversation enters history once. The activity then looks `tool_use_id` up there, in the transcript
     of `length` parts whose hash is `head`. `owner` is the run under whose id the call was first made, where it is
-    not this one: a resumed run keeps its origin's keys, and its page of the ledger.
+    not this one: a resumed run keeps its origin's keys, and its page of the ledger. `execution`, of `once` calls, is
+    the first Temporal execution of that run: another run may be started under the same id.
     """
 
     step: int
@@ -63,6 +66,7 @@ class ToolCall(Value):
     length: int = 0
     head: str = ""
     owner: str | None = Field(default=None, exclude_if=lambda owner: owner is None)
+    execution: str | None = Field(default=None, exclude_if=lambda execution: execution is None)
 
 
 class ToolError(Value):

@@ -79,7 +79,9 @@ def _refused(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolRoute
 
 def needs_approval(state: RunState, call: Call) -> bool:
     route = next((r for r in state.tools if r.name == call.tool), None)
-    return route is not None and route.approval is Approval.always and call.tool not in state.approved_tools
+    if call.approved or call.tool in state.approved_tools:
+        return False
+    return route is not None and route.approval is Approval.always
 
 
 def next_batch(state: RunState) -> tuple[Call, ...]:

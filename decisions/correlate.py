@@ -8,6 +8,7 @@ from contracts.events import ToolResultPayload
 from contracts.failures import ToolFault
 from contracts.run import RunState
 from contracts.tool import ToolError, ToolOutcome, failed
+from decisions.resume import origin_of
 
 MOST_RESULT_BYTES = 512 * 1024  # as JSON; a page of the transcript must be able to carry it, with JSON's escapes
 MOST_ERROR = 8 * 1024  # characters
@@ -27,7 +28,9 @@ ESCALATES = frozenset({Verdict.step_never_issued, Verdict.wrong_tool})
 
 
 def correlate(state: RunState, result: ToolResultPayload) -> Verdict:
-    if result.run_id != state.run_id:
+    origin = origin_of(state, result.step)
+    # Whoever was handed the request by the origin knows nothing of a run that resumes it.
+    if result.run_id != state.run_id and (origin is None or result.run_id != origin.run_id):
         return Verdict.foreign_run
     if state.ending is not None:
         return Verdict.run_terminal

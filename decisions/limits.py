@@ -1,6 +1,8 @@
-"""Which limit is in force: run over agent and file over default, up or down."""
+"""Which limit is in force: run over agent over file over default, up or down."""
 
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from contracts.limits import LimitOverrides, Limits
 
@@ -11,5 +13,15 @@ def effective(*overrides: LimitOverrides) -> Limits:
     """The nearest comes first."""
     merged = DEFAULTS
     for layer in reversed(overrides):
-        merged = merged.model_copy(update=layer.model_dump(exclude_none=True))
+        merged = with_requested(merged, set_in(layer))
     return merged
+
+
+def set_in(overrides: LimitOverrides) -> dict[str, Any]:
+    """What is set there, as JSON holds it: what a run carries must be read by other versions too."""
+    return overrides.model_dump(mode="json", exclude_none=True)
+
+
+def with_requested(limits: Limits, requested: Mapping[str, Any]) -> Limits:
+    """Limits that are not known here are left out."""
+    return Limits.model_validate({**limits.model_dump(mode="json"), **requested})

@@ -149,21 +149,36 @@ def issued(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunState:
 
 
 def reissued(state: RunState, step: int, now: datetime) -> RunState:
-    """A person decided "run again": the same step, one attempt more."""
+    """The same step, one attempt more."""
     pending = tuple(
         p.model_copy(update={"attempt": p.attempt + 1, "since": now}) if p.step == step else p for p in state.pending
     )
     return state.model_copy(update={"pending": pending, "updated_at": now})
 
 
+def approved(state: RunState, call: Call) -> RunState:
+    """A person has approved exactly this call."""
+    return _with(state, call.model_copy(update={"approved": True}))
+
+
+def made_again(state: RunState, call: Call) -> tuple[RunState, Call]:
+    """A person decided "run again": under a new key."""
+    again = call.model_copy(update={"generation": call.generation + 1})
+    return _with(state, again), again
+
+
+def _with(state: RunState, call: Call) -> RunState:
+    calls = tuple(call if each.tool_use_id == call.tool_use_id else each for each in state.calls)
+    return state.model_copy(update={"calls": calls})
+
+
 def settled(state: RunState, call: Call, outcome: ToolOutcome, now: datetime) -> RunState:
     """A call has its outcome, and is pending no longer."""
-    calls = tuple(
-        c.model_copy(update={"outcome": outcome}) if c.tool_use_id == call.tool_use_id else c for c in state.calls
-    )
     artifacts = state.artifacts + tuple(a for a in outcome.artifacts if a not in state.artifacts)
     update = {
-        "calls": calls,
+        "calls": tuple(
+            c.model_copy(update={"outcome": outcome}) if c.tool_use_id == call.tool_use_id else c for c in state.calls
+        ),
         "artifacts": artifacts,
         "pending": tuple(p for p in state.pending if p.step != call.step),
         "journal": state.journal.model_copy(update={"artifacts": artifacts}),

@@ -26,7 +26,7 @@ MOST_NAMED = 20  # findings of one problem
 MEND = "roll the workers back, or mend their code, and it goes on by itself"
 _CUT_SHORT = frozenset({Standing.failed, Standing.cancelled, Standing.terminated, Standing.timed_out})
 _VIOLATIONS = frozenset({Escalation.step_never_issued, Escalation.wrong_tool})
-_CLAIM = re.compile(r"step-(\d+)(?:-(\d+))?\.claim")
+_CLAIM = re.compile(r"(?:([0-9a-f]+)-)?step-(\d+)(?:-(\d+))?\.claim")
 
 
 def wedged(run_id: str, reported: Sequence[str]) -> Finding:
@@ -71,21 +71,24 @@ def unattended(run_id: str, task_queue: str) -> Finding:
 
 @dataclass(frozen=True, order=True)
 class Page:
-    """A page of the ledger: one call, in one generation."""
+    """A page of the ledger: one call, in one generation. `of` tells runs apart that had one id."""
 
     step: int
     generation: int
+    of: str = ""
 
     @property
     def name(self) -> str:
-        return f"step-{self.step:05}" + (f"-{self.generation}" if self.generation > 1 else "")
+        stem = f"{self.of}-step-{self.step:05}" if self.of else f"step-{self.step:05}"
+        return stem + (f"-{self.generation}" if self.generation > 1 else "")
 
 
 def loose(names: Iterable[str]) -> list[Page]:
     """The claims of a ledger that have no result. A later generation shows that a person settled the one before it."""
     there = set(names)
-    claims = [Page(int(found[1]), int(found[2] or 1)) for name in there if (found := _CLAIM.fullmatch(name))]
-    latest: dict[int, Page] = {page.step: page for page in sorted(claims)}
+    matches = [found for name in there if (found := _CLAIM.fullmatch(name))]
+    claims = [Page(int(found[2]), int(found[3] or 1), found[1] or "") for found in matches]
+    latest = {(page.step, page.of): page for page in sorted(claims)}
     return [page for _, page in sorted(latest.items()) if f"{page.name}.result" not in there]
 
 

@@ -8,13 +8,23 @@ from datetime import datetime
 
 from contracts.failures import ToolFault
 from contracts.journal import Journal
-from contracts.run import Inheritance, RunState, RunStatus
+from contracts.run import Call, Inheritance, RunState, RunStatus
 from contracts.tool import Effect, failed
 from contracts.transcript import Part, PartKind
 from contracts.turn import Usage
 from decisions.builtins import REFRAME
-from decisions.transcript import note_part, result_part
+from decisions.transcript import call_part, note_part, result_part
 
+_NOT_MADE = frozenset(
+    {
+        ToolFault.denied,
+        ToolFault.invalid_arguments,
+        ToolFault.unknown_tool,
+        ToolFault.broken_json,
+        ToolFault.budget,
+        ToolFault.interrupted,
+    }
+)
 RESUMABLE = frozenset({RunStatus.failed, RunStatus.timed_out})
 
 
@@ -28,15 +38,16 @@ def refusal(run_id: str, status: RunStatus) -> str | None:
     return f"run {run_id} is {status}; it goes on by itself wherever a worker is"
 
 
-def owner_of(state: RunState, step: int) -> str | None:
+def origin_of(state: RunState, step: int) -> Inheritance | None:
     """The run under whose keys a step is made, where it is not this run."""
-    return next((each.run_id for each in state.inherited if step <= each.through), None)
+    return next((each for each in state.inherited if step <= each.through), None)
 
 
-def resumed(origin: RunState, run_id: str, now: datetime) -> RunState:
+def resumed(origin: RunState, run_id: str, execution: str, now: datetime) -> RunState:
     """The origin's state at its last safe point. Calls without an outcome are made, or looked up, under its keys."""
     changes = {
         "run_id": run_id,
+        "execution": execution,
         "created_at": now,
         "updated_at": now,
         "status": RunStatus.running if origin.definition else RunStatus.queued,
@@ -46,7 +57,8 @@ def resumed(origin: RunState, run_id: str, now: datetime) -> RunState:
         "unusable_replies": 0,
         "approved_tools": (),
         "ignored": (),
-        "inherited": (*origin.inherited, Inheritance(run_id=origin.run_id, through=origin.step)),
+        "inherited": (*origin.inherited, _heritage(origin, origin.step)),
+        "doubtful": tuple(call.tool_use_id for call in _open_effects(origin)),
         "interrupted": bool(origin.definition),
     }
     return origin.model_copy(update=changes)
@@ -64,7 +76,7 @@ def cut_after(origin: RunState, parts: Sequence[Part], step: int, say: str | Non
     return (*_through(parts, step), note_part(_told(origin, parts, step, say)))
 
 
-def forked(origin: RunState, kept: Sequence[Part], step: int, run_id: str, now: datetime) -> RunState:
+def forked(origin: RunState, kept: Sequence[Part], step: int, run_id: str, execution: str, now: datetime) -> RunState:  # noqa: PLR0913 - facts
     """The state that goes with what `cut_after` kept. What the origin has cost is not counted again."""
     reframes = sum(p.about.get("tool") == REFRAME and not p.content[0].get("is_error") for p in kept)
     changes = {
@@ -79,9 +91,14 @@ def forked(origin: RunState, kept: Sequence[Part], step: int, run_id: str, now: 
         "journal": Journal(objective=origin.journal.objective),
         "last_finding": "",
         # Only for the lineage: later steps are this run's own, however they are numbered in the origin.
-        "inherited": (Inheritance(run_id=origin.run_id, through=step),),
+        "inherited": (_heritage(origin, step),),
+        "doubtful": (),
     }
-    return resumed(origin, run_id, now).model_copy(update=changes)
+    return resumed(origin, run_id, execution, now).model_copy(update=changes)
+
+
+def _heritage(origin: RunState, through: int) -> Inheritance:
+    return Inheritance(run_id=origin.run_id, through=through, execution=origin.execution)
 
 
 def _through(parts: Sequence[Part], step: int) -> list[Part]:
@@ -108,17 +125,28 @@ def _not_made(part: Part) -> Part:
 def _told(origin: RunState, parts: Sequence[Part], step: int, say: str | None) -> str:
     """The model is told the truth: what its origin did afterwards is not undone."""
     effects = later_effects(origin, parts, step)
-    done = (
-        f" It went on from here and made: {', '.join(effects)}. That has happened, and is not undone."
-        if effects
-        else ""
-    )
+    done = f" It went on and made: {', '.join(effects)}. That has happened, and is not undone." if effects else ""
+    flight = [f"{c.tool} (step {c.step})" for c in _open_effects(origin) if (c.step or 0) > step]
+    doubt = f" In flight when the fork was made: {', '.join(flight)}; it may have happened." if flight else ""
     said = f"\n\n{say}" if say else " Go on from here."
-    return f"This is a fork of run {origin.run_id}, after step {step}.{done}{said}"
+    return f"This is a fork of run {origin.run_id}, after step {step}.{done}{doubt}{said}"
 
 
 def later_effects(origin: RunState, parts: Sequence[Part], step: int) -> tuple[str, ...]:
     """The effects that the origin made after `step`, as "charge (step 5)"."""
     effects = {route.name for route in origin.tools if route.effect is not Effect.read}
-    later = [p for p in parts if (p.about.get("step") or 0) > step and p.about.get("tool") in effects]
-    return tuple(f"{p.about['tool']} (step {p.about['step']})" for p in later)
+    settled = [call_part(call) for call in origin.calls if call.outcome is not None]
+    later = [p for p in (*parts, *settled) if (p.about.get("step") or 0) > step and p.about.get("tool") in effects]
+    return tuple(f"{p.about['tool']} (step {p.about['step']})" for p in later if not _was_refused(p))
+
+
+def _was_refused(part: Part) -> bool:
+    """An error that says the call was not made."""
+    block = part.content[0]
+    return bool(block.get("is_error")) and str(block["content"]).partition(":")[0] in _NOT_MADE
+
+
+def _open_effects(origin: RunState) -> list[Call]:
+    """Calls in flight that change something."""
+    in_flight = {pending.step for pending in origin.pending}
+    return [c for c in origin.calls if c.outcome is None and c.effect is not Effect.read and c.step in in_flight]

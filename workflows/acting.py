@@ -1,7 +1,6 @@
 """Carrying out the calls of a turn: each goes where its kind says, and ends with exactly one outcome."""
 
 import asyncio
-from datetime import timedelta
 from typing import Any
 
 from pydantic_core import to_json
@@ -13,12 +12,12 @@ from contracts.failures import ToolFault
 from contracts.question import QuestionKind
 from contracts.run import Call
 from contracts.signals import Decision
-from contracts.tool import RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, ToolRoute, failed
+from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, ToolRoute, failed
 from decisions import loop, narrate
 from decisions.builtins import ASK_HUMAN, CONTROL
 from decisions.calls import needs_approval
 from decisions.loop import IN_DOUBT
-from decisions.resume import owner_of
+from decisions.resume import origin_of
 from workflows import events
 from workflows.confidential import readable
 from workflows.fate import Fate, fate, told
@@ -76,34 +75,34 @@ async def _approve(run: LiveRun, call: Call) -> ToolOutcome | None:
         return failed(ToolFault.denied, f"a person denied this call: {answer.text or 'no reason given'}")
     if answer.decision is Decision.approve_tool:
         run.update(approved_tools=(*run.state.approved_tools, call.tool))
+    run.state = loop.approved(run.state, call)
     return None
 
 
 async def _run_tool(run: LiveRun, call: Call) -> ToolOutcome:
     """A call that may have happened is never repeated by the runtime: a person settles it (B9)."""
-    generation = 1
     while True:
-        outcome = await _made(run, call, generation)
+        outcome = await _made(run, call)
         if outcome is None:
             outcome = await _settle_doubt(run, call)
         if outcome is not None:
             return outcome
-        generation += 1
+        run.state, call = loop.made_again(run.state, call)
         run.state = loop.reissued(run.state, call.step or 0, workflow.now())
 
 
-async def _made(run: LiveRun, call: Call, generation: int) -> ToolOutcome | None:
+async def _made(run: LiveRun, call: Call) -> ToolOutcome | None:
     """The call's outcome; None where only a person can tell. What a lost worker left behind is looked up first."""
     lost, wait = 0, FIRST_WAIT
     while True:
         run.in_flight(call)
         try:
-            outcome: ToolOutcome = await run.halt.stoppable(_schedule(run, call, generation))
+            outcome: ToolOutcome = await run.halt.stoppable(_schedule(run, call))
         except ActivityError as error:
             end = fate(error)
-            if end is Fate.in_doubt:
+            if _is_in_doubt(end, call, lost):
                 return None
-            if end in UNBEGUN and call.effect is Effect.once and not lost:
+            if end in UNBEGUN and call.effect is Effect.once and not (lost or _was_begun(run, call)):
                 run.landed(call)
             if end is Fate.cancelled:
                 raise asyncio.CancelledError from None
@@ -125,41 +124,57 @@ async def _made(run: LiveRun, call: Call, generation: int) -> ToolOutcome | None
             return outcome
 
 
+def _was_begun(run: LiveRun, call: Call) -> bool:
+    """Before this run, or before a person said "run again"."""
+    return call.tool_use_id in run.state.doubtful or call.generation > 1
+
+
+def _is_in_doubt(end: Fate, call: Call, lost: int) -> bool:
+    """Whether only a person can tell: the ledger says so, or it was lost each time that it was looked up."""
+    unknown = call.effect is Effect.once and end in (Fate.lost, Fate.late)
+    return end is Fate.in_doubt or (unknown and not _is_looked_up(end, call, lost))
+
+
 def _is_looked_up(end: Fate, call: Call, lost: int) -> bool:
     """Whether another attempt should see what became of this one."""
     return (end is Fate.lost and lost < MOST_LOST) or (end is Fate.late and call.effect is Effect.once and not lost)
 
 
-async def _schedule(run: LiveRun, call: Call, attempt: int) -> ToolOutcome:
+async def _schedule(run: LiveRun, call: Call) -> ToolOutcome:
     route = _route(run, call)
     large = len(to_json(call.arguments)) > INLINE_ARGUMENTS
+    origin = origin_of(run.state, call.step or 0)
     request = ToolCall(
         step=call.step or 0,
         tool=call.tool,
         tool_use_id=call.tool_use_id,
         arguments=None if large else call.arguments,
         effect=call.effect,
-        attempt=attempt,
+        attempt=call.generation,
         length=run.transcript.length if large else 0,
         head=run.transcript.head if large else "",
-        owner=owner_of(run.state, call.step or 0),
+        owner=origin.run_id if origin else None,
+        execution=(origin or run.state).execution if call.effect is Effect.once else None,
     )
     return await readable(
         run.halt,
         lambda: workflow.execute_activity_method(
             ToolCalls.call_tool,
             request,
-            start_to_close_timeout=route.timeout + timedelta(seconds=5),  # the tool's own timeout speaks first
+            start_to_close_timeout=route.timeout + CALL_MARGIN,
             heartbeat_timeout=HEARTBEAT,
             retry_policy=TOOL_RETRIES[call.effect],
             cancellation_type=WAIT_FOR_END,
-            summary=narrate.call_summary(call, attempt),
+            summary=narrate.call_summary(call, call.generation),
         ),
     )
 
 
 async def _settle_doubt(run: LiveRun, call: Call) -> ToolOutcome | None:
     """None where a person decides to run the call again."""
+    run.halt.check()
+    if call.kind is ToolKind.signal and run.has_result(call.step or 0):
+        return ToolOutcome(result="handed out")  # since its result has come
     text = f"`{narrate.call_line(call.tool, call.arguments)}` was interrupted and may have happened. Run it again?"
     events.emit(run, "agent_run.resume_unsafe", **_about(call))
     run.update(interrupted=True)
@@ -169,7 +184,7 @@ async def _settle_doubt(run: LiveRun, call: Call) -> ToolOutcome | None:
         return None
     if answer.decision is Decision.use_result:
         outcome = ToolOutcome(result=answer.text)
-        if call.kind is ToolKind.signal:
+        if call.kind is ToolKind.signal and not run.has_result(call.step or 0):
             run.keep_result(call.step or 0, outcome)
         return outcome
     return IN_DOUBT
@@ -180,18 +195,21 @@ async def _hand_out(run: LiveRun, call: Call) -> ToolOutcome:
     timeout = _route(run, call).timeout
     for attempt, delay in enumerate((*RETRY_DELAYS, None), start=1):
         handed_out = await _run_tool(run, call)
-        if handed_out.status == "error":
+        if handed_out.status == "error" and not run.has_result(call.step or 0):
             return handed_out
         run.in_flight(call)
         outcome = await run.outside_result(call.step or 0, call.tool, timeout)
         run.landed(call)
         if outcome is None:
-            return failed(ToolFault.timeout, f"no result came within {timeout}")
+            happened = "" if call.effect is Effect.read else "; it was handed out, and may have happened"
+            return failed(ToolFault.timeout, f"no result came within {timeout}{happened}")
         again = outcome.error is not None and outcome.error.retryable and call.effect is not Effect.once
         if not again or delay is None:
             return outcome
         events.emit(run, "agent.tool.retry", **_about(call), attempt=attempt + 1, delay_seconds=delay)
-        await run.halt.stoppable(workflow.sleep(delay, summary=f"retry {attempt} of {call.tool} · step {call.step}"))
+        with run.not_awaiting(call.step or 0):
+            retry = f"retry {attempt} of {call.tool} · step {call.step}"
+            await run.halt.stoppable(workflow.sleep(delay, summary=retry))
         run.state = loop.reissued(run.state, call.step or 0, workflow.now())
     raise AssertionError("the last attempt returns")
 

@@ -35,7 +35,7 @@ from contracts.transcript import Page, TranscriptQuery
 from contracts.turn import ModelTurn, TurnRequest
 from decisions import loop, narrate
 from decisions.endings import ending_event, handoff
-from decisions.limits import effective
+from decisions.limits import with_requested
 from decisions.transcript import Transcript, call_part, note_part, reply_part
 from workflows import events, halt
 from workflows.acting import act
@@ -68,7 +68,7 @@ class AgentRun:
         except asyncio.CancelledError:
             run.state = loop.halted(run.state, run.effects, workflow.now())
             rotated = False
-        if rotated:
+        if rotated and run.halt.reason is None:
             workflow.continue_as_new(Continuation(state=run.state, segments=run.segments))
         return await run.halt.outlast(self._end(run))
 
@@ -109,7 +109,7 @@ class AgentRun:
         run.set_status(RunStatus.running)
 
     async def _inherit(self, run: LiveRun, origin: ResumePayload) -> None:
-        request = InheritRequest(**origin.model_dump())
+        request = InheritRequest(**origin.model_dump(), execution=run.state.execution)
         try:
             inherited: Inherited = await self._read(run, Inheritances.inherit, request, f"go on from {origin.run_id}")
         except ActivityError as error:
@@ -132,7 +132,7 @@ class AgentRun:
             definition=opening.definition,
             tools=opening.tools,
             workspace=opening.workspace,
-            limits=effective(*run.requested, opening.limits),
+            limits=with_requested(opening.limits, run.state.requested),
         )
 
     async def _read(self, run: LiveRun, what: Any, request: Any, summary: str) -> Any:
@@ -181,6 +181,8 @@ class AgentRun:
         match answer.decision:
             case Decision.use_new:
                 await self._take_snapshot(run)
+                # The project may have moved on since the question: then what was shown is not what was decided on.
+                run.update(interrupted=run.state.definition != new)
             case Decision.stop:
                 run.halt.request(f"stopped by {answer.by or 'a person'}: the definition has changed")
             case _:

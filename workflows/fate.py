@@ -45,7 +45,8 @@ def told(error: ActivityError, effect: Effect) -> ToolOutcome:
     """The failure as an outcome for the model."""
     cause = error.cause
     if isinstance(cause, ApplicationError):
-        tried = "" if cause.non_retryable else " (three retries did not help)"
+        tried = " (it may have happened)" if effect is Effect.once else " (three retries did not help)"
+        tried = "" if cause.non_retryable else tried
         return failed(cause.type or ToolFault.tool_error, f"{cause.message}{tried}", retryable=not cause.non_retryable)
     happened = "" if effect is Effect.read else "; it may have happened"
     return failed(ToolFault.timeout, f"the call did not come to an end in time{happened}", retryable=True)

@@ -52,12 +52,15 @@ class Halt:
         Raises CancelledError where that was not enough.
         """
         task = asyncio.create_task(coroutine)
+        deadline: float | None = None
         while not task.done():
+            if deadline is None and most is not None and self.reason is not None:
+                deadline = workflow.time() + most.total_seconds()
             halted = self.reason is not None
             try:
                 await workflow.wait_condition(
                     lambda: task.done() or (self.reason is not None) != halted,  # noqa: B023 - awaited in this round
-                    timeout=most if halted else None,
+                    timeout=None if deadline is None else max(deadline - workflow.time(), 0.001),
                     timeout_summary="finish what is running, then stop",
                 )
             except asyncio.CancelledError:

@@ -3,8 +3,9 @@
 Handlers judge what arrives and keep it here; the loop waits for it here. Nothing is decided in this module.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -12,9 +13,16 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeUpdate, TypedSearchAttributes
 
 from contracts.agent import DEFAULT_AGENT
-from contracts.events import ResumeEvent, ResumePayload, StartEvent, StartPayload, ToolResultEvent
+from contracts.events import (
+    ResumeEvent,
+    ResumePayload,
+    StartEvent,
+    StartPayload,
+    ToolResultEvent,
+    ToolResultPayload,
+)
 from contracts.failures import Escalation
-from contracts.limits import LimitOverrides, limits_in
+from contracts.limits import limits_in
 from contracts.question import Question, QuestionKind
 from contracts.run import Call, Continuation, RunState, RunStatus
 from contracts.signals import HumanInput
@@ -22,7 +30,7 @@ from contracts.tool import Effect, ToolOutcome
 from contracts.transcript import Segment
 from decisions import ids, loop, narrate
 from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
-from decisions.limits import effective
+from decisions.limits import DEFAULTS, set_in, with_requested
 from decisions.question import DECISIONS, refusal
 from decisions.transcript import PAGE_BYTES, Transcript, goal_part
 from workflows import attributes
@@ -39,17 +47,17 @@ class LiveRun:
         state: RunState,
         transcript: Transcript,
         segments: tuple[Segment, ...],
-        requested: tuple[LimitOverrides, ...] = (),
         origin: ResumePayload | None = None,
     ) -> None:
         self.state = state
         self.origin = origin  # what this run goes on from
-        self.requested = requested  # the limits of the start event; they count once the agent's are known
         self.transcript = transcript
         self.segments = segments
         self.halt = Halt()
         self.effects: list[str] = []  # tool uses that may be having their effect just now
         self._results: dict[int, ToolOutcome] = {}
+        self._last: dict[int, ToolResultPayload] = {}  # by step: what was applied last
+        self._paused: list[int] = []  # steps whose request has not gone out again yet
         self._answer: HumanInput | None = None
         self._awaited = 0  # results from outside that the loop waits for
         self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
@@ -58,7 +66,7 @@ class LiveRun:
     def take_over(self, state: RunState, transcript: Transcript, segments: tuple[Segment, ...]) -> None:
         """Goes on from another run's state and conversation."""
         self.state, self.transcript, self.segments = state, transcript, segments
-        self.requested = (LimitOverrides(**state.limits.model_dump()),)
+        self.effects = list(state.doubtful)
         self.tell()
 
     @property
@@ -110,7 +118,10 @@ class LiveRun:
         """A `tool_result` from outside, judged in the order of A5."""
         result = event.payload
         verdict = correlate(self.state, result)
-        if verdict is Verdict.accepted and result.step not in self._results:
+        if self.halt.reason is not None and verdict is not Verdict.foreign_run:
+            verdict = Verdict.run_terminal
+        if verdict is Verdict.accepted and self._is_new(result):
+            self._last[result.step] = result
             self.keep_result(result.step, outcome_of(result))
         elif verdict in ESCALATES:
             reason = Escalation(verdict.value)
@@ -121,21 +132,46 @@ class LiveRun:
             why = Verdict.stale if verdict is Verdict.accepted else verdict
             self.ignore("tool_result", f"{why} (step {result.step}, tool {narrate.cut(result.tool, 80)})")
 
+    def _is_new(self, result: ToolResultPayload) -> bool:
+        """Events come at least once: one of an attempt that has been judged is not the next attempt's."""
+        is_repeated = result.completed_at is not None and self._last.get(result.step) == result
+        return result.step not in self._results and result.step not in self._paused and not is_repeated
+
+    @contextmanager
+    def not_awaiting(self, step: int) -> Iterator[None]:
+        """While its request has not gone out again, whatever comes is a duplicate."""
+        self._paused.append(step)
+        try:
+            yield
+        finally:
+            self._paused.remove(step)
+
+    def has_result(self, step: int) -> bool:
+        return step in self._results
+
     def keep_result(self, step: int, outcome: ToolOutcome) -> None:
         """What the wait for this step's result will find."""
         self._results[step] = outcome
 
     async def outside_result(self, step: int, tool: str, timeout: timedelta) -> ToolOutcome | None:
         """Waits for the result of a step; None where it does not come in time."""
-        summary = f"result of {tool} · step {step}"
+        if step not in self._results:
+            await self._wait_outside(step, f"result of {tool} · step {step}", timeout)
+        return self._results.pop(step, None)
+
+    async def _wait_outside(self, step: int, summary: str, timeout: timedelta) -> None:
+        self.halt.check()
         self._awaited += 1
         self.set_status(RunStatus.waiting_on_tool)
         wait = workflow.wait_condition(lambda: step in self._results, timeout=timeout, timeout_summary=summary)
         with suppress(TimeoutError):
-            await self.halt.stoppable(wait)
+            try:
+                await self.halt.stoppable(wait)
+            except asyncio.CancelledError:
+                if step not in self._results:  # one that has come is kept
+                    raise
         self._awaited -= 1
         self.set_status(RunStatus.waiting_on_tool if self._awaited else RunStatus.running)
-        return self._results.pop(step, None)
 
     async def ask(
         self,
@@ -147,6 +183,7 @@ class LiveRun:
         tool: str | None = None,
     ) -> HumanInput:
         """Opens the run's one question, and waits for the answer however long it takes."""
+        self.halt.check()
         number = self.state.questions + 1
         question = Question(
             id=ids.question_id(number),
@@ -189,16 +226,16 @@ def begin(args: Sequence[Any]) -> LiveRun:
         return LiveRun(carried.state, Transcript(last.end, last.head), carried.segments)
     if _type_of(args) == "agentic.resume":
         origin = read(ResumeEvent, args).payload
-        return LiveRun(_new(StartPayload(goal=f"go on from {origin.run_id}")), Transcript(), (), origin=origin)
+        return LiveRun(_new(StartPayload(goal=f"go on from {origin.run_id}")), Transcript(), (), origin)
     payload = read(StartEvent, args).payload
-    requested = (payload.limits, limits_in(payload.context))
-    state = _new(payload).model_copy(update={"limits": effective(*requested)})
+    requested = {**set_in(limits_in(payload.context)), **set_in(payload.limits)}
+    state = _new(payload).model_copy(update={"requested": requested, "limits": with_requested(DEFAULTS, requested)})
     transcript = Transcript()
     transcript.append(goal_part(payload.goal, payload.context))
     if transcript.size > PAGE_BYTES:
         took = f"goal and context take {transcript.size:,} bytes of conversation, and {PAGE_BYTES:,} is the most"
         raise invalid(f"{took}: put the rest into a file that a tool can read")
-    return LiveRun(state, transcript, (), requested)
+    return LiveRun(state, transcript, ())
 
 
 def _type_of(args: Sequence[Any]) -> Any:
@@ -215,5 +252,6 @@ def _new(payload: StartPayload) -> RunState:
         conversation_id=payload.conversation_id,
         created_at=now,
         updated_at=now,
-        limits=effective(),
+        limits=DEFAULTS,
+        execution=workflow.info().first_execution_run_id,
     )

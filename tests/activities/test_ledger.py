@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -193,3 +194,44 @@ def test_a_store_keeps_lists_and_clears(stores: Stores) -> None:
     store.clear()
     assert store.names("ledger") == []
     store.clear()
+
+
+def test_a_page_of_another_call_is_in_doubt_and_never_its_result(page: Entry) -> None:
+    page.claim("charge", TIMEOUT)
+    page.record(DONE)
+    other = replace(page, call=ledger.digest("charge", {"eur": 900}))
+    assert other.claim("charge", TIMEOUT) == Doubtful(None)
+
+
+def test_a_run_of_the_same_id_has_pages_of_its_own(page: Entry) -> None:
+    first = replace(page, execution="01a200ec-6681-755f-8626-32d6549a304d")
+    first.claim("charge", TIMEOUT)
+    first.record(DONE)
+    second = replace(page, execution="01a200ec-6681-755f-8626-aaaaaaaaaaaa")
+    assert isinstance(second.claim("charge", TIMEOUT), Granted)
+
+
+def test_a_client_that_sends_its_claim_twice_is_granted_it(page: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = type(page.store).create
+
+    def twice(store: Store, name: str, data: bytes) -> None:
+        create(store, name, data)
+        create(store, name, data)
+
+    monkeypatch.setattr(type(page.store), "create", twice)
+    assert isinstance(page.claim("charge", TIMEOUT), Granted)
+
+
+def test_an_earlier_generation_is_at_work_while_its_claimant_lives(
+    page: Entry, living: "subprocess.Popen[bytes]"
+) -> None:
+    assert not page.is_at_work(())
+    claimed_by(page, Owner(host=Owner.here().host, pid=living.pid, started=ledger._started(living.pid)))
+    assert page.is_at_work(())
+    living.kill()
+    living.wait()
+    assert not page.is_at_work(())
+    claimed_by(page, Owner(host="another", pid=1))
+    assert page.is_at_work(())
+    page.record(DONE)
+    assert not page.is_at_work(())

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from contracts.failures import RunFailure
 from contracts.run import Ending, Pending, RunStatus
-from contracts.tool import ToolOutcome
+from contracts.tool import ToolOutcome, failed
 from contracts.transcript import Part, PartKind
 from decisions.ids import resumed_id
-from decisions.resume import NoSuchStep, cut_after, forked, owner_of, refusal, resumed
+from decisions.resume import NoSuchStep, cut_after, forked, origin_of, refusal, resumed
 from decisions.transcript import add_message, goal_part, note_part, result_part
 
 
@@ -29,6 +29,11 @@ def conversation(turns: list[int]) -> list[Part]:
             parts.append(result_part(use, "look", step, ToolOutcome(result=f"seen {step}")))
     parts.append(Part(kind=PartKind.reply, content=[{"type": "text", "text": "done"}]))
     return parts
+
+
+def owner_of(state: Any, step: int) -> str | None:
+    origin = origin_of(state, step)
+    return origin.run_id if origin else None
 
 
 @given(turns=st.lists(st.integers(1, 4), max_size=6), data=st.data())
@@ -69,6 +74,16 @@ def test_a_fork_is_told_of_the_effects_that_came_after_it_and_of_no_reads(new_st
     assert "made:" not in cut_after(new_state(), parts, 4, None)[-1].content[0]["text"]
 
 
+def test_a_fork_is_told_of_the_open_turn_and_not_of_what_was_refused(new_state: Any, new_call: Any, now: Any) -> None:
+    done = new_call("save", 2, outcome=ToolOutcome(result="x"))
+    refused = new_call("save", 3, tool_use_id="r", outcome=failed("denied", "a person denied this call"))
+    open_ = new_call("charge", 4)
+    origin = new_state(calls=(done, refused, open_), pending=(Pending(step=4, tool="charge", since=now),))
+    note = cut_after(origin, conversation([1])[:-1], 1, None)[-1].content[0]["text"]
+    assert "made: save (step 2). That" in note
+    assert "In flight when the fork was made: charge (step 4); it may have happened." in note
+
+
 def test_a_resumed_run_carries_all_but_how_its_origin_ended(new_state: Any, new_call: Any, now: Any) -> None:
     origin = new_state(
         run_id="a",
@@ -81,26 +96,27 @@ def test_a_resumed_run_carries_all_but_how_its_origin_ended(new_state: Any, new_
         approved_tools=("charge",),
         ending=Ending(status=RunStatus.failed, text="no key", reason=RunFailure.model_refused),
     )
-    state = resumed(origin, "a.r2", now)
+    state = resumed(origin, "a.r2", "x2", now)
     assert (state.run_id, state.status, state.step, state.turns) == ("a.r2", RunStatus.running, 4, 3)
     assert (state.ending, state.pending, state.approved_tools, state.interrupted) == (None, (), (), True)
     assert state.calls == origin.calls
+    assert state.doubtful == (origin.calls[0].tool_use_id,)
     assert [owner_of(state, step) for step in (1, 4, 5)] == ["a", "a", None]
-    again = resumed(state.model_copy(update={"step": 6}), "a.r3", now)
+    again = resumed(state.model_copy(update={"step": 6}), "a.r3", "x3", now)
     assert [owner_of(again, step) for step in (4, 5, 6, 7)] == ["a", "a.r2", "a.r2", None]
 
 
 def test_the_later_steps_of_a_fork_are_its_own(new_state: Any, now: Any) -> None:
     origin = new_state(run_id="a", step=5, turns=5)
     kept = cut_after(origin, conversation([1, 1, 1]), 2, None)
-    state = forked(origin, kept, 2, "b", now)
+    state = forked(origin, kept, 2, "b", "xb", now)
     assert (state.step, state.turns, state.usage.input, state.cost_usd) == (2, 2, 0, 0.0)
     assert [owner_of(state, step) for step in (2, 3)] == ["a", None]
 
 
 def test_reframes_are_counted_as_far_as_a_fork_goes(new_state: Any, now: Any) -> None:
     parts = [goal_part("see", {}), result_part("a", "reframe", None, ToolOutcome()), note_part("x")]
-    assert forked(new_state(reframes=2), parts, 0, "b", now).reframes == 1
+    assert forked(new_state(reframes=2), parts, 0, "b", "xb", now).reframes == 1
 
 
 @pytest.mark.parametrize("status", list(RunStatus))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError, CancelledError
@@ -148,15 +149,17 @@ async def test_a_result_that_the_ledger_does_not_take_is_still_the_result(
 
 async def test_a_damaged_claim_is_asked_about(world: Any, tmp_path: Path) -> None:
     tool = charge()
-    async with world([CHARGE, FINISH], tool) as it:
+    async with world([CHARGE, FINISH], tool, works=False) as it:
+        run = await it.start(run_id="damaged")
+        execution = (await run.describe()).run_id
         ledger = tmp_path / "damaged" / ".store" / "ledger"
         ledger.mkdir(parents=True)
-        (ledger / "step-00001.claim").write_bytes(b"\x00\xff")
-        run = await it.start(run_id="damaged")
-        state = await it.until_state(run, question=True)
-        assert state["question"]["kind"] == "resume_unsafe"
-        await run.execute_update("answer", {"decision": "give_up"})
-        await run.result()
+        (ledger / f"{execution[-12:]}-step-00001.claim").write_bytes(b"\x00\xff")
+        async with it.worker():
+            state = await it.until_state(run, question=True)
+            assert state["question"]["kind"] == "resume_unsafe"
+            await run.execute_update("answer", {"decision": "give_up"})
+            await run.result()
     assert tool.calls == []
 
 
@@ -361,7 +364,7 @@ async def test_whatever_an_effect_raises_is_recorded_as_what_may_have_happened(w
         run = await it.start(run_id="broken")
         await run.result()
         assert (await it.results(run))[0][1] == "tool_error: KeyError: 'eur' (it may have happened)"
-    assert "it may have happened" in (tmp_path / "broken/.store/ledger/step-00001.result").read_text()
+    assert "it may have happened" in next((tmp_path / "broken/.store/ledger").glob("*.result")).read_text()
     assert len(tool.calls) == 1
 
 
@@ -396,3 +399,103 @@ async def test_who_stood_still_between_claim_and_effect_does_not_make_it_and_say
         await run.result()
         assert (await it.results(run))[0][1] == "interrupted: not made: its worker stood still before it began"
     assert tool.calls == []
+
+
+async def test_a_second_run_under_one_id_makes_its_own_effects(world: Any) -> None:
+    paid: list[int] = []
+
+    def pay(arguments: Any, context: Any) -> str:
+        paid.append(arguments["eur"])
+        return f"receipt for {arguments['eur']}"
+
+    def script(body: dict[str, Any]) -> Any:
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        return FINISH if turn else calls(("charge", {"eur": int(body["messages"][0]["content"][0]["text"])}))
+
+    async with world(script, ScriptedTool("charge", pay, effect=Effect.once)) as it:
+        for eur in ("5", "900"):
+            start = {"type": "agentic.start", "payload": {"goal": eur}}
+            run = await it.client.start_workflow("AgentRun", start, id="run:one-id", task_queue=it.queue)
+            await run.result()
+            assert (await it.results(run))[0][1] == f"receipt for {eur}"
+    assert paid == [5, 900]
+
+
+@pytest.mark.parametrize("slow", ["made", "recorded"])
+async def test_a_cancel_while_the_result_is_written_down_keeps_it(
+    world: Any, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    """From the claim on the call is finished, whatever is asked of it."""
+    monkeypatch.setattr("activities.heartbeat.ALIVE_EVERY", 0.1)
+    writing, go_on = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    record = Entry.record
+
+    def recording(page: Entry, outcome: Any) -> None:
+        loop.call_soon_threadsafe(writing.set)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        record(page, outcome)
+
+    if slow == "recorded":
+        monkeypatch.setattr(Entry, "record", recording)
+
+    async def pay(arguments: Any, context: Any) -> str:
+        if slow == "made":
+            writing.set()
+            await go_on.wait()
+        return "receipt 7"
+
+    async with world([CHARGE, FINISH], ScriptedTool("charge", pay, effect=Effect.once)) as it:
+        run = await it.start()
+        await writing.wait()
+        await run.signal("cancel")
+
+        async def is_asked_to_stop() -> bool:
+            pending = (await run.describe()).raw_description.pending_activities
+            return any(each.state == PendingActivityState.PENDING_ACTIVITY_STATE_CANCEL_REQUESTED for each in pending)
+
+        await it.until(is_asked_to_stop)
+        await asyncio.sleep(0.5)  # the cancel travels with a beat; nothing tells when it has arrived
+        go_on.set()
+        with pytest.raises(WorkflowFailureError):
+            await run.result()
+        assert (await it.results(run))[0][1] == "receipt 7"
+
+
+async def test_a_result_that_has_come_settles_a_call_whose_worker_was_lost_while_it_was_handed_out(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Entry, "record", once_only(Entry.record, before=True))
+    holding = asyncio.Event()
+
+    async def hand_out(arguments: Any, context: Any) -> str:
+        await holding.wait()
+        return "handed out"
+
+    tool = ScriptedTool("charge", hand_out, effect=Effect.once, kind=ToolKind.signal)
+    async with world([CHARGE, FINISH], tool) as it:
+        run = await it.start()
+        await it.until(lambda: len(tool.calls) == 1)
+        await it.send_result(run, 1, "charge", result="receipt 7")
+        await it.state(run)
+        holding.set()
+        await run.result()
+        assert (await it.results(run))[0][1] == "receipt 7"
+        assert (await it.state(run))["question"] is None
+
+
+async def test_the_same_result_delivered_twice_is_not_the_next_attempts(world: Any) -> None:
+    busy = {"status": "error", "result": None, "error": {"kind": "busy", "message": "later", "retryable": True}}
+    tool = charge(Effect.keyed, kind=ToolKind.signal)
+    async with world([CHARGE, FINISH], tool) as it:
+        run = await it.start()
+        await it.until_pending(run, 1)
+        for _ in range(3):
+            await it.send_result(run, 1, "charge", completed_at="2026-01-01T00:00:00Z", **busy)
+        await it.until(lambda: len(tool.calls) == 2)
+        await it.until_pending(run, 1)
+        await it.send_result(run, 1, "charge", completed_at="2026-01-01T00:00:00Z", **busy)
+        await it.send_result(run, 1, "charge", result="now")
+        await run.result()
+        assert (await it.results(run))[0][1] == "now"
+    assert len(tool.calls) == 2

@@ -191,7 +191,9 @@ async def test_the_child_of_a_parent_that_continued_as_new_is_no_orphan(world: A
 def claim(it: Any, run: Any, step: int = 1) -> None:
     """A claim that a worker left, which then died."""
     now = datetime.now(UTC)
-    left = Claim(key="k", tool="charge", claimed_at=now, until=now, owner=Owner(host="gone", pid=1))
+    left = Claim(
+        key="k", tool="charge", call="c", nonce="n", claimed_at=now, until=now, owner=Owner(host="gone", pid=1)
+    )
     it.project.stores.of(id_of(run)).create(f"ledger/step-{step:05}.claim", left.model_dump_json().encode())
 
 

@@ -11,7 +11,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.ledger import Entry
 from activities.store import LocalStores
-from contracts.tool import Effect, ToolOutcome
+from contracts.tool import Approval, Effect, ToolOutcome
 from runs import NoSuchRun, Refused, fork, resume
 from testkit.model_server import calls, fails, says
 from testkit.tools import ScriptedTool
@@ -70,24 +70,24 @@ async def test_a_failed_run_goes_on_as_a_new_one_and_repeats_nothing(world: Any,
     script = Script(charged(1), charged(2), charged(3), FINISH, breaks=2)
     tool = charge()
     async with world(script, tool) as it:
-        run = await it.start("pay them", run_id="first", context={"max_steps": 9})
+        run = await it.start("pay them", run_id="unlucky", context={"max_steps": 9})
         assert await failed(run) == "ModelRefused"
-        (tmp_path / "first" / "artifacts" / "made.txt").write_text("made before")
+        (tmp_path / "unlucky" / "artifacts" / "made.txt").write_text("made before")
         script.breaks = None
         again = await resumed(it, run)
         event = await again.result()
         state = await it.state(again)
         assert shown(it.model.requests[-1]) == ["receipt 1", "receipt 2", "receipt 3"]
-    assert again.id == "run:first.r2"
+    assert again.id == "run:unlucky.r2"
     assert (event["type"], event["payload"]["run_id"], event["payload"]["goal"]) == (
         "agent.completed",
-        "first.r2",
+        "unlucky.r2",
         "pay them",
     )
-    assert (state["origin"], state["step"], state["max_steps"], state["turns"]) == ("first", 3, 9, 4)
+    assert (state["origin"], state["step"], state["max_steps"], state["turns"]) == ("unlucky", 3, 9, 4)
     assert [arguments["n"] for arguments, _ in tool.calls] == [1, 2, 3]
-    assert tool.calls[-1][1].idempotency_key == "agentic:run:first.r2:step:3:request"
-    assert (tmp_path / "first.r2" / "artifacts" / "made.txt").read_text() == "made before"
+    assert tool.calls[-1][1].idempotency_key == "agentic:run:unlucky.r2:step:3:request"
+    assert (tmp_path / "unlucky.r2" / "artifacts" / "made.txt").read_text() == "made before"
 
 
 async def test_resuming_twice_finds_the_same_run_and_a_resumed_run_can_be_resumed(world: Any) -> None:
@@ -160,7 +160,8 @@ async def test_a_result_that_the_ledger_got_after_the_end_is_used_by_the_resumed
         async with it.worker():
             run = await timed_out(it, held.started)
         store = LocalStores(tmp_path).of(run.id.removeprefix("run:"))
-        Entry(store, held.keys[0], 1).record(ToolOutcome(result="receipt 7"))
+        execution = (await run.describe()).run_id
+        Entry(store, held.keys[0], 1, execution=execution).record(ToolOutcome(result="receipt 7"))
         async with it.worker():
             again = await resumed(it, run)
             await again.result()
@@ -306,3 +307,64 @@ async def test_an_open_run_can_be_forked_and_goes_on_untouched(world: Any) -> No
         for each in (run, again):
             await each.execute_update("answer", {"text": "the first"})
             assert (await each.result())["type"] == "agent.completed"
+
+
+async def test_what_was_in_flight_in_the_origin_is_never_told_as_not_done(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where the resumed run is stopped before it could look."""
+    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
+    held = Held()
+    async with world([charged(1), FINISH], held.tool, works=False) as it:
+        async with it.worker():
+            run = await timed_out(it, held.started)
+        again = await resumed(it, run)
+        await again.cancel()
+        monkeypatch.setattr("activities.tool.ToolCalls._once", _refuse)
+        async with it.worker():
+            with pytest.raises(WorkflowFailureError):
+                await again.result()
+            assert (await it.state(again))["status"] == "cancelled"
+
+
+async def _refuse(*_: Any) -> Any:
+    raise AssertionError("nothing is to be made")
+
+
+async def test_an_approved_call_in_flight_is_not_asked_about_again_in_a_resumed_run(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
+    held = Held()
+    held.tool.route = held.tool.route.model_copy(update={"approval": Approval.always})
+    async with world([charged(1), FINISH], held.tool, works=False) as it:
+        async with it.worker():
+            start = {"type": "agentic.start", "payload": {"goal": "pay"}}
+            run = await it.start_raw(start, run_timeout=timedelta(seconds=4))
+            await it.until_state(run, question=True)
+            await run.execute_update("answer", {"decision": "approve"})
+            await held.started.wait()
+            with pytest.raises(WorkflowFailureError):
+                await run.result()
+        execution = (await run.describe()).run_id
+        store = LocalStores(tmp_path).of(run.id.removeprefix("run:"))
+        Entry(store, held.keys[0], 1, execution=execution).record(ToolOutcome(result="receipt 7"))
+        async with it.worker():
+            again = await resumed(it, run)
+            await again.result()
+            assert (await it.results(again))[0][1] == "receipt 7"
+
+
+async def test_the_limits_of_a_start_are_the_resumed_runs_also_with_a_new_definition(world: Any) -> None:
+    script = Script(charged(1), FINISH, breaks=1)
+    async with world(script, charge(), max_steps=7) as it:
+        run = await it.start(context={"max_steps": 50})
+        await failed(run)
+        agents = it.project.agents
+        agents["default"] = agents["default"].model_copy(update={"prompt": "Be brief."})
+        script.breaks = None
+        again = await resumed(it, run)
+        await it.until_state(again, question=True)
+        await again.execute_update("answer", {"decision": "use_new"})
+        await again.result()
+        assert (await it.state(again))["max_steps"] == 50

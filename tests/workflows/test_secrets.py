@@ -185,7 +185,8 @@ async def test_no_secret_is_left_anywhere(
     files = files_below(tmp_path)
     left |= files
     assert event["type"] == "agent.completed"
-    assert {name.rpartition("/")[2] for name in files} >= {"a.md", "large-06.json", "trace.jsonl", "step-00003.result"}
+    assert {name.rpartition("/")[2] for name in files} >= {"a.md", "large-06.json", "trace.jsonl"}
+    assert any(name.endswith("step-00003.result") for name in files)
     assert b"[redacted CANARY_0_API_KEY]" in left["history"]
     assert b"[redacted tools.echo.url]" in left["history"]
     assert "Completing activity as failed" in log.getvalue()
