@@ -94,9 +94,10 @@ def lost_after_its_record() -> ScriptedTool:
     """An effect whose worker is lost when the ledger has its result, and the run has not."""
 
     def behave(arguments: Any, context: Any) -> str:
-        Entry(LocalStore(context.workspace), context.idempotency_key, context.step).record(
-            ToolOutcome(result="charged")
-        )
+        store = LocalStore(context.workspace)
+        execution = store.names("ledger")[0].partition("-")[0]  # of the claim
+        page = Entry(store, context.idempotency_key, context.step, execution=execution)
+        page.record(ToolOutcome(result="charged"))
         raise ApplicationError("worker is shutting down", type="WorkerShutdown")
 
     return ScriptedTool("charge", behave, effect=Effect.once)
