@@ -7,6 +7,7 @@ of the turn batch by batch, and thinks again, until there is an ending.
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from contracts.failures import Escalation, RunFailure, ToolFault
 from contracts.run import Call, Ending, Pending, RunState, RunStatus
@@ -158,27 +159,25 @@ def reissued(state: RunState, step: int, now: datetime) -> RunState:
 
 def approved(state: RunState, call: Call) -> RunState:
     """A person has approved exactly this call."""
-    return _with(state, call.model_copy(update={"approved": True}))
+    return _changed(state, call, approved=True)
 
 
 def made_again(state: RunState, call: Call) -> tuple[RunState, Call]:
     """A person decided "run again": under a new key."""
-    again = call.model_copy(update={"generation": call.generation + 1})
-    return _with(state, again), again
+    state = _changed(state, call, generation=call.generation + 1)
+    return state, next(each for each in state.calls if each.tool_use_id == call.tool_use_id)
 
 
-def _with(state: RunState, call: Call) -> RunState:
-    calls = tuple(call if each.tool_use_id == call.tool_use_id else each for each in state.calls)
-    return state.model_copy(update={"calls": calls})
+def _changed(state: RunState, call: Call, **changes: Any) -> RunState:
+    calls = (c.model_copy(update=changes) if c.tool_use_id == call.tool_use_id else c for c in state.calls)
+    return state.model_copy(update={"calls": tuple(calls)})
 
 
 def settled(state: RunState, call: Call, outcome: ToolOutcome, now: datetime) -> RunState:
     """A call has its outcome, and is pending no longer."""
     artifacts = state.artifacts + tuple(a for a in outcome.artifacts if a not in state.artifacts)
     update = {
-        "calls": tuple(
-            c.model_copy(update={"outcome": outcome}) if c.tool_use_id == call.tool_use_id else c for c in state.calls
-        ),
+        "calls": _changed(state, call, outcome=outcome).calls,
         "artifacts": artifacts,
         "pending": tuple(p for p in state.pending if p.step != call.step),
         "journal": state.journal.model_copy(update={"artifacts": artifacts}),
