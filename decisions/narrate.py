@@ -21,9 +21,10 @@ def turn_summary(state: RunState) -> str:
     return f"turn {state.turns + 1} · {cut(state.model, 40)}"
 
 
-def call_summary(call: Call, attempt: int = 1) -> str:
-    again = f" · attempt {attempt}" if attempt > 1 else ""
-    return f"{cut(call_line(call.tool, call.arguments), SHOWN)} · step {call.step}{again}"
+def call_summary(call: Call, *, was_lost: bool = False) -> str:
+    again = f" · attempt {call.generation}" if call.generation > 1 else ""
+    looked_up = " · looked up, its worker was lost" if was_lost else ""
+    return f"{cut(call_line(call.tool, call.arguments), SHOWN)} · step {call.step}{again}{looked_up}"
 
 
 def call_line(tool: str, arguments: Mapping[str, Any]) -> str:
@@ -79,7 +80,9 @@ def _asked(question: Question | None) -> list[str]:
         said = _code(question.text[:2000])  # arguments are shown as they are, with no quote made typographic
     offered = ", ".join(markdown(cut(option, 100)) for option in question.options)
     choice = f", {'suggested' if by_text else 'one of'}: {offered}" if offered else ""
-    body = {"question_id": question.id, "text" if by_text else "decision": (*question.options, "…")[0]}
+    # A decision is not suggested: what stands here is sent as it is.
+    chosen = {"text": (*question.options, "…")[0]} if by_text else {"decision": "…"}
+    body = {"question_id": question.id, **chosen}
     told = f"Answer with More Actions → Send an Update → `answer`{choice}"
     return [
         f"**Waiting for a person**, question {question.id}:",

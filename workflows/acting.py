@@ -97,7 +97,7 @@ async def _made(run: LiveRun, call: Call) -> ToolOutcome | None:
     while True:
         run.in_flight(call)
         try:
-            outcome: ToolOutcome = await run.halt.stoppable(_schedule(run, call))
+            outcome: ToolOutcome = await run.halt.stoppable(_schedule(run, call, was_lost=lost > 0))
         except ActivityError as error:
             end = fate(error)
             if _is_in_doubt(end, call, lost):
@@ -140,7 +140,7 @@ def _is_looked_up(end: Fate, call: Call, lost: int) -> bool:
     return (end is Fate.lost and lost < MOST_LOST) or (end is Fate.late and call.effect is Effect.once and not lost)
 
 
-async def _schedule(run: LiveRun, call: Call) -> ToolOutcome:
+async def _schedule(run: LiveRun, call: Call, *, was_lost: bool) -> ToolOutcome:
     route = _route(run, call)
     large = len(to_json(call.arguments)) > INLINE_ARGUMENTS
     origin = origin_of(run.state, call.step or 0)
@@ -165,7 +165,7 @@ async def _schedule(run: LiveRun, call: Call) -> ToolOutcome:
             heartbeat_timeout=HEARTBEAT,
             retry_policy=TOOL_RETRIES[call.effect],
             cancellation_type=WAIT_FOR_END,
-            summary=narrate.call_summary(call, call.generation),
+            summary=narrate.call_summary(call, was_lost=was_lost),
         ),
     )
 

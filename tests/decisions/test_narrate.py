@@ -31,10 +31,21 @@ def test_what_fits_is_not_cut() -> None:
     arguments=st.dictionaries(st.text(max_size=9), st.text() | st.integers() | st.none(), max_size=5),
 )
 def test_a_calls_summary_has_at_most_200_characters(new_call: Any, tool: str, arguments: dict[str, Any]) -> None:
-    call = new_call("look", 123_456, arguments=arguments).model_copy(update={"tool": tool})
-    summary = narrate.call_summary(call, attempt=12)
+    call = new_call("look", 123_456, arguments=arguments, generation=12).model_copy(update={"tool": tool})
+    summary = narrate.call_summary(call, was_lost=True)
     assert len(summary) <= 200
-    assert summary.endswith("step 123456 · attempt 12")
+    assert summary.endswith("step 123456 · attempt 12 · looked up, its worker was lost")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [("question", '{"question_id": "q1", "text": "a"}'), ("resume_unsafe", '{"question_id": "q1", "decision": "…"}')],
+)
+def test_an_answer_is_offered_for_pasting_and_a_decision_is_not_suggested(
+    new_state: Any, now: Any, kind: str, body: str
+) -> None:
+    question = Question(id="q1", kind=QuestionKind(kind), text="Which?", options=("a", "b"), asked_at=now)
+    assert body in narrate.details(new_state(question=question))
 
 
 @pytest.mark.parametrize(
