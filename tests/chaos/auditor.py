@@ -222,7 +222,7 @@ def _judge_deeds(found: Audit, it: Arena) -> None:
 
 
 def _is_claimed(stores: LocalStores, run: str, step: int) -> bool:
-    return any(name.startswith(f"step-{step:05}") for name in stores.of(run).names("ledger"))
+    return any(f"step-{step:05}" in name for name in stores.of(run).names("ledger"))
 
 
 def _judge_logs(found: Audit, it: Arena, *, quiet: bool) -> None:
