@@ -118,13 +118,15 @@ class AgentRun:
         last = inherited.segments[-1]
         run.take_over(inherited.state, Transcript(last.end, last.head), inherited.segments)
 
-    async def _take_snapshot(self, run: LiveRun) -> None:
-        """As the project defines the agent now."""
+    async def _take_snapshot(self, run: LiveRun, shown: str | None = None) -> None:
+        """As the project defines the agent now; not where a person has decided on another definition, `shown`."""
         request = OpeningRequest(agent=run.state.agent, length=run.transcript.length, head=run.transcript.head)
         try:
             opening: Opening = await self._read(run, Runs.open_run, request, "read agent, tools and limits")
         except ActivityError as error:
             _fail(run, error, RunFailure.bad_project)
+            return
+        if shown not in (None, opening.definition):
             return
         run.update(
             agent=opening.agent,
@@ -180,9 +182,8 @@ class AgentRun:
         run.update(interrupted=False)
         match answer.decision:
             case Decision.use_new:
-                await self._take_snapshot(run)
-                # The project may have moved on since the question: then what was shown is not what was decided on.
-                run.update(interrupted=run.state.definition != new)
+                await self._take_snapshot(run, new)
+                run.update(interrupted=run.state.definition != new)  # the project has moved on: ask again
             case Decision.stop:
                 run.halt.request(f"stopped by {answer.by or 'a person'}: the definition has changed")
             case _:

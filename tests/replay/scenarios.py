@@ -350,6 +350,8 @@ SCENARIOS = (
         mends_the_ledger,
         begins=begins_with_a_broken_ledger,
     ),
+    # beside the runs
+    Scenario("reconciled", "reported", [], args=({"after": ""},), type="Reconcile"),
     # from other runs
     Scenario("resumed", "completed", [LOOK, fails(401, then=FINISH)], (look,), begins=resumes),
     Scenario("forked", "completed", [LOOK, FINISH], (look,), begins=forks),

@@ -15,6 +15,7 @@ from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
 from activities.inherit import Inheritances
+from activities.reconcile import Reconciliations
 from activities.run import Runs
 from activities.tool import ToolCalls
 from activities.turn import Turns
@@ -91,7 +92,7 @@ def wanted() -> set[str]:
     agent_run = workflow._Definition.must_from_class(AgentRun)
     activities = [
         definition.name
-        for owner in (Turns, ToolCalls, Runs, Inheritances)
+        for owner in (Turns, ToolCalls, Runs, Inheritances, Reconciliations)
         for method in vars(owner).values()
         if (definition := activity._Definition.from_callable(method))
     ]
@@ -107,6 +108,7 @@ def wanted() -> set[str]:
         "timer fired",
         "timer canceled",
         *(f"activity {name}" for name in activities),
+        *(f"workflow {name}" for each in WORKFLOWS if (name := workflow._Definition.must_from_class(each).name)),
         *(f"signal {name or OTHER}" for name in agent_run.signals),
         *(f"update {name}" for name in agent_run.updates),
         *(f"escalated {reason}" for reason in Escalation),
@@ -167,10 +169,13 @@ def _upsert(upsert: Any) -> Iterator[str]:
 
 def _completed(completed: Any) -> Iterator[str]:
     event = json.loads(completed.result.payloads[0].data)
+    if "type" not in event:
+        return  # a report
     yield " ".join([event["type"].removeprefix("agent."), event["payload"].get("reason", "")]).strip()
 
 
 TOLD: dict[str, Callable[[Any], Iterable[str]]] = {
+    "workflow_execution_started_event_attributes": lambda it: [f"workflow {it.workflow_type.name}"],
     "activity_task_scheduled_event_attributes": lambda it: [f"activity {it.activity_type.name}"],
     "activity_task_started_event_attributes": lambda it: ["activity tried again"] * (it.attempt > 1),
     "workflow_execution_failed_event_attributes": lambda it: [f"failed {it.failure.application_failure_info.type}"],

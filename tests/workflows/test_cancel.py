@@ -150,3 +150,16 @@ async def test_a_cancelled_run_keeps_its_files_and_tells_no_ending(world: Any, t
     trace = (folder / "trace.jsonl").read_text()
     assert '"event": "tool"' in trace
     assert "agent.completed" not in trace
+
+
+async def test_what_comes_after_a_cancel_does_not_change_how_the_run_ends(world: Any) -> None:
+    work = Hanging(Effect.once)
+    async with world([calls(("work", {})), FINISH], work.tool) as it:
+        run = await it.start()
+        await work.started.wait()
+        await run.cancel()
+        await it.send_result(run, 99, "work")  # would escalate an open run
+        await it.state(run)
+        work.go_on.set()
+        await is_canceled(run)
+        assert "run_terminal" in (await it.state(run))["ignored"][-1]

@@ -187,3 +187,29 @@ async def test_an_agent_that_is_gone_is_told_of(world: Any, monkeypatch: pytest.
             assert state["question"]["text"] == "agent 'writer' is not in the project any more"
             await run.execute_update("answer", {"decision": "keep_old"})
             assert (await run.result())["type"] == "agent.completed"
+
+
+async def test_a_turn_that_was_merely_too_long_is_no_interruption(world: Any) -> None:
+    script = Once(FINISH)
+    async with world(script, works=False, turn_timeout="1s") as it, it.worker():
+        run = await it.start()
+        await it.until(lambda: script.asked == 1)
+        edited(it)
+        assert (await run.result())["type"] == "agent.completed"
+
+
+async def test_a_project_that_has_moved_on_since_the_question_is_asked_about_again(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Once(FINISH)
+    async with world(script, works=False) as it, interrupted(it, monkeypatch, lambda: script.asked == 1) as run:
+        await it.until_state(run, question=True)
+        agents = it.project.agents
+        agents["default"] = agents["default"].model_copy(update={"prompt": "Charge everybody twice."})
+        await run.execute_update("answer", {"question_id": "q1", "decision": "use_new"})
+        state = await it.until_state(run, question=True)
+        assert state["question"]["id"] == "q2"
+        await run.execute_update("answer", {"decision": "stop"})
+        with pytest.raises(WorkflowFailureError):
+            await run.result()
+        assert len(it.model.requests) == 1
