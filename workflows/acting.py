@@ -172,19 +172,18 @@ async def _schedule(run: LiveRun, call: Call, *, was_lost: bool) -> ToolOutcome:
 
 async def _settle_doubt(run: LiveRun, call: Call) -> ToolOutcome | None:
     """None where a person decides to run the call again."""
-    run.halt.check()
-    if call.kind is ToolKind.signal and run.has_result(call.step or 0):
-        return ToolOutcome(result="handed out")  # since its result has come
     text = f"`{narrate.call_line(call.tool, call.arguments)}` was interrupted and may have happened. Run it again?"
     events.emit(run, "agent_run.resume_unsafe", **_about(call))
     run.update(interrupted=True)
     answer = await run.ask(QuestionKind.resume_unsafe, text, step=call.step, tool=call.tool)
     run.landed(call)
+    if run.has_result(call.step or 0):
+        return ToolOutcome(result="handed out")  # since its result has come
     if answer.decision is Decision.run_again:
         return None
     if answer.decision is Decision.use_result:
         outcome = ToolOutcome(result=answer.text)
-        if call.kind is ToolKind.signal and not run.has_result(call.step or 0):
+        if call.kind is ToolKind.signal:
             run.keep_result(call.step or 0, outcome)
         return outcome
     return IN_DOUBT
@@ -195,7 +194,7 @@ async def _hand_out(run: LiveRun, call: Call) -> ToolOutcome:
     timeout = _route(run, call).timeout
     for attempt, delay in enumerate((*RETRY_DELAYS, None), start=1):
         handed_out = await _run_tool(run, call)
-        if handed_out.status == "error" and not run.has_result(call.step or 0):
+        if handed_out.status == "error":
             return handed_out
         run.in_flight(call)
         outcome = await run.outside_result(call.step or 0, call.tool, timeout)

@@ -154,13 +154,12 @@ class LiveRun:
         self._results[step] = outcome
 
     async def outside_result(self, step: int, tool: str, timeout: timedelta) -> ToolOutcome | None:
-        """Waits for the result of a step; None where it does not come in time."""
-        if step not in self._results:
-            await self._wait_outside(step, f"result of {tool} · step {step}", timeout)
-        return self._results.pop(step, None)
+        """Waits for the result of a step; None where it does not come in time.
 
-    async def _wait_outside(self, step: int, summary: str, timeout: timedelta) -> None:
-        self.halt.check()
+        Where it is here already the same commands are given: a result that comes with the end of the call may be
+        applied before or after it, and a replay must not differ by that.
+        """
+        summary = f"result of {tool} · step {step}"
         self._awaited += 1
         self.set_status(RunStatus.waiting_on_tool)
         wait = workflow.wait_condition(lambda: step in self._results, timeout=timeout, timeout_summary=summary)
@@ -172,6 +171,7 @@ class LiveRun:
                     raise
         self._awaited -= 1
         self.set_status(RunStatus.waiting_on_tool if self._awaited else RunStatus.running)
+        return self._results.pop(step, None)
 
     async def ask(
         self,
@@ -183,7 +183,6 @@ class LiveRun:
         tool: str | None = None,
     ) -> HumanInput:
         """Opens the run's one question, and waits for the answer however long it takes."""
-        self.halt.check()
         number = self.state.questions + 1
         question = Question(
             id=ids.question_id(number),
@@ -195,19 +194,25 @@ class LiveRun:
             asked_at=workflow.now(),
         )
         self.set_status(RunStatus.waiting_on_human, question=question, questions=number)
-        await self.halt.stoppable(self._answered(narrate.waiting_for(question)))
+        in_doubt = step if kind is QuestionKind.resume_unsafe else None
+        await self.halt.stoppable(self._answered(narrate.waiting_for(question), in_doubt))
         answer, self._answer = self._answer, None
-        if answer is None:
+        if answer is None and in_doubt is None:
             raise AssertionError("the wait for an answer ended without one")
         self.set_status(RunStatus.running, question=None)
-        return answer
+        return answer or HumanInput()
 
-    async def _answered(self, summary: str) -> None:
-        """Without end. The timer is there for people: it is the row in the Web UI's timeline that shows the wait."""
-        while self._answer is None:
+    async def _answered(self, summary: str, step: int | None) -> None:
+        """Without end; or until the result of a call in doubt comes from outside, which leaves nothing to ask.
+
+        The timer is there for people: it is the row in the Web UI's timeline that shows the wait.
+        """
+        while self._answer is None and step not in self._results:
             with suppress(TimeoutError):
                 await workflow.wait_condition(
-                    lambda: self._answer is not None, timeout=SHOWN_WAIT, timeout_summary=summary
+                    lambda: self._answer is not None or step in self._results,
+                    timeout=SHOWN_WAIT,
+                    timeout_summary=summary,
                 )
 
     def refusal(self, answer: HumanInput) -> str | None:

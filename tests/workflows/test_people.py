@@ -204,3 +204,16 @@ async def test_a_cancel_leaves_a_call_in_doubt_in_doubt(world: Any) -> None:
         with pytest.raises(WorkflowFailureError):
             await run.result()
         assert [kind for _, kind in await it.results(run)] == ["in_doubt: interrupted; may have happened"]
+
+
+async def test_a_result_from_outside_approves_nothing(world: Any) -> None:
+    charge = ScriptedTool("charge", effect=Effect.once, kind=ToolKind.signal, approval=Approval.always)
+    async with world([calls(("charge", {})), FINISH], charge) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        await it.send_result(run, 1, "charge", result="receipt 7")
+        assert (await it.state(run))["question"]["kind"] == "approval"
+        await run.execute_update("answer", {"decision": "deny"})
+        await run.result()
+        assert (await it.results(run))[0][1].startswith("denied")
+    assert charge.calls == []
