@@ -2,13 +2,11 @@
 
 import asyncio
 from collections.abc import Collection
-from contextlib import suppress
-from datetime import timedelta
 
-from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.signals import CancelRequest, HumanInput
+from decisions.ids import request_key
 from runs import NoSuchRun, Refused, answer, cancel
 from tests.chaos.arena import PATIENCE, Arena, unfailing
 from tests.chaos.auditor import audit
@@ -34,12 +32,9 @@ async def say(it: Arena, run: str, step: int) -> None:
 
 
 async def until_issued(it: Arena, run: str, steps: Collection[int]) -> None:
+    """Until the tools outside have the requests. A query may tell of a step before its task is on record."""
     async with asyncio.timeout(PATIENCE):
-        while True:
-            with suppress(RPCError, RuntimeError, WorkflowQueryFailedError):
-                state = await it.handles[run].query("state", rpc_timeout=timedelta(seconds=5))
-                if set(steps) <= {pending["step"] for pending in state["pending"]}:
-                    return
+        while not all(it.tools.requests[request_key(run, step)] for step in steps):  # noqa: ASYNC110 - other processes
             await asyncio.sleep(0.1)
 
 
