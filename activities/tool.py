@@ -104,8 +104,6 @@ class ToolCalls:
             arguments = await self._arguments(call, store)
         except (RPCError, OSError, TranscriptMismatch) as error:
             raise _not_begun(f"the arguments cannot be had: {error}") from None
-        if activity.is_cancelled():
-            return failed(ToolFault.interrupted, "the run was stopped before this call was made")
         page, timeout = self._page(call, arguments), _timeout()
         try:
             claimed = await self._claimed(page, call, timeout)

@@ -147,6 +147,7 @@ def _was_refused(part: Part) -> bool:
 
 
 def _open_effects(origin: RunState) -> list[Call]:
-    """Calls in flight that change something."""
+    """Calls in flight that change something: there, or in what it went on from."""
     in_flight = {pending.step for pending in origin.pending}
-    return [c for c in origin.calls if c.outcome is None and c.effect is not Effect.read and c.step in in_flight]
+    unsettled = [c for c in origin.calls if c.outcome is None and c.effect is not Effect.read]
+    return [c for c in unsettled if c.step in in_flight or c.tool_use_id in origin.doubtful]

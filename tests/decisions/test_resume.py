@@ -103,6 +103,7 @@ def test_a_resumed_run_carries_all_but_how_its_origin_ended(new_state: Any, new_
     assert state.doubtful == (origin.calls[0].tool_use_id,)
     assert [owner_of(state, step) for step in (1, 4, 5)] == ["a", "a", None]
     again = resumed(state.model_copy(update={"step": 6}), "a.r3", "x3", now)
+    assert again.doubtful == state.doubtful  # also where the heir ended before it could look
     assert [owner_of(again, step) for step in (4, 5, 6, 7)] == ["a", "a.r2", "a.r2", None]
 
 
