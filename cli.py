@@ -36,7 +36,7 @@ from runs import fork as fork_run
 from runs import resume as resume_run
 from session import Needs, Session, session
 from settings import ProjectError, load
-from telemetry import quiet_core
+from telemetry import NoMetrics, quiet_core
 from terminal import Screen
 from watch import Watch
 
@@ -306,7 +306,7 @@ def dev(port: int | None, ui_port: int | None) -> None:
             console.print("stopping …")
         return 0
 
-    _go(main)
+    _go(main, stays=True)
 
 
 @app.command()
@@ -385,13 +385,13 @@ def _with_file(event: StartEvent, goal: str, workspace: Workspace, here: Session
     return event.model_copy(update={"payload": event.payload.model_copy(update={"goal": told})})
 
 
-def _go(command: Callable[[], Coroutine[Any, Any, int]]) -> NoReturn:
-    """Runs a command to its exit code; what a person can mend becomes one line."""
+def _go(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) -> NoReturn:
+    """Runs a command to its exit code; what a person can mend becomes one line. One that stays can be scraped."""
     logging.getLogger().addHandler(logging.NullHandler())  # a command that works logs to a file of its own
-    quiet_core()
     try:
+        quiet_core(load().metrics if stays else None)
         code = asyncio.run(command())
-    except (NoSuchRun, Refused, NotReachable, ProjectError, ServerDidNotStart, UnknownKey) as error:
+    except (NoSuchRun, Refused, NotReachable, ProjectError, ServerDidNotStart, UnknownKey, NoMetrics) as error:
         _complain(str(error))
         code = 1
     except RPCError as error:

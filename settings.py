@@ -4,6 +4,7 @@ A project is the folder that holds `perdure.toml`; all of it is optional. Whatev
 names the file, the line where that can be told, and what was expected.
 """
 
+import ipaddress
 import json
 import os
 import re
@@ -32,6 +33,7 @@ NATIVE_TOOLS = ("fetch", "read_file", "write_file", "list_files")
 # The server silently lets a worker of another name or build wait for ever.
 DEPLOYMENT_NAME = r"(?!__)[^.:]{1,200}"
 MOST_BUILD_ID = 200
+MOST_PORT = 65_535
 TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # what the Messages API takes
 
 
@@ -140,6 +142,7 @@ class Settings:
     """`folder` is the project's; `home` holds state, `workspaces` a folder for each run.
 
     `store` is the URL of the object store that holds the runs' segments and ledgers; None: the workspaces do.
+    `metrics` is the "address:port" of the Prometheus endpoint; None: there is none.
     """
 
     folder: Path
@@ -153,6 +156,8 @@ class Settings:
     api_key: str | None = field(repr=False)
     base_url: str | None
     deployment: Deployment | None = None
+    metrics: str | None = None
+    exports_spans: bool = False
     codec: AesGcmCodec | None = None
     secrets: Secrets = NO_SECRETS
 
@@ -187,6 +192,8 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         api_key=key,
         base_url=url,
         deployment=_deployment(env),
+        metrics=_metrics(env),
+        exports_spans=_exports_spans(env),
         codec=_codec(env),
         secrets=secrets_of(env, _urls(file)),
     )
@@ -206,6 +213,29 @@ def _deployment(env: Mapping[str, str]) -> Deployment | None:
             "and no name with . or : in it or __ in front"
         )
     return Deployment(name, build_id)
+
+
+def _metrics(env: Mapping[str, str]) -> str | None:
+    """Nobody is asked for a password there, so a bare port is one of this machine alone."""
+    text = (env.get("PERDURE_METRICS") or "").strip()
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    host = "127.0.0.1" if host in ("", "localhost") else host
+    try:
+        address = ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
+    except ValueError:
+        address = None
+    if address is None or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or not 0 < int(port) <= MOST_PORT:
+        raise ProjectError(f'PERDURE_METRICS: expected a port or "address:port", like 127.0.0.1:9464, not {text!r}')
+    return f"[{address}]:{int(port)}" if address.version == 6 else f"{address}:{int(port)}"
+
+
+def _exports_spans(env: Mapping[str, str]) -> bool:
+    """By OpenTelemetry's own names; what else they say, the exporter reads."""
+    if env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER") == "none":
+        return False
+    return bool(env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
 
 
 def _urls(file: ProjectFile) -> dict[str, str]:

@@ -4,20 +4,45 @@ import asyncio
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
 
 from temporalio import activity, workflow
 from temporalio.exceptions import ApplicationError
-from temporalio.runtime import LogForwardingConfig, LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
+from temporalio.runtime import (
+    LogForwardingConfig,
+    LoggingConfig,
+    PrometheusConfig,
+    Runtime,
+    TelemetryConfig,
+    TelemetryFilter,
+)
 
+from activities.observation import facts
 from activities.secrets import NO_SECRETS, Secrets
+from decisions.ids import trace_id
+from decisions.metrics import BUCKETS
 
 # An activity that fails with a kind that was named, or is cancelled, is no bug: where it happened says nothing.
 EXPECTED = (ApplicationError, asyncio.CancelledError)
 
+_log = logging.getLogger(__name__)
+
+PLACES = ("step", "turn")  # where in its run a line was told
+
+
+class NoMetrics(Exception):
+    """The metrics endpoint cannot be opened. The message is one line."""
+
 
 class JsonLines(logging.Formatter):
-    """`{"at", "level", "logger", "message", "run"?}`; an event adds its figures, `error` has the traceback of a bug."""
+    """`{"at", "level", "logger", "message", "run"?, "trace"?, "step"?, "turn"?}`.
+
+    An event adds its figures, `error` has the traceback of a bug.
+    """
 
     def __init__(self, secrets: Secrets = NO_SECRETS) -> None:
         super().__init__()
@@ -33,6 +58,8 @@ class JsonLines(logging.Formatter):
         }
         if run := context.get("workflow_id"):
             line["run"] = run
+            line["trace"] = trace_id(context.get("namespace", ""), run)
+            line |= {name: value for name, value in facts().items() if name in PLACES}
         line |= self._secrets.redact_value(getattr(record, "event", None) or {})
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
@@ -53,11 +80,57 @@ def log_to(handler: logging.Handler, secrets: Secrets, level: int = logging.INFO
     activity.logger.activity_info_on_message = False
 
 
-def quiet_core() -> None:
-    """Before the first client: what Temporal's core has to say goes into our log. It would print to standard output."""
+class _Listener(QueueListener):
+    def handle(self, record: logging.LogRecord) -> None:
+        try:
+            super().handle(record)
+        except Exception:  # noqa: BLE001 - whatever one event meets, the next ones are told
+            _log.warning("the event %s is told in the log only", record.getMessage(), exc_info=True)
+
+
+@contextmanager
+def telling(*handlers: logging.Handler) -> Iterator[None]:
+    """While the block runs, these get each structured event of the log, in a thread: whoever tells it does not wait."""
+    events: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    entrance = QueueHandler(events)
+    entrance.addFilter(lambda record: hasattr(record, "event"))
+    listener = _Listener(events, *handlers)
+    logging.getLogger().addHandler(entrance)
+    listener.start()
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(entrance)
+        listener.stop()
+
+
+def quiet_core(metrics: str | None = None) -> None:
+    """Before the first client: what Temporal's core has to say goes into our log. It would print to standard output.
+
+    `metrics` is the address of the Prometheus endpoint, "host:port". Raises NoMetrics where it cannot be opened.
+    """
     forwarded = LogForwardingConfig(logger=logging.getLogger("temporalio.core"))
     logs = LoggingConfig(filter=TelemetryFilter(core_level="WARN", other_level="ERROR"), forwarding=forwarded)
-    Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=logs)))
+    try:
+        runtime = Runtime(
+            telemetry=TelemetryConfig(
+                logging=logs, metrics=prometheus(metrics) if metrics else None, attach_service_name=False
+            )
+        )
+    except ValueError as error:
+        raise NoMetrics(f"no metrics at {metrics}: {error}") from None
+    Runtime.set_default(runtime)
+
+
+def prometheus(address: str) -> PrometheusConfig:
+    """Names and units by Prometheus' convention, for Temporal's own metrics as for ours."""
+    return PrometheusConfig(
+        bind_address=address,
+        counters_total_suffix=True,
+        unit_suffix=True,
+        durations_as_seconds=True,
+        histogram_bucket_overrides=BUCKETS,
+    )
 
 
 def log_to_stderr(secrets: Secrets) -> None:

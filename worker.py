@@ -4,10 +4,11 @@ All wiring is here: which model answers, which tools there are, how Temporal is 
 """
 
 import asyncio
+import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from importlib.resources import files
@@ -27,6 +28,7 @@ from activities.files import ListFiles, ReadFile, WriteFile
 from activities.http_tool import HttpTool
 from activities.inherit import Inheritances
 from activities.model import MessagesModel
+from activities.observation import Observation
 from activities.project import Price, Project
 from activities.python_tool import BadTarget, PythonTool
 from activities.reconcile import Reconciliations
@@ -38,6 +40,7 @@ from activities.signal_tool import SignalTool
 from activities.store import Stores
 from activities.tool import ToolCalls
 from activities.toolkit import Tool
+from activities.trace import TraceEvents
 from activities.transcript import Transcripts
 from activities.turn import Model, Turns
 from contracts.agent import ToolSchema
@@ -55,7 +58,7 @@ from settings import (
     ToolSettings,
     load,
 )
-from telemetry import log_to_stderr, quiet_core
+from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
 from workflows.agent_run import AgentRun
 from workflows.confidential import Confidential
 from workflows.reconcile import Reconcile
@@ -139,10 +142,15 @@ def model_of(settings: Settings) -> Model:
     return MessagesModel(AsyncAnthropic(api_key=key, base_url=settings.base_url, max_retries=0))
 
 
-def build(
-    client: Client, project: Project, task_queue: str, model: Model, deployment: Deployment | None = None
+def build(  # noqa: PLR0913 - what a worker is made of
+    client: Client,
+    project: Project,
+    task_queue: str,
+    model: Model,
+    deployment: Deployment | None = None,
+    observers: Sequence[Interceptor] = (),
 ) -> Worker:
-    """A worker with everything that a run needs."""
+    """A worker with everything that a run needs. `observers` see what may be told."""
     transcripts = Transcripts(client)
     turns = Turns(client, model, transcripts, project)
     calls = ToolCalls(client, transcripts, project, GRACE)
@@ -163,7 +171,7 @@ def build(
             reconciliations.reconcile,
         ],
         workflow_runner=workflow_runner(),
-        interceptors=[Redaction(project.secrets), *_told(client)],
+        interceptors=[Observation(), *observers, Redaction(project.secrets), *_told(client)],
         sticky_queue_schedule_to_start_timeout=RECOVERY,
         graceful_shutdown_timeout=GRACE,
         max_heartbeat_throttle_interval=SHOWN_WITHIN,
@@ -198,9 +206,38 @@ async def working(client: Client, settings: Settings, deployment: Deployment | N
     """A worker for as long as the block runs. Raises ProjectError before anything is started."""
     async with httpx.AsyncClient(trust_env=False) as http:
         project = project_of(settings, http)
-        queue = settings.task_queue
-        async with build(client, project, queue, model_of(settings), deployment), reconciling(client, queue):
+        queue, model = settings.task_queue, model_of(settings)
+        async with (
+            observing(client, settings, project) as observers,
+            build(client, project, queue, model, deployment, observers),
+            reconciling(client, queue),
+        ):
             yield
+
+
+@asynccontextmanager
+async def observing(client: Client, settings: Settings, project: Project) -> AsyncIterator[list[Interceptor]]:
+    """Tells the events of runs to their traces, and to a collector of spans where there is one. Raises ProjectError."""
+    handlers: list[logging.Handler] = [TraceEvents(project.workspace)]
+    if not settings.exports_spans:
+        with telling(*handlers):
+            yield []
+        return
+    try:
+        from activities.spans import SpanEvents, Spans
+    except ImportError:
+        raise ProjectError(
+            'OTEL_EXPORTER_OTLP_ENDPOINT needs OpenTelemetry: pip install "perdure[telemetry]"'
+        ) from None
+    try:
+        spans = Spans.exported(os.environ, client, settings.secrets)
+    except ValueError as error:
+        raise ProjectError(str(error)) from None
+    try:
+        with telling(*handlers, SpanEvents(spans)):
+            yield [spans]
+    finally:
+        await spans.close()
 
 
 @asynccontextmanager
@@ -236,13 +273,13 @@ def main() -> NoReturn:
     """Exit code 0 after a stop by signal, 1 where the worker could not start."""
     secrets = secrets_of(os.environ)
     log_to_stderr(secrets)
-    quiet_core()
     try:
         settings = load()
         secrets = settings.secrets
         log_to_stderr(secrets)
+        quiet_core(settings.metrics)
         asyncio.run(serve(settings))
-    except (ProjectError, NotReachable, RPCError) as error:
+    except (ProjectError, NoMetrics, NotReachable, RPCError) as error:
         print(secrets.redact(f"worker: {error}"), file=sys.stderr)
         leave(1)
     leave(0)

@@ -12,6 +12,8 @@ inherit      `inherit`: what a resumed or forked run begins with
 store        a run's store on a disk (remote_store: on an object store)
 project      what a worker offers: agents, tools, model settings
 transcript   the worker's cache of conversations, and how it gets what it misses
+observation  what each attempt tells of itself: its step to the log, its figures to the metrics
+spans        OpenTelemetry spans: of attempts, events and whole runs
 trace        `trace.jsonl`: what a run did, a line each
 workspace    a run's folder, and nothing outside it
 secrets      the secrets of the process, and what they look like

@@ -34,11 +34,13 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities import ledger
 from activities.heartbeat import beating
 from activities.ledger import Claim
+from activities.observation import count
 from activities.store import Store, Stores
 from activities.workspace import OutsideWorkspace, run_id_in
 from contracts.reconcile import Finding, Place, ReconcileReport, ReconcileRequest, Repair, Seen, Standing
 from contracts.run import RunState, RunStatus, Snapshot
 from contracts.signals import CancelRequest
+from decisions import metrics
 from decisions import reconcile as judge
 from decisions.ids import heirs_prefix, resumed_id, run_id_of, run_workflow_id
 from decisions.reconcile import Claimed, Page, Parent, Sweep
@@ -84,6 +86,7 @@ class Reconciliations:
         told = {"event": "agent_run.reconcile", "task_queue": self._task_queue, "named": named}
         told |= report.model_dump(mode="json", exclude={"findings", "after"})
         activity.logger.info("agent_run.reconcile", extra={"event": told})
+        count(activity.metric_meter(), metrics.of_event("agent_run.reconcile", told))
         return report
 
     async def look(self, after: str = "", *, repairs: bool = False) -> ReconcileReport:

@@ -104,6 +104,6 @@ def _finish_files(workspace: Workspace, journal: Journal, event: dict[str, Any] 
         told = workspace.read_own(trace.NAME)
     lines = trace.once_each(told.decode(errors="replace"))
     if event is not None:
-        lines["end"] = {"key": "end", "event": event["type"], **event["payload"]}
+        lines["end"] = trace.dated({"key": "end", "event": event["type"], **event["payload"]})
     text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in lines.values())
     workspace.write_own(trace.NAME, text.encode(), durable=False)

@@ -176,8 +176,10 @@ class ToolCalls:
             "key": result_key(_run_id(), call.step, call.attempt),
             "event": "tool",
             "step": call.step,
+            "tool": call.tool,
             "call": call_line(call.tool, call.arguments or {}),
             "status": outcome.status,
+            "kind": outcome.error.kind if outcome.error else None,
             "error": outcome.error.message[:500] if outcome.error else None,
             "ms": outcome.duration_ms,
         }

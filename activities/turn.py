@@ -13,6 +13,7 @@ from activities.attempts import was_lost
 from activities.definition import definition_of, must_be_unchanged
 from activities.heartbeat import beating
 from activities.model import ModelCall, ModelReply
+from activities.observation import learn
 from activities.project import Price, Project
 from activities.redaction import redacted
 from activities.store import Store
@@ -76,6 +77,7 @@ class Turns:
             if request.interrupted or await was_lost(self._client):
                 must_be_unchanged(self._project, definition, request.refused)
             conversation = await self._transcripts.at(Wanted.here(request.length, request.head, store))
+            learn(model=definition.model)
             call = ModelCall(
                 definition=definition,
                 messages=conversation.messages(),

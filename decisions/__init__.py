@@ -13,5 +13,7 @@ transcript  the conversation as a hash chain of parts
 endings     how a run's end is told: completion and escalation events, hand-off
 journal     the journal as Markdown
 reconcile   what is wrong with runs, claims and stores, and which of it may be repaired
+metrics     what is counted of runs, and under which names
+spans       what a span says of a run, an attempt, an event
 narrate     what a person reads: summaries, current details, the state view
 """

@@ -50,5 +50,23 @@ def result_key(run_id: str, step: int, attempt: int = 1) -> str:
     return key if attempt == 1 else f"{key}:{attempt}"
 
 
+def trace_id(namespace: str, workflow_id: str) -> str:
+    """Of all that is told of a run, 32 hex digits: the same in every execution of it, on every worker.
+
+    The namespace belongs to it: what several installations tell goes to one place, and their run ids may be alike.
+    """
+    return _hex("trace", namespace, workflow_id, 16)
+
+
+def root_span_id(namespace: str, workflow_id: str) -> str:
+    """Of the span that is the whole run, 16 hex digits: known before that span is made, at the end."""
+    return _hex("span", namespace, workflow_id, 8)
+
+
+def _hex(what: str, namespace: str, workflow_id: str, digest_size: int) -> str:
+    named = f"{what}\0{namespace}\0{workflow_id}".encode("utf-8", "surrogatepass")
+    return blake2b(named, digest_size=digest_size).hexdigest()
+
+
 def question_id(number: int) -> str:
     return f"q{number}"

@@ -44,6 +44,7 @@ async def _settle(run: LiveRun, call: Call) -> None:
         run.state = loop.controlled(run.state, call, workflow.now())
     else:
         outcome = await _carry_out(run, call)
+        events.count_call(call, outcome)
         run.state = loop.settled(run.state, call, outcome, workflow.now())
 
 
