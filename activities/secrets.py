@@ -18,6 +18,8 @@ _HALVED = 24  # from this length on, half of a secret is one too: what tells of 
 
 _NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 _NAME_OF_MANY = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S$", re.IGNORECASE)
+_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[A-Za-z0-9]{16,}")
+_NAME_OF_HEADERS = re.compile(r"HEADERS$", re.IGNORECASE)
 _QUERY_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|^AUTH|^SIG(NATURE)?$", re.IGNORECASE)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s,;\"'<>]+")
 _NUMBER = re.compile(r"[-+]?[\d.,:_e+-]+")
@@ -120,6 +122,8 @@ def secrets_of(environment: Mapping[str, str], urls: Mapping[str, str] | None = 
 def _in_variable(name: str, value: str) -> Iterator[tuple[str, str]]:
     value = value.strip()
     yield from ((name, secret) for secret in _in_urls(value))
+    if _NAME_OF_HEADERS.search(name):
+        yield from ((name, word) for word in _in_headers(value) if is_secret(name, word))
     if _NAME.search(name):
         for part in (value, *_parts(name, value)):
             if is_secret(name, part):
@@ -160,6 +164,15 @@ def _parts(name: str, value: str) -> Iterator[str]:
         yield from (v for k, v in fields.items() if isinstance(v, str) and _NAME.search(k))
     if "\n" in value:
         yield from (line for line in value.splitlines() if len(line) >= 32)
+
+
+def _in_headers(value: str) -> Iterator[str]:
+    """Of `api-key=…,authorization=Bearer%20…`, as OpenTelemetry has them: others may be plain words."""
+    for entry in value.split(","):
+        header, _, said = entry.strip().partition("=")
+        for word in unquote(said).split():
+            if _QUERY_NAME.search(header) or _RANDOM.fullmatch(word):
+                yield word
 
 
 def _in_urls(text: str) -> Iterator[str]:

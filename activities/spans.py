@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Self
 
 from opentelemetry.context import Context
@@ -28,10 +28,10 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 from temporalio import activity
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowExecutionDescription
 from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import ApplicationError
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
 from activities.observation import facts
@@ -154,20 +154,19 @@ class Spans(Interceptor):
     async def _root(self, info: activity.Info) -> None:
         """Names, status and start of the whole run are asked of the server, since no one execution knows them."""
         workflow_id = info.workflow_id or ""
-        handle = self._client.get_workflow_handle(workflow_id, run_id=info.workflow_run_id)
         try:
-            described = await handle.describe(rpc_timeout=PATIENCE)
+            described = await self._described(workflow_id, info.workflow_run_id)
+            started = await self._started(described)
         except RPCError as error:
             _log.warning("no root span of %s: %s", workflow_id, error)
             return
         known = described.typed_search_attributes
         status, agent = known.get(_STATUS, ""), known.get(_AGENT, "")
-        started = described.raw_description.workflow_extended_info.original_start_time
         with self._beginning(info.namespace, workflow_id, root_span_id(info.namespace, workflow_id)):
             span = self._tracer.start_span(
                 f"invoke_agent {agent}".strip(),
                 context=Context(),
-                start_time=started.ToNanoseconds() or _nanoseconds(described.start_time.timestamp()),
+                start_time=_nanoseconds(started.timestamp()),
                 attributes=self._clean(
                     {
                         **about_run(workflow_id),
@@ -183,6 +182,21 @@ class Spans(Interceptor):
         if status == "failed":
             span.set_status(StatusCode.ERROR)
         span.end()
+
+    async def _started(self, last: WorkflowExecutionDescription) -> datetime:
+        """When the run's first execution did; of a long run the server may have forgotten that."""
+        first = last.raw_description.workflow_execution_info.first_run_id
+        if first in ("", last.run_id):
+            return last.start_time
+        try:
+            return (await self._described(last.id, first)).start_time
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            return last.start_time
+
+    async def _described(self, workflow_id: str, execution: str | None) -> WorkflowExecutionDescription:
+        return await self._client.get_workflow_handle(workflow_id, run_id=execution).describe(rpc_timeout=PATIENCE)
 
     async def close(self) -> None:
         """Sends what is left, for as long as the exporter's own timeout allows."""

@@ -1,12 +1,19 @@
-"""What a log line holds."""
+"""What a log line holds, and what metrics and spans ask of the environment."""
 
 import json
 import logging
+import sys
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from telemetry import JsonLines
+from decisions.ids import trace_id
+from settings import ProjectError, load
+from telemetry import JsonLines, telling
+from worker import observing, project_of
 
 
 def line_of(error: Exception) -> dict[str, str]:
@@ -26,3 +33,102 @@ def test_a_bug_is_told_with_its_traceback() -> None:
     with pytest.raises(ValueError) as bug:
         json.loads("{")
     assert "Traceback" in line_of(bug.value)["error"]
+
+
+def test_a_line_of_a_run_has_its_trace() -> None:
+    record = logging.LogRecord("x", logging.INFO, __file__, 1, "told", None, None)
+    record.temporal_workflow = {"workflow_id": "run:a", "namespace": "here"}
+    line = json.loads(JsonLines().format(record))
+    assert (line["run"], line["trace"]) == ("run:a", trace_id("here", "run:a"))
+    assert "step" not in line
+
+
+class Told(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage() == "bad":
+            raise ValueError("this one fails")
+        self.events.append(record.getMessage())
+
+
+def test_events_are_told_and_one_that_fails_keeps_no_other_back(caplog: pytest.LogCaptureFixture) -> None:
+    told, log = Told(), logging.getLogger("perdure.test")
+    with caplog.at_level(logging.INFO), telling(told):
+        for name in ("first", "bad", "last"):
+            log.info(name, extra={"event": {"event": name}})
+        log.info("no event")
+    assert told.events == ["first", "last"]
+    assert "the event bad is told in the log only" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("said", "address"),
+    [
+        ("", None),
+        ("9464", "127.0.0.1:9464"),
+        ("localhost:9464", "127.0.0.1:9464"),
+        (" 0.0.0.0:9464 ", "0.0.0.0:9464"),
+        ("[::1]:9464", "[::1]:9464"),
+    ],
+)
+def test_the_address_of_the_metrics(said: str, address: str | None, tmp_path: Path) -> None:
+    assert load({"PERDURE_METRICS": said}, tmp_path).metrics == address
+
+
+@pytest.mark.parametrize("said", ["no", "9464x", "example.com:9464", "127.0.0.1:", "0", "127.0.0.1:65536", "1.2.3.4:٣"])
+def test_an_address_for_metrics_that_is_none_is_refused(said: str, tmp_path: Path) -> None:
+    with pytest.raises(ProjectError, match=r'PERDURE_METRICS: expected a port or "address:port"'):
+        load({"PERDURE_METRICS": said}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("env", "exports"),
+    [
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:4318/v1/traces"}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", "OTEL_SDK_DISABLED": "true"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", "OTEL_TRACES_EXPORTER": "none"}, False),
+    ],
+)
+def test_spans_are_exported_where_a_collector_is_named(env: dict[str, str], exports: bool, tmp_path: Path) -> None:
+    assert load(env, tmp_path).exports_spans is exports
+
+
+async def refused(monkeypatch: pytest.MonkeyPatch, folder: Path, env: dict[str, str]) -> str:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    settings = load(env, folder)
+    no_client: Any = None
+    with pytest.raises(ProjectError) as error:
+        async with httpx.AsyncClient() as http, observing(no_client, settings, project_of(settings, http)):
+            pass
+    return str(error.value)
+
+
+async def test_spans_without_the_extra_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delitem(sys.modules, "activities.spans", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    said = await refused(monkeypatch, tmp_path, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"})
+    assert said == 'OTEL_EXPORTER_OTLP_ENDPOINT needs OpenTelemetry: pip install "perdure[telemetry]"'
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "127.0.0.1:4318"}, "OTEL_EXPORTER_OTLP_ENDPOINT: expected an address"),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "OTEL_EXPORTER_OTLP_PROTOCOL: spans are exported by http/protobuf, not by grpc",
+        ),
+    ],
+)
+async def test_a_collector_that_we_cannot_speak_to_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, env: dict[str, str], words: str
+) -> None:
+    said = await refused(monkeypatch, tmp_path, env)
+    assert said.startswith(words)
+    assert "\n" not in said

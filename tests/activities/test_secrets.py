@@ -155,6 +155,14 @@ def test_the_secrets_inside_a_json_variable_are_found_by_their_names() -> None:
     assert secrets.redact("our-project LINE-1\nLINE-2") == "our-project [redacted GCP_CREDENTIALS]"
 
 
+def test_a_header_that_identifies_its_sender_is_a_secret_and_a_plain_one_is_none() -> None:
+    headers = "api-key=k-of-ann-only,Authorization=Bearer%20b-of-ann-only,x-team=aB3dE5fG7hI9jK1l,kind=application/json"
+    secrets = secrets_of({"OTEL_EXPORTER_OTLP_HEADERS": headers})
+    for said in ("k-of-ann-only", "b-of-ann-only", "aB3dE5fG7hI9jK1l"):
+        assert secrets.redact(f"<{said}>") == "<[redacted OTEL_EXPORTER_OTLP_HEADERS]>"
+    assert secrets.redact("<application/json>") == "<application/json>"
+
+
 def test_the_lines_of_a_key_are_secrets_each() -> None:
     lines = [letter * 64 for letter in "abc"]
     secrets = secrets_of({"TLS_KEY": "\n".join(["-----BEGIN PRIVATE KEY-----", *lines])})

@@ -1,5 +1,7 @@
 """Ids and dedupe keys."""
 
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,3 +34,13 @@ def test_one_dedupe_key_means_one_run_and_two_mean_two(one: str, other: str) -> 
     assert (ids.run_id_for(one) == ids.run_id_for(other)) is (one == other)
     assert ids.run_id_for(one).isascii()
     assert len(ids.run_id_for(one)) < 40
+
+
+def test_a_run_has_one_trace_and_other_runs_others() -> None:
+    mine = ids.trace_id("default", "run:a")
+    assert mine == "c52029951cfe2a683960f700de6f1e0c"  # a worker of another version goes on with the same trace
+    assert len({mine, ids.trace_id("default", "run:b"), ids.trace_id("other", "run:a")}) == 3
+    assert re.fullmatch(r"[0-9a-f]{32}", mine)
+    assert re.fullmatch(r"[0-9a-f]{16}", ids.root_span_id("default", "run:a"))
+    assert not mine.startswith(ids.root_span_id("default", "run:a"))
+    assert ids.trace_id("default", "run:\ud800")  # an id may be what is no text

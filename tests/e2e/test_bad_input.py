@@ -109,6 +109,13 @@ PROJECT: dict[str, Row] = {
         1,
         ("configuration",),
     ),
+    "an address for metrics that is none": (
+        {},
+        ("worker",),
+        {"PERDURE_METRICS": "example.com:9464"},
+        1,
+        ("PERDURE_METRICS", "127.0.0.1:9464", "example.com"),
+    ),
     "a worker beside a dead Temporal": ({}, ("worker",), {"TEMPORAL_ADDRESS": "127.0.0.1:1"}, 1, ("worker: ",)),
 }
 

@@ -15,7 +15,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle
-from temporalio.worker import Replayer, Worker
+from temporalio.worker import Interceptor, Replayer, Worker
 
 from activities.model import MessagesModel
 from activities.project import Project
@@ -79,12 +79,14 @@ class World:
         *,
         deployment: Deployment | None = None,
         workflows: tuple[type, ...] = WORKFLOWS,
+        observers: Sequence[Interceptor] = (),
     ) -> AsyncIterator[None]:
         """A worker with a cache of its own. Two at once need a client each."""
         model = AsyncAnthropic(api_key=KEY, base_url=self.model.base_url, max_retries=0)
         fewer: dict[str, Any] = {} if self.caches else {"max_cached_workflows": 0}
         with patch("worker.Worker", partial(Worker, **fewer)), patch("worker.WORKFLOWS", workflows):
-            worker = build(client or self.client, self.project, self.queue, MessagesModel(model), deployment)
+            reader = MessagesModel(model)
+            worker = build(client or self.client, self.project, self.queue, reader, deployment, observers)
         async with model, worker:
             yield
 

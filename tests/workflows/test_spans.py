@@ -1,0 +1,87 @@
+"""The spans of a run, however it goes: one trace, one root at its end."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from temporalio.client import Client, WorkflowFailureError
+
+from activities.secrets import Secrets
+from activities.spans import Spans
+from decisions.ids import root_span_id, trace_id
+from testkit.model_server import calls, fails
+from testkit.tools import ScriptedTool
+
+FINISH = calls(("finish", {"outcome": "done"}))
+
+
+@asynccontextmanager
+async def watched(it: Any, secrets: Secrets | None = None) -> AsyncIterator[InMemorySpanExporter]:
+    """A worker whose spans are kept; all have come when the block is left."""
+    exporter = InMemorySpanExporter()
+    spans = Spans(exporter, it.client, secrets or it.project.secrets)
+    async with it.worker(observers=[spans]):
+        yield exporter
+    await spans.close()
+
+
+def one_trace(it: Any, run: Any, spans: tuple[ReadableSpan, ...]) -> ReadableSpan:
+    """The root of a run's spans, which are one trace."""
+    namespace = it.client.namespace
+    (root,) = (span for span in spans if span.parent is None)
+    assert format(root.context.trace_id, "032x") == trace_id(namespace, run.id)
+    assert format(root.context.span_id, "016x") == root_span_id(namespace, run.id)
+    assert {span.context.trace_id for span in spans} == {root.context.trace_id}
+    assert {span.parent.span_id for span in spans if span.parent} == {root.context.span_id}
+    return root
+
+
+async def test_a_run_that_rotates_is_one_trace_with_one_root(world: Any, short_history_client: Client) -> None:
+    script = [calls(("look", {"n": n})) for n in range(15)] + [FINISH]
+    look = ScriptedTool("look")
+    async with world(script, look, server=short_history_client, works=False) as it, watched(it) as exporter:
+        run = await it.start()
+        await run.result()
+    spans = exporter.get_finished_spans()
+    root = one_trace(it, run, spans)
+    assert len({(span.attributes or {}).get("temporalRunID") for span in spans} - {None}) > 1
+    assert [span.name for span in spans].count("execute_tool look") == 15
+    first = min(span.start_time or 0 for span in spans if span is not root)
+    assert (root.start_time or 0) <= first  # not when the last execution began
+    assert root.attributes
+    assert root.attributes["perdure.outcome"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome", "is_error"),
+    [([calls(("work", {}))], "cancelled", False), ([fails(401)], "failed", True)],
+)
+async def test_the_root_tells_of_a_run_that_did_not_complete(
+    world: Any, script: list[Any], outcome: str, is_error: bool
+) -> None:
+    async with world(script, ScriptedTool("work", lambda *_: cancel()), works=False) as it, watched(it) as exporter:
+        run = await it.start()
+
+        async def cancel() -> str:
+            await run.signal("cancel", {})
+            return "worked"
+
+        with pytest.raises(WorkflowFailureError):
+            await run.result()
+    root = one_trace(it, run, exporter.get_finished_spans())
+    assert root.attributes
+    assert root.attributes["perdure.outcome"] == outcome
+    assert root.status.is_ok is not is_error
+
+
+async def test_a_secret_is_in_no_attribute(world: Any) -> None:
+    secrets, script = Secrets([("TOOL_KEY", "look"), ("MODEL_KEY", "scripted")]), [calls(("look", {})), FINISH]
+    async with world(script, ScriptedTool("look"), works=False) as it, watched(it, secrets) as exporter:
+        await (await it.start()).result()
+    said = " ".join(str(dict(span.attributes or {})) for span in exporter.get_finished_spans())
+    assert "'[redacted TOOL_KEY]'" in said
+    assert "'look'" not in said
+    assert "'scripted'" not in said
