@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 import pytest
 from temporalio.exceptions import ApplicationError
 
+import cli
 from decisions.ids import trace_id
 from settings import ProjectError, load
 from telemetry import JsonLines, telling
@@ -132,3 +134,14 @@ async def test_a_collector_that_we_cannot_speak_to_is_refused_in_one_line(
     said = await refused(monkeypatch, tmp_path, env)
     assert said.startswith(words)
     assert "\n" not in said
+
+
+def test_every_event_that_is_told_is_on_the_operators_page() -> None:
+    root = Path(cli.__file__).parent
+    page = (root / "docs" / "operations.md").read_text(encoding="utf-8")
+    sources = [
+        path.read_text(encoding="utf-8") for name in ("workflows", "activities") for path in root.glob(f"{name}/*.py")
+    ]
+    told = {name for text in sources for name in re.findall(r'"(agent(?:_run\.|\.(?:\w+)\.)\w+)"', text)}
+    assert {"agent.tool.retry", "agent_run.resume_unsafe"} <= told
+    assert {name for name in told if f"`{name}`" not in page} == set()

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +28,7 @@ from testkit.model_server import ScriptedModel, calls
 PAGE = Path(cli.__file__).parent / "docs" / "operations.md"
 CANARY = "tel-canary-4f2a9c"
 RUN = "run:watched"
+COMPLETED = "temporal_workflow_completed_total{"
 TOOLS = """
 tried = []
 
@@ -107,7 +108,7 @@ class Told:
 
 
 @pytest.fixture(scope="module")
-async def told(served: Any) -> Told:
+async def told(served: Any, until: Callable[..., Any]) -> Told:
     project, port = served.project, free_port()
     project.write("watched_tools.py", TOOLS)
     tables = "\n".join(
@@ -135,7 +136,15 @@ async def told(served: Any) -> Told:
             event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": "ask them all"}})
             await (await start(served.client, "watched", event, "watched")).result()
             async with httpx.AsyncClient(trust_env=False) as http:
-                metrics = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+
+                async def scraped() -> str:
+                    return (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+
+                async def complete() -> bool:  # the worker hears of the end a little later than we do
+                    return "perdure_runs_total{" in (page := await scraped()) and COMPLETED in page
+
+                await until(complete)
+                metrics = await scraped()
             stopped = worker.signalled(signal.SIGTERM)
     log = [json.loads(line) for line in stopped.err.splitlines()]
     project.write("worker.log", stopped.err)
