@@ -89,8 +89,15 @@ ToolName = Annotated[str, Field(pattern=TOOL_NAME), AfterValidator(_is_free)]
 
 
 class ModelSettings(Edge):
+    """`window`: tokens that the model can read; `summary`: the model that writes summaries, a cheap one.
+
+    Neither need be set for a Claude model.
+    """
+
     default: str | None = Field(default=None, min_length=1)
     max_tokens: int = Field(default=8192, ge=256, le=128_000)
+    window: int | None = Field(default=None, ge=1000)
+    summary: str | None = Field(default=None, min_length=1)
 
 
 class FetchSettings(Edge):
@@ -100,7 +107,7 @@ class FetchSettings(Edge):
 
 
 class PriceSettings(Edge):
-    """USD per million tokens."""
+    """USD per million tokens, in place of what is known of the model."""
 
     input: float = Field(ge=0)
     output: float = Field(ge=0)

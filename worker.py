@@ -23,13 +23,15 @@ from temporalio.service import RPCError
 from temporalio.worker import Interceptor, Worker, WorkerDeploymentConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
+from activities.claude import PRICES
 from activities.fetch import FetchTool
 from activities.files import ListFiles, ReadFile, WriteFile
 from activities.http_tool import HttpTool
 from activities.inherit import Inheritances
 from activities.model import MessagesModel
 from activities.observation import Observation
-from activities.project import Price, Project
+from activities.price import Price
+from activities.project import Project
 from activities.python_tool import BadTarget, PythonTool
 from activities.reconcile import Reconciliations
 from activities.redaction import Redaction
@@ -87,8 +89,10 @@ def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
         limits=settings.file.limits,
         workspaces=settings.workspaces,
         instructions=files("activities").joinpath("prompts/loop.md").read_text(encoding="utf-8"),
-        prices={name: Price(**price.model_dump()) for name, price in settings.file.prices.items()},
+        prices={**PRICES, **{name: Price(**price.model_dump()) for name, price in settings.file.prices.items()}},
         remote=_remote(settings.store) if settings.store else None,
+        window=settings.file.model.window,
+        summary_model=settings.file.model.summary,
         secrets=settings.secrets,
     )
 

@@ -11,6 +11,7 @@ definition   the snapshot of its agent, and how another one differs from it
 inherit      `inherit`: what a resumed or forked run begins with
 store        a run's store on a disk (remote_store: on an object store)
 project      what a worker offers: agents, tools, model settings
+claude       the Claude models: their windows and prices (price: what a call costs)
 transcript   the worker's cache of conversations, and how it gets what it misses
 observation  what each attempt tells of itself: its step to the log, its figures to the metrics
 spans        OpenTelemetry spans: of attempts, events and whole runs

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from activities.claude import summary_model_of, window_of
+from activities.price import Price
 from activities.secrets import NO_SECRETS, Secrets
 from activities.store import LocalStores, Stores
 from activities.toolkit import Tool
@@ -13,20 +15,11 @@ from contracts.limits import LimitOverrides
 
 
 @dataclass(frozen=True)
-class Price:
-    """USD per million tokens."""
-
-    input: float
-    output: float
-    cache_read: float
-    cache_write: float
-
-
-@dataclass(frozen=True)
 class Project:
     """`agents` always holds `default`. `workspaces` is the folder that holds a folder for each run.
 
-    `remote` holds the runs' stores where they don't lie in the workspaces.
+    `remote` holds the runs' stores where they don't lie in the workspaces. `window` (tokens) and `summary_model` are
+    None where the project does not set them.
     """
 
     agents: Mapping[str, Agent]
@@ -38,12 +31,22 @@ class Project:
     instructions: str  # how the loop works, told to every agent
     prices: Mapping[str, Price] = field(default_factory=dict)
     remote: Stores | None = None
+    window: int | None = None
+    summary_model: str | None = None
 
     @property
     def stores(self) -> Stores:
         return self.remote or LocalStores(self.workspaces)
 
     secrets: Secrets = NO_SECRETS
+
+    def window_of(self, model: str) -> int:
+        """The context window, in tokens: as the project sets it, else as the model is known to have it."""
+        return self.window or window_of(model)
+
+    def summary_model_of(self, model: str) -> str:
+        """Who writes the summaries of a run of `model`."""
+        return self.summary_model or summary_model_of(model)
 
     def workspace(self, run_id: str) -> Workspace:
         return Workspace(self.workspaces / folder_name(run_id), self.secrets)

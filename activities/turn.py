@@ -14,14 +14,15 @@ from activities.definition import definition_of, must_be_unchanged
 from activities.heartbeat import beating
 from activities.model import ModelCall, ModelReply
 from activities.observation import learn
-from activities.project import Price, Project
+from activities.price import cost
+from activities.project import Project
 from activities.redaction import redacted
 from activities.store import Store
 from activities.trace import record, spared
 from activities.transcript import Transcripts, Wanted
 from activities.workspace import Workspace
 from contracts.agent import Definition
-from contracts.turn import ModelTurn, TurnRequest, Usage
+from contracts.turn import ModelTurn, TurnRequest
 from decisions.calls import text_of
 from decisions.framing import framing
 from decisions.ids import run_id_of
@@ -114,18 +115,6 @@ def paced(failure: ApplicationError) -> ApplicationError:
         return failure
     pause = PAUSES[min(activity.info().attempt, len(PAUSES)) - 1]
     return ApplicationError(failure.message, type=failure.type, next_retry_delay=timedelta(seconds=pause))
-
-
-def cost(usage: Usage, price: Price | None) -> float | None:
-    """USD of one call; None where the model's price is not known."""
-    if price is None:
-        return None
-    return (
-        usage.input * price.input
-        + usage.output * price.output
-        + usage.cache_read * price.cache_read
-        + usage.cache_write * price.cache_write
-    ) / 1e6
 
 
 def _write_plan(workspace: Workspace, text: str) -> None:
