@@ -23,6 +23,7 @@ from temporalio.worker import Interceptor, Worker, WorkerDeploymentConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.claude import PRICES
+from activities.context import Summaries
 from activities.fetch import FetchTool
 from activities.files import ListFiles, ReadFile, WriteFile
 from activities.http_tool import HttpTool
@@ -85,13 +86,17 @@ def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
         max_tokens=settings.file.model.max_tokens,
         limits=settings.file.limits,
         workspaces=settings.workspaces,
-        instructions=files("activities").joinpath("prompts/loop.md").read_text(encoding="utf-8"),
+        instructions="\n".join(_prompt(name) for name in ("loop", "plan", "reflect")),
         prices={**PRICES, **{name: Price(**price.model_dump()) for name, price in settings.file.prices.items()}},
         remote=_remote(settings.store) if settings.store else None,
         window=settings.file.model.window,
         summary_model=settings.file.model.summary,
         secrets=settings.secrets,
     )
+
+
+def _prompt(name: str) -> str:
+    return files("activities").joinpath(f"prompts/{name}.md").read_text(encoding="utf-8")
 
 
 def _remote(url: str) -> Stores:
@@ -111,6 +116,7 @@ def _tool(name: str, described: ToolSettings, settings: Settings, client: httpx.
         kind=ToolKind(described.kind),
         effect=described.effect,
         approval=described.approval,
+        pollable=described.pollable,
         timeout=described.timeout,
     )
     match described:
@@ -149,6 +155,7 @@ def build(
     """A worker with everything that a run needs."""
     transcripts = Transcripts(client)
     turns = Turns(client, model, transcripts, project)
+    summaries = Summaries(model, transcripts, project)
     calls = ToolCalls(client, transcripts, project, GRACE)
     runs = Runs(client, transcripts, project)
     inheritances = Inheritances(client, transcripts, project)
@@ -160,6 +167,7 @@ def build(
         activities=[
             turns.plan,
             turns.reflect,
+            summaries.summarize,
             calls.call_tool,
             runs.open_run,
             runs.close_segment,

@@ -4,7 +4,7 @@ It is told, not relied upon: history is the record. So a full disk costs a line,
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,12 @@ def event(workspace: Workspace, name: str, key: str, **figures: Any) -> None:
     told = {"event": name, **figures}
     activity.logger.info(name, extra={"event": told})
     record(workspace, {"key": key, **told})
+
+
+def record_all(workspace: Workspace, told: Sequence[Mapping[str, Any]]) -> None:
+    """The events that the run's workflow has told; each has its key."""
+    for line in told:
+        record(workspace, line)
 
 
 def once_each(text: str) -> dict[str, dict[str, Any]]:

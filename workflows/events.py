@@ -11,3 +11,14 @@ def emit(run: LiveRun, name: str, **figures: Any) -> None:
     """`name` is one of the requirement's: `agent.tool.retry`, `agent_run.resume_unsafe`, ..."""
     event = {"event": name, "run_id": run.state.run_id, **figures}
     workflow.logger.info(name, extra={"event": event})
+    number = run.state.events + 1
+    told = {"key": f"event:{number}", "at": workflow.now().isoformat(timespec="milliseconds"), **event}
+    run.update(events=number, untold=(*run.state.untold, told))
+
+
+def untold(run: LiveRun) -> tuple[dict[str, Any], ...]:
+    """What the trace has not been told yet; whoever asks is to write it there."""
+    events = run.state.untold
+    if events:
+        run.update(untold=())
+    return events
