@@ -44,6 +44,7 @@ class ProjectError(Exception):
 class _Tool(Edge):
     effect: Effect = Effect.once  # nothing declared: assume the worst
     approval: Approval = Approval.never
+    pollable: bool = False
     description: str | None = Field(default=None, min_length=1, max_length=10_000)
     timeout: Duration = timedelta(seconds=30)
 

@@ -4,7 +4,6 @@ All wiring is here: which model answers, which tools there are, how Temporal is 
 """
 
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -24,6 +23,7 @@ from temporalio.worker import Interceptor, Worker, WorkerDeploymentConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.claude import PRICES
+from activities.context import Summaries
 from activities.fetch import FetchTool
 from activities.files import ListFiles, ReadFile, WriteFile
 from activities.http_tool import HttpTool
@@ -42,7 +42,6 @@ from activities.signal_tool import SignalTool
 from activities.store import Stores
 from activities.tool import ToolCalls
 from activities.toolkit import Tool
-from activities.trace import TraceEvents
 from activities.transcript import Transcripts
 from activities.turn import Model, Turns
 from contracts.agent import ToolSchema
@@ -88,13 +87,17 @@ def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
         max_tokens=settings.file.model.max_tokens,
         limits=settings.file.limits,
         workspaces=settings.workspaces,
-        instructions=files("activities").joinpath("prompts/loop.md").read_text(encoding="utf-8"),
+        instructions="\n".join(_prompt(name) for name in ("loop", "plan", "reflect")),
         prices={**PRICES, **{name: Price(**price.model_dump()) for name, price in settings.file.prices.items()}},
         remote=_remote(settings.store) if settings.store else None,
         window=settings.file.model.window,
         summary_model=settings.file.model.summary,
         secrets=settings.secrets,
     )
+
+
+def _prompt(name: str) -> str:
+    return files("activities").joinpath(f"prompts/{name}.md").read_text(encoding="utf-8")
 
 
 def _remote(url: str) -> Stores:
@@ -114,6 +117,7 @@ def _tool(name: str, described: ToolSettings, settings: Settings, client: httpx.
         kind=ToolKind(described.kind),
         effect=described.effect,
         approval=described.approval,
+        pollable=described.pollable,
         timeout=described.timeout,
     )
     match described:
@@ -157,6 +161,7 @@ def build(  # noqa: PLR0913 - what a worker is made of
     """A worker with everything that a run needs. `observers` see what may be told."""
     transcripts = Transcripts(client)
     turns = Turns(client, model, transcripts, project)
+    summaries = Summaries(model, transcripts, project)
     calls = ToolCalls(client, transcripts, project, GRACE)
     runs = Runs(client, transcripts, project)
     inheritances = Inheritances(client, transcripts, project)
@@ -168,6 +173,7 @@ def build(  # noqa: PLR0913 - what a worker is made of
         activities=[
             turns.plan,
             turns.reflect,
+            summaries.summarize,
             calls.call_tool,
             runs.open_run,
             runs.close_segment,
@@ -212,7 +218,7 @@ async def working(client: Client, settings: Settings, deployment: Deployment | N
         project = project_of(settings, http)
         queue, model = settings.task_queue, model_of(settings)
         async with (
-            observing(client, settings, project) as observers,
+            observing(client, settings) as observers,
             build(client, project, queue, model, deployment, observers),
             reconciling(client, queue),
         ):
@@ -220,12 +226,10 @@ async def working(client: Client, settings: Settings, deployment: Deployment | N
 
 
 @asynccontextmanager
-async def observing(client: Client, settings: Settings, project: Project) -> AsyncIterator[list[Interceptor]]:
-    """Tells the events of runs to their traces, and to a collector of spans where there is one. Raises ProjectError."""
-    handlers: list[logging.Handler] = [TraceEvents(project.workspace)]
+async def observing(client: Client, settings: Settings) -> AsyncIterator[list[Interceptor]]:
+    """Spans go to a collector while the block runs, where one is named. Raises ProjectError."""
     if not settings.exports_spans:
-        with telling(*handlers):
-            yield []
+        yield []
         return
     try:
         from activities.spans import SpanEvents, Spans
@@ -238,7 +242,7 @@ async def observing(client: Client, settings: Settings, project: Project) -> Asy
     except ValueError as error:
         raise ProjectError(str(error)) from None
     try:
-        with telling(*handlers, SpanEvents(spans)):
+        with telling(SpanEvents(spans)):
             yield [spans]
     finally:
         await spans.close()

@@ -19,10 +19,10 @@ from activities.transcript import Transcripts, Wanted, keep_segment
 from activities.workspace import ARTIFACTS
 from contracts.failures import RunFailure
 from contracts.run import Inherited, InheritRequest, RunState, RunStatus, Snapshot
-from contracts.transcript import Part, PartKind, Segment
+from contracts.transcript import Part, Segment
 from decisions.ids import run_id_of, run_workflow_id
-from decisions.resume import NoSuchStep, cut_after, forked, refusal, resumed
-from decisions.transcript import Transcript, note_part
+from decisions.resume import NoSuchStep, continued, cut_after, forked, refusal, resumed
+from decisions.transcript import Transcript
 
 _ENDS = {
     WorkflowExecutionStatus.FAILED: RunStatus.failed,
@@ -108,10 +108,7 @@ def _continued(
 ) -> tuple[RunState, tuple[Part, ...]]:
     now, execution = datetime.now(UTC), request.execution
     if request.step is None:
-        # A conversation that ends with a reply could not be sent.
-        waits = not origin.calls and parts[-1].kind is PartKind.reply
-        note = (note_part("The run was interrupted here. Go on."),) if waits else ()
-        return resumed(origin, own, execution, now), (*parts, *note)
+        return resumed(origin, own, execution, now), continued(origin, parts)
     try:
         kept = cut_after(origin, parts, request.step, request.say)
     except NoSuchStep as error:

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -22,15 +23,21 @@ from contracts.turn import Usage
 MOST_BYTES = 1024 * 1024  # of a reply's JSON; the server takes 2 MiB, and the longest replies of today are half of this
 MOST_WAIT = 60.0  # seconds; a server that asks for more is asked again by then
 REFUSED = frozenset({400, 401, 402, 403, 404, 413, 422})
-TOO_LONG = ("prompt is too long", "exceed_context_size", "context length", "maximum context")
+TOO_LONG = ("prompt is too long", "exceed_context_size", "context length", "maximum context", "context size")
 
 
 @dataclass(frozen=True)
 class ModelCall:
-    """`on_text` is told the text so far, each time there is more of it."""
+    """`on_text` is told the text so far, each time there is more of it.
+
+    `digest` is the journal's. The reply must call `force`, if that is set; with `is_closing` it may call no tool.
+    """
 
     definition: Definition
     messages: list[dict[str, Any]]
+    digest: str = ""
+    force: str | None = None
+    is_closing: bool = False
     on_text: Callable[[str], object] = lambda _: None
 
 
@@ -52,10 +59,23 @@ class MessagesModel:
         self._client = client
 
     async def reply(self, call: ModelCall) -> ModelReply:
-        """One streamed call. Raises ApplicationError of a `RunFailure` type, retryable or not."""
-        stream = _Accumulated(call.on_text)
+        """One streamed call. Raises ApplicationError of a `RunFailure` type, retryable or not.
+
+        A provider that takes no `tool_choice` is asked again without it: what it should call, a note has told it.
+        """
+        request = request_of(call)
         try:
-            async with await self._client.messages.create(stream=True, **_request(call)) as events:
+            return await self._streamed(request, call.on_text)
+        except ApplicationError as error:
+            if "tool_choice" not in request or not _is_about_choice(error):
+                raise
+        del request["tool_choice"]
+        return await self._streamed(request, call.on_text)
+
+    async def _streamed(self, request: dict[str, Any], on_text: Callable[[str], object]) -> ModelReply:
+        stream = _Accumulated(on_text)
+        try:
+            async with await self._client.messages.create(stream=True, **request) as events:
                 async for event in events:
                     stream.take(event)
         except (anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError) as error:
@@ -65,22 +85,36 @@ class MessagesModel:
         return stream.reply()
 
 
-def _request(call: ModelCall) -> dict[str, Any]:
-    """The prompt's fixed front and its last message are marked for the provider's cache."""
+def _is_about_choice(error: ApplicationError) -> bool:
+    return error.type == RunFailure.model_refused and ("tool_choice" in error.message or "thinking" in error.message)
+
+
+def request_of(call: ModelCall) -> dict[str, Any]:
+    """The prompt's fixed front and its last message are marked for the provider's cache.
+
+    Everything before that mark stays as it is from call to call: only so is it read from the cache.
+    """
     mark = {"cache_control": {"type": "ephemeral"}}
     definition = call.definition
     last = call.messages[-1]
     marked = {**last, "content": [*last["content"][:-1], {**last["content"][-1], **mark}]}
     if last["content"][-1].get("type") in ("thinking", "redacted_thinking"):
         marked = last
+    front = [definition.system, *([f"Your run journal, in short:\n{call.digest}"] if call.digest else [])]
+    system: list[dict[str, Any]] = [{"type": "text", "text": text} for text in front]
+    system[-1] |= mark
     request: dict[str, Any] = {
         "model": definition.model,
         "max_tokens": definition.max_tokens,
-        "system": [{"type": "text", "text": definition.system, **mark}],
+        "system": system,
         "messages": [*call.messages[:-1], marked],
     }
     if definition.tools:
         request["tools"] = [tool.model_dump() for tool in definition.tools]
+        if call.is_closing:
+            request["tool_choice"] = {"type": "none"}
+        elif call.force is not None:
+            request["tool_choice"] = {"type": "tool", "name": call.force}
     return request
 
 
@@ -232,6 +266,12 @@ def translated(error: Exception, secret: str | None = None) -> ApplicationError:
     if isinstance(error, anthropic.APIConnectionError):
         return unavailable(f"no connection to the model: {message}")
     return unavailable(f"the model's answer broke off: {type(error).__name__} {message}")
+
+
+def window_told(message: str) -> int | None:
+    """The window, in tokens, that a provider names when it refuses a prompt as too long."""
+    told = re.search(r"(?:>|context length (?:is|of)|context size \(?|n_ctx\D{0,4})\s*([\d,]{4,})", message)
+    return int(told[1].replace(",", "")) if told else None
 
 
 def unavailable(message: str) -> ApplicationError:

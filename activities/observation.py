@@ -10,6 +10,7 @@ from temporalio import activity
 from temporalio.common import MetricHistogramTimedelta, MetricMeter
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
+from contracts.context import Summary
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, TurnRequest, Usage
 from decisions import metrics
@@ -74,7 +75,7 @@ def _measure(took: timedelta, result: Any) -> None:
         _durations(meter, metrics.MODEL_DURATION).record(took, labels)
         if isinstance(usage := getattr(result, "usage", None), Usage):
             count(meter, metrics.of_usage(known["model"], usage))
-        if isinstance(result, ModelTurn) and result.cost_usd is not None:
+        if isinstance(result, ModelTurn | Summary) and result.cost_usd is not None:
             spent = meter.create_histogram_float(metrics.MODEL_COST, HELP[metrics.MODEL_COST])
             spent.record(result.cost_usd, {"model": known["model"]})
 

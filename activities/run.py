@@ -71,6 +71,7 @@ class Runs:
             if request.length > request.start:
                 live = transcript.parts[request.start : request.length]
                 segment = await keep_segment(store, live, request.start, request.head)
+            trace.record_all(workspace, request.told)
             if request.journal is not None:
                 await asyncio.to_thread(_finish_files, workspace, request.journal, request.event)
                 self._transcripts.forget(info.workflow_id or "")

@@ -4,8 +4,7 @@ It is told, not relied upon: history is the record. So a full disk costs a line,
 """
 
 import json
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +14,6 @@ from temporalio import activity
 from activities.observation import count
 from activities.workspace import Workspace
 from decisions import metrics
-from decisions.ids import run_id_of
 
 NAME = "trace.jsonl"
 
@@ -47,17 +45,10 @@ def event(workspace: Workspace, name: str, key: str, **figures: Any) -> None:
     record(workspace, {"key": key, **told})
 
 
-class TraceEvents(logging.Handler):
-    """Writes what workflows tell to the traces of their runs; what activities tell is there already."""
-
-    def __init__(self, workspace_of: Callable[[str], Workspace]) -> None:
-        super().__init__()
-        self._workspace_of = workspace_of
-
-    def emit(self, line: logging.LogRecord) -> None:
-        where, told = getattr(line, "temporal_workflow", None), getattr(line, "event", None)
-        if where and told:
-            record(self._workspace_of(run_id_of(where["workflow_id"])), {"key": getattr(line, "key", ""), **told})
+def record_all(workspace: Workspace, told: Sequence[Mapping[str, Any]]) -> None:
+    """The events that the run's workflow has told; each has its key."""
+    for line in told:
+        record(workspace, line)
 
 
 def once_each(text: str) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,8 @@ from temporalio.client import Client
 
 from activities.store import Store
 from contracts.transcript import Page, Part, Segment
-from decisions.transcript import Transcript, add_message
+from decisions.context import messages_of
+from decisions.transcript import Transcript
 
 _PARTS = TypeAdapter(list[Part])
 
@@ -55,20 +56,22 @@ class Conversation:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     fed: int = 0  # bytes of the reply and results above
     weighed: int = 0  # bytes of it that count in the cache's total
+    used: set[str] = field(default_factory=set)  # ids of the tool uses so far, as `messages` has seen them
     _messages: list[dict[str, Any]] = field(default_factory=list)
     _rendered: int = 0
 
     def messages(self) -> list[dict[str, Any]]:
-        """The parts as Messages API messages; only what is new is rendered."""
-        for part in self.transcript.parts[self._rendered :]:
-            add_message(self._messages, part)
-        self._rendered = len(self.transcript.parts)
+        """What the model is shown, as Messages API messages; only what is new is rendered."""
+        parts = self.transcript.parts
+        self._messages = messages_of(parts, self._messages, self._rendered)
+        self.used |= {block["id"] for part in parts[self._rendered :] for block in part.content if "id" in block}
+        self._rendered = len(parts)
         return self._messages
 
     def truncate(self, length: int) -> None:
         self.transcript.truncate(length)
         if self._rendered > length:
-            self._messages, self._rendered = [], 0
+            self._messages, self._rendered, self.used = [], 0, set()
 
     def extend(self, length: int, head: str) -> bool:
         """Appends what was fed since, and tells whether that is the asked transcript."""

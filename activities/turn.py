@@ -1,6 +1,8 @@
 """The activities `plan` and `reflect`: one model call each, over the conversation that a cursor names."""
 
 import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from time import perf_counter
 from typing import Any, Protocol
@@ -12,18 +14,22 @@ from temporalio.exceptions import ApplicationError
 from activities.attempts import was_lost
 from activities.definition import definition_of, must_be_unchanged
 from activities.heartbeat import beating
-from activities.model import ModelCall, ModelReply
+from activities.model import ModelCall, ModelReply, window_told
 from activities.observation import learn
 from activities.price import cost
 from activities.project import Project
 from activities.redaction import redacted
 from activities.store import Store
-from activities.trace import record, spared
+from activities.trace import record, record_all, spared
 from activities.transcript import Transcripts, Wanted
 from activities.workspace import Workspace
 from contracts.agent import Definition
+from contracts.context import ContextFull
+from contracts.failures import RunFailure
+from contracts.transcript import Part
 from contracts.turn import ModelTurn, TurnRequest
 from decisions.calls import text_of
+from decisions.context import COMPACT_AT, digest_of, estimate, tokens_of
 from decisions.framing import framing
 from decisions.ids import run_id_of
 from decisions.narrate import call_line, cut
@@ -48,28 +54,29 @@ class Turns:
         self._definitions: dict[str, Definition] = {}
 
     @activity.defn
-    async def plan(self, request: TurnRequest) -> ModelTurn:
-        """The first turn: frame, plan, first actions.
+    async def plan(self, request: TurnRequest) -> ModelTurn | ContextFull:
+        """The first turn: frame, plan, first actions; or word that the conversation is too long to be sent.
 
         Raises ApplicationError of a `RunFailure` type, or `DefinitionChanged` where an interrupted run finds its
         agent defined otherwise than when it began.
         """
         turn = await self._turn(request, "plan")
-        if text := text_of(turn.content):
+        if isinstance(turn, ModelTurn) and (text := text_of(turn.content)):
             with spared("plan.md"):
                 await asyncio.to_thread(_write_plan, self._workspace(), text)
         return turn
 
     @activity.defn
-    async def reflect(self, request: TurnRequest) -> ModelTurn:
-        """Every later turn: judge the results, adjust the plan, next actions or done."""
+    async def reflect(self, request: TurnRequest) -> ModelTurn | ContextFull:
+        """Every later turn: judge the results, adjust the plan, next actions or done. Otherwise as `plan`."""
         return await self._turn(request, "reflect")
 
     def _workspace(self) -> Workspace:
         return self._project.workspace(run_id_of(activity.info().workflow_id or ""))
 
-    async def _turn(self, request: TurnRequest, phase: str) -> ModelTurn:
+    async def _turn(self, request: TurnRequest, phase: str) -> ModelTurn | ContextFull:
         workspace = self._workspace()
+        record_all(workspace, request.told)
         shown = {"text": ""}
         secrets = self._project.secrets
         async with beating(lambda: {"turn": request.turn, "text": secrets.tail(shown["text"], SHOWN_TAIL)}):
@@ -82,13 +89,22 @@ class Turns:
             call = ModelCall(
                 definition=definition,
                 messages=conversation.messages(),
+                digest=digest_of(conversation.transcript.parts),
+                force=request.force,
+                is_closing=request.is_closing,
                 on_text=lambda text: shown.update(text=text),
             )
+            full = self._fullness(call, conversation.transcript.parts, request.window)
+            if full.tokens > COMPACT_AT * full.window and not request.unchecked:
+                return full
             started = perf_counter()
             try:
                 reply = await self._model.reply(call)
             except ApplicationError as failure:
+                if failure.type == RunFailure.context_too_long:
+                    return refused(full, failure.message)
                 raise paced(failure) from None
+        reply = renamed(reply, conversation.used, request.turn)
         turn = ModelTurn(
             content=reply.content,
             stop_reason=reply.stop_reason,
@@ -103,10 +119,38 @@ class Turns:
         record(workspace, _trace(request.turn, phase, turn))
         return turn
 
+    def _fullness(self, call: ModelCall, parts: Sequence[Part], window: int | None) -> ContextFull:
+        tokens = estimate(parts, call.messages, front_tokens(call.definition))
+        return ContextFull(
+            tokens=tokens,
+            window=window or self._project.window_of(call.definition.model),
+            messages=len(call.messages),
+        )
+
     async def _definition(self, ref: str, store: Store) -> Definition:
         if ref not in self._definitions:
             self._definitions[ref] = await definition_of(store, ref)
         return self._definitions[ref]
+
+
+def renamed(reply: ModelReply, used: Collection[str], turn: int) -> ModelReply:
+    """Some servers count their tool uses anew when the conversation gets shorter; a result must belong to one."""
+    names = {b["id"]: f"{b['id']}_t{turn}" for b in reply.content if b.get("type") == "tool_use" and b["id"] in used}
+    if not names:
+        return reply
+    content = [{**block, "id": names[block["id"]]} if block.get("id") in names else block for block in reply.content]
+    return replace(reply, content=content, broken=tuple(names.get(each, each) for each in reply.broken))
+
+
+def front_tokens(definition: Definition) -> int:
+    """An estimate of what goes before each conversation."""
+    return tokens_of([{"type": "text", "text": definition.system}, *(tool.model_dump() for tool in definition.tools)])
+
+
+def refused(full: ContextFull, message: str) -> ContextFull:
+    """The provider has counted for itself; where it does not name its window, the next guess is smaller."""
+    window = window_told(message) or min(full.window, full.tokens)
+    return full.model_copy(update={"window": window, "was_refused": True})
 
 
 def paced(failure: ApplicationError) -> ApplicationError:

@@ -110,6 +110,7 @@ class CompletedPayload(Value):
     outcome: str
     steps_taken: int
     artifacts: tuple[str, ...]
+    partial: bool = Field(default=False, exclude_if=lambda partial: not partial)  # delivered at the soft limit
 
 
 class CompletedEvent(Value):

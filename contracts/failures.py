@@ -12,7 +12,8 @@ class RunFailure(StrEnum):
     model_refused = "ModelRefused"  # the operator: key, model name or request refused (400, 401, 403, 404)
     rate_limited = "RateLimited"  # the provider: 429 until the retries were used up
     model_unavailable = "ModelUnavailable"  # the provider: 5xx, broken streams, no connection, to the end
-    context_too_long = "ContextTooLong"  # the conversation does not fit the model's window
+    context_too_long = "ContextTooLong"  # the conversation does not fit the model's window: the run makes it shorter
+    hard_limit = "HardLimit"  # the run: its active time is used up
     model_unusable = "ModelUnusable"  # the model: nothing usable in several replies in a row
     not_resumable = "NotResumable"  # the caller: the run to resume or fork is not there, or not one to resume
 
@@ -52,6 +53,9 @@ class Escalation(StrEnum):
     step_budget = "step_budget"
     turn_budget = "turn_budget"
     reframe_budget = "reframe_budget"
+    token_budget = "token_budget"  # noqa: S105 - tokens of a model, no secret
+    money_budget = "money_budget"
+    context = "context"  # it does not fit the model's window, and all recoveries are used up
     step_never_issued = "step_never_issued"
     wrong_tool = "wrong_tool"
     model_declined = "model_declined"

@@ -1,6 +1,7 @@
 """How far a run may go. Nearest wins: run over agent over file over default, up or down."""
 
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from pydantic import Field
@@ -16,6 +17,11 @@ class LimitOverrides(Edge):
     max_turns: int | None = Field(default=None, ge=1, le=100_000)
     max_reframes: int | None = Field(default=None, ge=0, le=1000)
     turn_timeout: Duration | None = None
+    soft_limit: Duration | None = None
+    hard_limit: Duration | None = None
+    budget_tokens: int | None = Field(default=None, ge=1)
+    budget_usd: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    directive_tool: str | None = Field(default=None, min_length=1, max_length=64)
 
 
 def limits_in(context: Mapping[str, Any]) -> LimitOverrides:
@@ -31,3 +37,8 @@ class Limits(Value):
     max_turns: int
     max_reframes: int
     turn_timeout: Duration
+    soft_limit: Duration = timedelta(minutes=15)  # of active time; then one last turn
+    hard_limit: Duration = timedelta(minutes=20)
+    budget_tokens: int | None = None  # all that were sent or received; None: no limit
+    budget_usd: float | None = None
+    directive_tool: str = "reframe"  # forced where a nudge did not end a thrash

@@ -11,6 +11,8 @@ class QuestionKind(StrEnum):
     approval = "approval"  # a tool wants to run
     resume_unsafe = "resume_unsafe"  # a call may have happened
     definition_changed = "definition_changed"  # the agent is defined otherwise now than when the run began
+    thrash = "thrash"  # the agent goes in circles
+    recovery = "recovery"  # the context fills up faster than it can be cleared
 
 
 class Question(Value):

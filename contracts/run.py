@@ -6,9 +6,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from contracts.context import Recoveries
 from contracts.journal import Journal
 from contracts.limits import Limits
-from contracts.question import Question
+from contracts.question import Question, QuestionKind
+from contracts.thrash import Made
 from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
 from contracts.transcript import Segment
 from contracts.turn import Usage
@@ -54,9 +56,18 @@ class Call(Value):
 class Ending(Value):
     """How the run ends: the terminal status, and what is said of it."""
 
-    status: Literal[RunStatus.completed, RunStatus.escalated, RunStatus.failed]
+    status: Literal[RunStatus.completed, RunStatus.escalated, RunStatus.failed, RunStatus.timed_out]
     text: str  # the outcome, or the detail of an escalation or failure
     reason: str = ""  # `Escalation` or `RunFailure`
+    is_partial: bool = False  # an outcome that was delivered because the time was used up
+
+
+class Forced(Value):
+    """The next reply has to call this tool. With `asks`, the runtime asks the person itself where it does not."""
+
+    tool: str
+    asks: QuestionKind | None = None
+    text: str = ""  # of that question
 
 
 class Inheritance(Value):
@@ -89,6 +100,14 @@ class RunState(Value):
     reframes: int = 0
     questions: int = 0
     unusable_replies: int = 0  # in a row
+    active_ms: int = 0  # of the run's activities, as they report it: no waiting counts (B6)
+    is_closing: bool = False  # the soft limit is reached: the next turn is the last one
+    recent: tuple[Made, ...] = ()  # the latest calls, oldest first
+    rung: int = 0  # of the ladder out of a thrash; 0 is the floor
+    calm: int = 0  # calls since the last rung was climbed
+    forced: Forced | None = None
+    recoveries: Recoveries = Recoveries()
+    window: int | None = None  # of the model, in tokens, where the provider has told it
     pending: tuple[Pending, ...] = ()
     calls: tuple[Call, ...] = ()
     question: Question | None = None
@@ -98,6 +117,8 @@ class RunState(Value):
     journal: Journal = Journal()
     plan: str = ""
     last_finding: str = ""
+    untold: tuple[dict[str, Any], ...] = ()  # events that the next activity writes into the trace
+    events: int = 0  # told so far
     ignored: tuple[str, ...] = ()  # the latest signals that had no effect, and why
     inherited: tuple[Inheritance, ...] = ()  # of a resumed or forked run, the eldest first
     doubtful: tuple[str, ...] = ()  # tool uses that were in flight when the origin ended
@@ -180,6 +201,7 @@ class RunView(Value):
     question: QuestionView | None
     usage: Usage
     cost_usd: float | None
+    active_seconds: float
     ignored: tuple[str, ...]
     origin: str | None = None  # the run that this one resumes, or was forked from
 
@@ -193,6 +215,7 @@ class CloseRequest(Value):
     journal: Journal | None = None  # only at the end of the run
     event: dict[str, Any] | None = None  # the completion event
     cancel: str | None = None  # ask the server to cancel this run, for this reason
+    told: tuple[dict[str, Any], ...] = Field(default=(), exclude_if=lambda told: not told)
 
 
 class Closed(Value):

@@ -45,6 +45,7 @@ class ToolRoute(Value):
     approval: Approval = Approval.never
     timeout: Duration
     takes_step: bool = True
+    pollable: bool = Field(default=False, exclude_if=lambda pollable: not pollable)  # repeats are no sign of a loop
 
 
 class ToolCall(Value):

@@ -17,6 +17,8 @@ class PartKind(StrEnum):
     reply = "reply"  # of the model
     result = "result"  # of one tool call
     note = "note"  # of the runtime to the model
+    summary = "summary"  # stands for all before its tail: `about` is {"tail", "pins", "is_deep"}
+    journal = "journal"  # the run journal, where the run goes on: `about` has its "digest"
 
 
 class Part(Value):

@@ -15,6 +15,10 @@ class Usage(Value):
     cache_read: int = 0
     cache_write: int = 0
 
+    @property
+    def total(self) -> int:
+        return self.input + self.output + self.cache_read + self.cache_write
+
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(
             input=self.input + other.input,
@@ -28,7 +32,9 @@ class TurnRequest(Value):
     """A cursor into the transcript, and the definition by its hash: never the conversation itself.
 
     `interrupted` says that the run picks up again after an interruption, so that the definition is compared with the
-    project's. `refused` is the hash of a newer definition that a person decided against.
+    project's. `refused` is the hash of a newer definition that a person decided against. `force` is the tool that
+    the reply must call; with `is_closing` it may call none. `window` is the model's, where the provider has told it;
+    `unchecked` asks the model however long the conversation is. `told` are events for the trace.
     """
 
     turn: int
@@ -37,6 +43,11 @@ class TurnRequest(Value):
     definition: str
     interrupted: bool = Field(default=False, exclude_if=lambda interrupted: not interrupted)
     refused: str | None = Field(default=None, exclude_if=lambda refused: refused is None)
+    force: str | None = Field(default=None, exclude_if=lambda force: force is None)
+    is_closing: bool = Field(default=False, exclude_if=lambda is_closing: not is_closing)
+    window: int | None = Field(default=None, exclude_if=lambda window: window is None)
+    unchecked: bool = Field(default=False, exclude_if=lambda unchecked: not unchecked)
+    told: tuple[dict[str, Any], ...] = Field(default=(), exclude_if=lambda told: not told)
 
 
 class ModelTurn(Value):

@@ -1,18 +1,29 @@
 """The tools that are decisions themselves: settled inside the workflow, at the cost of no activity."""
 
 from datetime import timedelta
+from typing import Any
 
 from contracts.agent import ToolSchema
 from contracts.tool import Effect, ToolKind, ToolRoute
 
 FINISH, REFRAME, ESCALATE, ASK_HUMAN = "finish", "reframe", "escalate", "ask_human"
+GET_JOURNAL, UPDATE_JOURNAL = "get_run_journal", "update_run_journal"
+APPEND_JOURNAL = "append_run_journal_entry"
 
 # Settled after the other calls of their turn, since they judge what those brought.
 CONTROL = (FINISH, ESCALATE, REFRAME)
+JOURNAL = (GET_JOURNAL, UPDATE_JOURNAL, APPEND_JOURNAL)
+
+TEXT_SECTIONS = ("objective", "current_state", "handoff_next_action")
+LIST_SECTIONS = ("verified_findings", "decisions", "artifacts", "open_questions", "blockers")
 
 
 def _text(description: str) -> dict[str, str]:
     return {"type": "string", "description": description}
+
+
+def _texts(description: str) -> dict[str, Any]:
+    return {"type": "array", "items": {"type": "string"}, "description": description}
 
 
 SCHEMAS = (
@@ -23,11 +34,7 @@ SCHEMAS = (
             "type": "object",
             "properties": {
                 "outcome": _text("What was achieved, in one to three sentences."),
-                "artifacts": {
-                    "type": "array",
-                    "items": {"type": "string"},
-                    "description": "Paths of the results.",
-                },
+                "artifacts": _texts("Paths of the results."),
             },
             "required": ["outcome"],
         },
@@ -60,13 +67,46 @@ SCHEMAS = (
             "type": "object",
             "properties": {
                 "question": _text("One question, understandable without the conversation."),
-                "options": {
-                    "type": "array",
-                    "items": {"type": "string"},
-                    "description": "Suggested answers, if any.",
-                },
+                "options": _texts("Suggested answers, if any."),
             },
             "required": ["question"],
+        },
+    ),
+    ToolSchema(
+        name=GET_JOURNAL,
+        description="Read your run journal: your own notes, which outlast the conversation.",
+        input_schema={"type": "object", "properties": {}},
+    ),
+    ToolSchema(
+        name=UPDATE_JOURNAL,
+        description=(
+            "Replace sections of your run journal. Keep current_state and handoff_next_action true after each "
+            "milestone: old messages are dropped when the conversation grows long, the journal is not."
+        ),
+        input_schema={
+            "type": "object",
+            "properties": {
+                "objective": _text("The task in your own words."),
+                "current_state": _text("Where the work stands, in a few sentences."),
+                "handoff_next_action": _text("What should happen next if you stopped here, in one line."),
+                "verified_findings": _texts("What you have confirmed."),
+                "decisions": _texts("What was decided, and why."),
+                "artifacts": _texts("Where the results are: paths, ids."),
+                "open_questions": _texts("What is unresolved."),
+                "blockers": _texts("What stands in the way; an empty list once it is gone."),
+            },
+        },
+    ),
+    ToolSchema(
+        name=APPEND_JOURNAL,
+        description="Add one entry to a list of your run journal.",
+        input_schema={
+            "type": "object",
+            "properties": {
+                "section": {"type": "string", "enum": list(LIST_SECTIONS)},
+                "entry": _text("One sentence, understandable without the conversation."),
+            },
+            "required": ["section", "entry"],
         },
     ),
 )
@@ -77,7 +117,7 @@ ROUTES = tuple(
         kind=ToolKind.builtin,
         effect=Effect.read,
         timeout=timedelta(seconds=1),
-        takes_step=schema.name not in CONTROL,
+        takes_step=schema.name not in (*CONTROL, *JOURNAL),
     )
     for schema in SCHEMAS
 )

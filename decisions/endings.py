@@ -16,6 +16,7 @@ def ending_event(state: RunState) -> CompletedEvent | EscalatedEvent:
                 outcome=state.ending.text,
                 steps_taken=state.step,
                 artifacts=state.artifacts,
+                partial=state.ending.is_partial,
             )
         )
     return EscalatedEvent(

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from contracts.failures import Escalation, RunFailure
 from contracts.limits import LimitOverrides, Limits
+from contracts.run import Ending, RunState, RunStatus
 
 DEFAULTS = Limits(max_steps=20, max_turns=100, max_reframes=2, turn_timeout=timedelta(seconds=120))
 
@@ -25,3 +27,40 @@ def set_in(overrides: LimitOverrides) -> dict[str, Any]:
 def with_requested(limits: Limits, requested: Mapping[str, Any]) -> Limits:
     """Limits that are not known here are left out."""
     return Limits.model_validate({**limits.model_dump(mode="json"), **requested})
+
+
+def is_out_of_time(state: RunState) -> bool:
+    return state.ending is None and _is_past(state, state.limits.hard_limit)
+
+
+def is_nearly_out_of_time(state: RunState) -> bool:
+    """There is one turn more, unless it is the one that is taken already."""
+    return not state.is_closing and _is_past(state, state.limits.soft_limit)
+
+
+def _is_past(state: RunState, limit: timedelta) -> bool:
+    """Of the run's active time: what its activities took, so that no waiting counts (B6)."""
+    return state.active_ms >= limit / timedelta(milliseconds=1)
+
+
+def timed_out(state: RunState) -> Ending:
+    text = f"{state.active_ms / 1000:.0f} s of active time are used, and {state.limits.hard_limit} was the limit"
+    return Ending(status=RunStatus.timed_out, text=text, reason=RunFailure.hard_limit)
+
+
+def used_up(state: RunState) -> Ending | None:
+    """Looked at before each model call, so that one call at most goes beyond it."""
+    limits, tokens, spent = state.limits, state.usage.total, state.cost_usd
+    if state.turns >= limits.max_turns:
+        return escalation(Escalation.turn_budget, f"all {limits.max_turns} turns are used up")
+    if limits.budget_tokens is not None and tokens >= limits.budget_tokens:
+        detail = f"{tokens:,} tokens are used, and the budget was {limits.budget_tokens:,}"
+        return escalation(Escalation.token_budget, detail)
+    if limits.budget_usd is not None and spent is not None and spent >= limits.budget_usd:
+        detail = f"USD {spent:.4f} are spent, and the budget was {limits.budget_usd:g}"
+        return escalation(Escalation.money_budget, detail)
+    return None
+
+
+def escalation(reason: Escalation, detail: str) -> Ending:
+    return Ending(status=RunStatus.escalated, text=detail, reason=reason)

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from contracts.context import ContextFull, Summary
 from contracts.failures import Escalation, RunFailure, ToolFault
-from contracts.run import Call, Ending, Pending, RunState, RunStatus
+from contracts.run import Call, Ending, Forced, Pending, RunState, RunStatus
 from contracts.tool import ToolKind, ToolOutcome, failed
 from contracts.turn import ModelTurn
 from decisions.builtins import ESCALATE, FINISH, REFRAME
 from decisions.calls import calls_of, next_batch, text_of
 from decisions.framing import framing
+from decisions.journal import kept, with_artifacts
+from decisions.limits import escalation, is_nearly_out_of_time, is_out_of_time, timed_out, used_up
+from decisions.thrash import Looked, looked
 
 MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
 IN_DOUBT = failed(ToolFault.in_doubt, "interrupted; may have happened")
@@ -49,23 +53,42 @@ class End:
     ending: Ending
 
 
-Move = Think | Act | CloseTurn | Rotate | End
+@dataclass(frozen=True)
+class Wind:
+    """The time is nearly used up: the next turn is the last one, and says what there is."""
+
+
+Move = Think | Act | CloseTurn | Rotate | Wind | End
 
 
 def next_move(state: RunState, *, history_is_long: bool) -> Move:
     """What the run does next. Nothing is in flight when this is asked."""
+    if is_out_of_time(state):
+        return End(timed_out(state))
     if batch := next_batch(state):
         return Act(batch)
     if state.calls:
         return CloseTurn()
-    if state.ending is not None:
-        return End(state.ending)
-    if state.turns >= state.limits.max_turns:
-        detail = f"all {state.limits.max_turns} turns are used up"
-        return End(Ending(status=RunStatus.escalated, text=detail, reason=Escalation.turn_budget))
+    if ending := state.ending or used_up(state):
+        return End(ending)
+    return _onward(state, history_is_long=history_is_long)
+
+
+def _onward(state: RunState, *, history_is_long: bool) -> Move:
     if history_is_long:
         return Rotate()
-    return Think()
+    return Wind() if is_nearly_out_of_time(state) else Think()
+
+
+LAST_TURN = (
+    "The time for this run is used up. This is its last turn, and no tool can be called in it. Say what has been done, "
+    "where the results are, and what is left to do."
+)
+
+
+def wound_up(state: RunState) -> RunState:
+    """From here on there is one turn more (B6)."""
+    return state.model_copy(update={"is_closing": True, "forced": None})
 
 
 @dataclass(frozen=True)
@@ -82,23 +105,55 @@ def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
     state = _counted(state, turn)
     calls = calls_of(state, turn)
     text = text_of(turn.content)
+    if state.is_closing:
+        return _last_turn(state, calls, text)
+    state = state.model_copy(update={"forced": _still_forced(state, calls)})
     if turn.stop_reason == "refusal":
         return TurnTaken(_escalated(state, Escalation.model_declined, text or "the model declined"), keep=False)
-    if not calls and turn.stop_reason == "pause_turn":
-        return TurnTaken(state)
-    if not calls and turn.stop_reason == "max_tokens":
-        note = "Your reply was cut off by the length limit. Go on in smaller pieces."
-        return _unusable(state, keep=bool(text), note=note)
-    if not calls and not text:
-        return _unusable(state, keep=False, note="Your reply was empty. Call a tool, or answer in text.")
-    state = _heard(state.model_copy(update={"unusable_replies": 0}), text)
     if not calls:
-        return TurnTaken(_completed(state, text, ()))
+        return _said(state, turn, text)
+    state = _heard(state, text)
     if state.step >= state.limits.max_steps and any(_asks_for_a_step(call) for call in calls):
         detail = f"all {state.limits.max_steps} steps are used up, and the agent asked for one more"
         state = _escalated(state, Escalation.step_budget, detail)
     last = max([call.step for call in calls if call.step is not None], default=state.step)
     return TurnTaken(state.model_copy(update={"calls": calls, "step": last}))
+
+
+def _said(state: RunState, turn: ModelTurn, text: str) -> TurnTaken:
+    """A reply without any tool call: the outcome, if it is whole."""
+    if turn.stop_reason == "pause_turn":
+        return TurnTaken(state)
+    if turn.stop_reason == "max_tokens":
+        note = "Your reply was cut off by the length limit. Go on in smaller pieces."
+        return _unusable(state, keep=bool(text), note=note)
+    if not text:
+        return _unusable(state, keep=False, note="Your reply was empty. Call a tool, or answer in text.")
+    return TurnTaken(_completed(_heard(state, text), text, ()))
+
+
+def _still_forced(state: RunState, calls: tuple[Call, ...]) -> Forced | None:
+    """A question that was to be asked, and is asked by this reply, keeps its cause."""
+    forced = state.forced
+    asks = forced is not None and forced.asks is not None and any(call.tool == forced.tool for call in calls)
+    return forced if asks else None
+
+
+def _last_turn(state: RunState, calls: tuple[Call, ...], text: str) -> TurnTaken:
+    """Whatever it says is the outcome. It can call nothing any more, except `finish`."""
+    said = next((c.arguments for c in calls if c.tool == FINISH and isinstance(c.arguments.get("outcome"), str)), {})
+    refused = failed(ToolFault.budget, "the time of this run is used up")
+    state = out_of_time(state, said.get("outcome", "").strip() or text, _artifacts_in(said))
+    calls = tuple(
+        call if call.outcome else call.model_copy(update={"step": None, "outcome": refused}) for call in calls
+    )
+    return TurnTaken(state.model_copy(update={"calls": calls}), keep=bool(calls or text))
+
+
+def out_of_time(state: RunState, outcome: str = "", artifacts: tuple[str, ...] = ()) -> RunState:
+    """A partial outcome: what the agent says, or else what is known of its work."""
+    left = state.journal.current_state or state.last_finding or f"{state.step} steps taken, and nothing summed up"
+    return _completed(state, outcome or left, artifacts, is_partial=True)
 
 
 def _asks_for_a_step(call: Call) -> bool:
@@ -113,6 +168,7 @@ def _counted(state: RunState, turn: ModelTurn) -> RunState:
             "usage": state.usage + turn.usage,
             "cost_usd": cost,
             "model": turn.model,
+            "active_ms": state.active_ms + turn.duration_ms,
         }
     )
 
@@ -129,11 +185,11 @@ def _unusable(state: RunState, *, keep: bool, note: str) -> TurnTaken:
 
 def _heard(state: RunState, text: str) -> RunState:
     """Frame and plan are read from what the model says; no format is forced on it."""
+    state = state.model_copy(update={"unusable_replies": 0})
     if not text:
         return state
     if state.turns > 1:
-        journal = state.journal.model_copy(update={"current_state": text[:EXCERPT]})
-        return state.model_copy(update={"last_finding": text[:EXCERPT], "journal": journal})
+        return state.model_copy(update={"last_finding": text[:EXCERPT]})
     said = framing(text)
     journal = state.journal.model_copy(update={"objective": (said.frame or state.goal)[:EXCERPT]})
     return state.model_copy(update={"plan": said.plan[:EXCERPT], "journal": journal})
@@ -180,10 +236,17 @@ def settled(state: RunState, call: Call, outcome: ToolOutcome, now: datetime) ->
         "calls": _changed(state, call, outcome=outcome).calls,
         "artifacts": artifacts,
         "pending": tuple(p for p in state.pending if p.step != call.step),
-        "journal": state.journal.model_copy(update={"artifacts": artifacts}),
+        "journal": with_artifacts(state.journal, artifacts),
+        "active_ms": state.active_ms + outcome.duration_ms,
         "updated_at": now,
     }
     return state.model_copy(update=update)
+
+
+def journaled(state: RunState, call: Call, now: datetime) -> RunState:
+    """Carries out one of the journal's tools."""
+    journal, outcome = kept(state.journal, call.tool, call.arguments)
+    return settled(state.model_copy(update={"journal": journal}), call, outcome, now)
 
 
 def controlled(state: RunState, call: Call, now: datetime) -> RunState:
@@ -209,9 +272,13 @@ def _finish(state: RunState, call: Call, outcome: str, now: datetime) -> RunStat
     if not outcome.strip():
         fault = failed(ToolFault.invalid_arguments, "`outcome` is required: say what was achieved")
         return settled(state, call, fault, now)
-    named = call.arguments.get("artifacts")
-    artifacts = tuple(a for a in named if isinstance(a, str)) if isinstance(named, list) else ()
-    return settled(_completed(state, outcome.strip(), artifacts), call, ToolOutcome(result="finished"), now)
+    completed = _completed(state, outcome.strip(), _artifacts_in(call.arguments))
+    return settled(completed, call, ToolOutcome(result="finished"), now)
+
+
+def _artifacts_in(arguments: dict[str, Any]) -> tuple[str, ...]:
+    named = arguments.get("artifacts")
+    return tuple(a for a in named if isinstance(a, str)) if isinstance(named, list) else ()
 
 
 def _reframe(state: RunState, call: Call, frame: str, now: datetime) -> RunState:
@@ -224,8 +291,9 @@ def _reframe(state: RunState, call: Call, frame: str, now: datetime) -> RunState
     return settled(state, call, ToolOutcome(result=f"reframed ({count} of {most})"), now)
 
 
-def closed_turn(state: RunState) -> RunState:
-    return state.model_copy(update={"calls": ()})
+def closed_turn(state: RunState) -> Looked:
+    """The turn's calls have their outcomes, which go into the conversation now. Does the run go in circles?"""
+    return looked(state.model_copy(update={"calls": (), "forced": None}), state.calls)
 
 
 def ended(state: RunState, ending: Ending, now: datetime) -> RunState:
@@ -244,18 +312,43 @@ def halted(state: RunState, in_flight: Collection[str], now: datetime) -> RunSta
     return state
 
 
+def refused_before(state: RunState, why: str, now: datetime) -> RunState:
+    """The calls that were asked for are not made."""
+    for call in state.calls:
+        if call.outcome is None:
+            state = settled(state, call, failed(ToolFault.interrupted, why), now)
+    return state
+
+
+def summarised(state: RunState, summary: Summary) -> RunState:
+    """What a summary has cost."""
+    cost = None if state.cost_usd is None or summary.cost_usd is None else state.cost_usd + summary.cost_usd
+    changes = {
+        "usage": state.usage + summary.usage,
+        "cost_usd": cost,
+        "active_ms": state.active_ms + summary.duration_ms,
+    }
+    return state.model_copy(update=changes)
+
+
+def overflowed(state: RunState, full: ContextFull) -> RunState:
+    """The provider takes the conversation no more, and nothing is left to try."""
+    detail = f"about {full.tokens:,} tokens do not fit the window of {full.window:,}, and all recoveries are used up"
+    return _escalated(state, Escalation.context, detail)
+
+
 def violated(state: RunState, reason: Escalation, detail: str) -> RunState:
     """A result from outside broke the protocol: the run escalates (A5)."""
     return _escalated(state, reason, detail)
 
 
-def _completed(state: RunState, outcome: str, artifacts: tuple[str, ...]) -> RunState:
+def _completed(state: RunState, outcome: str, artifacts: tuple[str, ...], *, is_partial: bool = False) -> RunState:
     found = state.artifacts + tuple(a for a in artifacts if a not in state.artifacts)
-    ending = Ending(status=RunStatus.completed, text=outcome)
+    ending = Ending(status=RunStatus.completed, text=outcome, is_partial=is_partial)
     return state.model_copy(update={"ending": ending, "artifacts": found})
 
 
 def _escalated(state: RunState, reason: Escalation, detail: str) -> RunState:
     if state.ending is not None:
         return state
-    return state.model_copy(update={"ending": Ending(status=RunStatus.escalated, text=detail, reason=reason)})
+    return state.model_copy(update={"ending": escalation(reason, detail)})

@@ -41,6 +41,8 @@ def waiting_for(question: Question) -> str:
         QuestionKind.approval: f"approve {question.tool}",
         QuestionKind.resume_unsafe: f"settle {question.tool}",
         QuestionKind.definition_changed: "settle the changed definition",
+        QuestionKind.thrash: "going in circles",
+        QuestionKind.recovery: "losing context",
     }
     return cut(f"human: {about.get(question.kind, question.text)}", 200)
 
@@ -63,9 +65,13 @@ def details(state: RunState) -> str:
 
 def _facts(state: RunState) -> str:
     facts = [f"**{state.status}**", f"step {state.step} of {state.limits.max_steps}", f"turn {state.turns}"]
-    facts.append(f"{state.usage.input + state.usage.cache_read:,} tokens in, {state.usage.output:,} out")
+    usage = state.usage
+    cached = f" ({usage.cache_read:,} from the cache)" if usage.cache_read else ""
+    facts.append(f"{usage.total - usage.output:,} tokens in{cached}, {usage.output:,} out")
     if state.cost_usd:
         facts.append(f"USD {state.cost_usd:.4f}")
+    elif state.cost_usd is None:
+        facts.append(f"USD unknown, {cut(state.model, 60)} has no price")
     return " · ".join(facts)
 
 
@@ -153,6 +159,7 @@ def view(state: RunState) -> RunView:
         else QuestionView(id=question.id, kind=question.kind, text=question.text, options=question.options),
         usage=state.usage,
         cost_usd=state.cost_usd,
+        active_seconds=state.active_ms / 1000,
         ignored=state.ignored,
         origin=state.inherited[-1].run_id if state.inherited else None,
     )
@@ -160,12 +167,12 @@ def view(state: RunState) -> RunView:
 
 def figures(state: RunState) -> dict[str, Any]:
     """What an event of the run's end tells of it."""
-    usage = state.usage
     return {
         "steps": state.step,
         "turns": state.turns,
-        "tokens": usage.input + usage.cache_read + usage.cache_write + usage.output,
+        "tokens": state.usage.total,
         "cost_usd": state.cost_usd,
+        "active_seconds": state.active_ms / 1000,
         "reason": state.ending.reason if state.ending else None,
     }
 

@@ -9,7 +9,12 @@ DECISIONS: dict[QuestionKind, tuple[Decision, ...]] = {
     QuestionKind.approval: (Decision.approve, Decision.approve_tool, Decision.deny),
     QuestionKind.resume_unsafe: (Decision.run_again, Decision.use_result, Decision.give_up),
     QuestionKind.definition_changed: (Decision.use_new, Decision.keep_old, Decision.stop),
+    QuestionKind.thrash: (Decision.proceed, Decision.stop),
+    QuestionKind.recovery: (Decision.proceed, Decision.stop),
 }
+
+# Those of which a text is an answer as well: another direction.
+DIRECTED = (QuestionKind.thrash, QuestionKind.recovery)
 
 
 def refusal(question: Question | None, answer: HumanInput) -> str | None:
@@ -20,9 +25,15 @@ def refusal(question: Question | None, answer: HumanInput) -> str | None:
         return f"question {answer.question_id} is not open; the open one is {question.id}: {question.text}"
     decisions = DECISIONS[question.kind]
     if not decisions:
-        return None if (answer.text or "").strip() else f"question {question.id} takes a text: {question.text}"
-    if answer.decision not in decisions:
-        return f"question {question.id} takes one of: {', '.join(decisions)}"
+        return None if _says_something(answer) else f"question {question.id} takes a text: {question.text}"
+    is_directed = question.kind in DIRECTED
+    if answer.decision not in decisions and not (is_directed and answer.decision is None and _says_something(answer)):
+        or_text = ", or a text" if is_directed else ""
+        return f"question {question.id} takes one of: {', '.join(decisions)}{or_text}"
     if answer.decision is Decision.use_result and answer.text is None:
         return "use_result needs the result as text"
     return None
+
+
+def _says_something(answer: HumanInput) -> bool:
+    return bool((answer.text or "").strip())

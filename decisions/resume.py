@@ -6,6 +6,7 @@ Neither repeats an effect: what has a result keeps it, and a call in flight keep
 from collections.abc import Sequence
 from datetime import datetime
 
+from contracts.context import Recoveries
 from contracts.failures import ToolFault
 from contracts.journal import Journal
 from contracts.run import Call, Inheritance, RunState, RunStatus
@@ -13,7 +14,8 @@ from contracts.tool import Effect, failed
 from contracts.transcript import Part, PartKind
 from contracts.turn import Usage
 from decisions.builtins import REFRAME
-from decisions.transcript import call_part, note_part, result_part
+from decisions.journal import digest, refolded, render, shown
+from decisions.transcript import call_part, journal_part, note_part, result_part
 
 _NOT_MADE = frozenset(
     {
@@ -55,6 +57,14 @@ def resumed(origin: RunState, run_id: str, execution: str, now: datetime) -> Run
         "pending": (),
         "ending": None,
         "unusable_replies": 0,
+        "active_ms": 0,
+        "is_closing": False,
+        "recent": (),
+        "rung": 0,
+        "calm": 0,
+        "forced": None,
+        "recoveries": Recoveries(),
+        "untold": (),
         "approved_tools": (),
         "ignored": (),
         "inherited": (*origin.inherited, _heritage(origin, origin.step)),
@@ -69,11 +79,28 @@ class NoSuchStep(ValueError):
 
 
 def cut_after(origin: RunState, parts: Sequence[Part], step: int, say: str | None) -> tuple[Part, ...]:
-    """The conversation up to `step` (0: before the first turn), and a note that tells the model of the fork.
+    """The conversation up to `step` (0: before the first turn), the journal of then, and a note that tells the model
+    of the fork.
 
     Later calls of the same turn are answered as not made, so that each tool use has its result. Raises NoSuchStep.
     """
-    return (*_through(parts, step), note_part(_told(origin, parts, step, say)))
+    kept = _through(parts, step)
+    journal = journal_of(refolded(kept, origin.journal.objective), origin.goal, "")
+    return (*kept, journal, note_part(_told(origin, parts, step, say)))
+
+
+def continued(origin: RunState, parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The conversation that a resumed run goes on with. Where calls are open, their results come next."""
+    if origin.calls:
+        return tuple(parts)
+    journal = journal_of(origin.journal, origin.goal, origin.last_finding)
+    return (*parts, journal, note_part("The run was interrupted here. Go on."))
+
+
+def journal_of(journal: Journal, goal: str, finding: str) -> Part:
+    """The journal as the agent is shown it where it goes on."""
+    whole = shown(journal, goal, finding)
+    return journal_part(render(whole), digest(whole))
 
 
 def forked(origin: RunState, kept: Sequence[Part], step: int, run_id: str, execution: str, now: datetime) -> RunState:  # noqa: PLR0913 - facts
@@ -88,7 +115,7 @@ def forked(origin: RunState, kept: Sequence[Part], step: int, run_id: str, execu
         "usage": Usage(),
         "cost_usd": 0.0,
         "artifacts": (),
-        "journal": Journal(objective=origin.journal.objective),
+        "journal": refolded(kept, origin.journal.objective),
         "last_finding": "",
         # Only for the lineage: later steps are this run's own, however they are numbered in the origin.
         "inherited": (_heritage(origin, step),),

@@ -112,8 +112,20 @@ def _shown(outcome: ToolOutcome) -> str:
     return "(no output)" if outcome.result in (None, "") else _plain(outcome.result)
 
 
+def journal_part(rendered: str, digest: str) -> Part:
+    """The journal as it is when the run goes on from it: after a summary, or in another run."""
+    return Part(kind=PartKind.journal, content=[{"type": "text", "text": rendered}], about={"digest": digest})
+
+
 def add_message(messages: list[dict[str, Any]], part: Part) -> None:
-    """Appends a part to Messages API messages; neighbours of one role become one message."""
+    """Appends a part to Messages API messages; neighbours of one role become one message.
+
+    The journal becomes two: what the agent wrote down is its own word, and was asked for.
+    """
+    if part.kind is PartKind.journal:
+        add_message(messages, note_part("Show your run journal before you go on."))
+        add_message(messages, part.model_copy(update={"kind": PartKind.reply}))
+        return
     role = "assistant" if part.kind is PartKind.reply else "user"
     if messages and messages[-1]["role"] == role:
         messages[-1]["content"].extend(part.content)

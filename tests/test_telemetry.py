@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from temporalio.exceptions import ApplicationError
 
@@ -15,7 +14,7 @@ import cli
 from decisions.ids import trace_id
 from settings import ProjectError, load
 from telemetry import JsonLines, telling
-from worker import observing, project_of
+from worker import observing
 
 
 def line_of(error: Exception) -> dict[str, str]:
@@ -106,7 +105,7 @@ async def refused(monkeypatch: pytest.MonkeyPatch, folder: Path, env: dict[str, 
     settings = load(env, folder)
     no_client: Any = None
     with pytest.raises(ProjectError) as error:
-        async with httpx.AsyncClient() as http, observing(no_client, settings, project_of(settings, http)):
+        async with observing(no_client, settings):
             pass
     return str(error.value)
 

@@ -14,11 +14,12 @@ from contracts.run import Call
 from contracts.signals import Decision
 from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, ToolRoute, failed
 from decisions import loop, narrate
-from decisions.builtins import ASK_HUMAN, CONTROL
+from decisions.builtins import ASK_HUMAN, CONTROL, JOURNAL
 from decisions.calls import needs_approval
 from decisions.loop import IN_DOUBT
 from decisions.resume import origin_of
 from workflows import events
+from workflows.asking import direction
 from workflows.confidential import readable
 from workflows.fate import Fate, fate, told
 from workflows.live_run import LiveRun
@@ -42,6 +43,8 @@ async def act(run: LiveRun, batch: tuple[Call, ...]) -> None:
 async def _settle(run: LiveRun, call: Call) -> None:
     if call.tool in CONTROL:
         run.state = loop.controlled(run.state, call, workflow.now())
+    elif call.tool in JOURNAL:
+        run.state = loop.journaled(run.state, call, workflow.now())
     else:
         outcome = await _carry_out(run, call)
         events.count_call(call, outcome)
@@ -62,6 +65,8 @@ async def _ask(run: LiveRun, call: Call) -> ToolOutcome:
     text = call.arguments.get("question")
     if not isinstance(text, str) or not text.strip():
         return failed(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
+    if run.state.forced is not None:
+        return ToolOutcome(result=await direction(run, run.state.forced, text, step=call.step))
     offered = call.arguments.get("options")
     options = [o for o in offered if isinstance(o, str)] if isinstance(offered, list) else []
     answer = await run.ask(QuestionKind.question, text, options, step=call.step, tool=ASK_HUMAN)

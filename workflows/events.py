@@ -14,11 +14,19 @@ from workflows.live_run import LiveRun
 def emit(run: LiveRun, name: str, **figures: Any) -> None:
     """`name` is one of the requirement's: `agent.tool.retry`, `agent_run.resume_unsafe`, ..."""
     event = {"event": name, "run_id": run.state.run_id, **figures}
-    run.told += 1
-    # The same where a workflow task is done again; a run's trace has a line of each key once.
-    key = f"event:{workflow.info().run_id}:{run.told}"
-    workflow.logger.info(name, extra={"event": event, "key": key})
+    workflow.logger.info(name, extra={"event": event})
     count(workflow.metric_meter(), metrics.of_event(name, figures))
+    number = run.state.events + 1
+    told = {"key": f"event:{number}", "at": workflow.now().isoformat(timespec="milliseconds"), **event}
+    run.update(events=number, untold=(*run.state.untold, told))
+
+
+def untold(run: LiveRun) -> tuple[dict[str, Any], ...]:
+    """What the trace has not been told yet; whoever asks is to write it there."""
+    events = run.state.untold
+    if events:
+        run.update(untold=())
+    return events
 
 
 def count_call(call: Call, outcome: ToolOutcome) -> None:

@@ -1,5 +1,6 @@
 """What became of an activity that failed: did it run, and may it have done its work?"""
 
+import asyncio
 from enum import StrEnum
 
 from temporalio.exceptions import (
@@ -13,8 +14,10 @@ from temporalio.exceptions import (
 )
 
 from activities.attempts import WORKER_SHUTDOWN
-from contracts.failures import Stop, ToolFault
+from contracts.failures import RunFailure, Stop, ToolFault
+from contracts.run import Ending, RunStatus
 from contracts.tool import Effect, ToolOutcome, failed
+from workflows.live_run import LiveRun
 
 
 class Fate(StrEnum):
@@ -50,3 +53,15 @@ def told(error: ActivityError, effect: Effect) -> ToolOutcome:
         return failed(cause.type or ToolFault.tool_error, f"{cause.message}{tried}", retryable=not cause.non_retryable)
     happened = "" if effect is Effect.read else "; it may have happened"
     return failed(ToolFault.timeout, f"the call did not come to an end in time{happened}", retryable=True)
+
+
+def fail(run: LiveRun, error: ActivityError, otherwise: RunFailure) -> None:
+    """An activity failed for good: the run ends Failed, with the kind that the activity named."""
+    if fate(error) is Fate.cancelled:
+        raise asyncio.CancelledError from None
+    cause = error.cause
+    text, reason = f"{error.activity_type} did not end in time", otherwise
+    if isinstance(cause, ApplicationError):
+        text = cause.message
+        reason = next((kind for kind in RunFailure if kind == cause.type), otherwise)
+    run.update(ending=Ending(status=RunStatus.failed, text=text, reason=reason))

@@ -54,7 +54,6 @@ class LiveRun:
         self.transcript = transcript
         self.segments = segments
         self.halt = Halt()
-        self.told = 0  # events of this execution
         self.effects: list[str] = []  # tool uses that may be having their effect just now
         self._results: dict[int, ToolOutcome] = {}
         self._last: dict[int, ToolResultPayload] = {}  # by step: what was applied last

@@ -180,6 +180,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
         works: bool = True,
         caches: bool = CACHES,
         secrets: Secrets = NO_SECRETS,
+        window: int | None = None,
         **limits: Any,
     ) -> AsyncIterator[World]:
         names = tuple(tool.route.name for tool in tools) if allowed is None else tuple(allowed)
@@ -192,6 +193,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
             workspaces=workspaces,
             instructions="You are tested.",
             secrets=secrets,
+            window=window,
         )
         with ScriptedModel(script) as model:
             it = World(server, f"q-{uuid4().hex[:8]}", project, model, caches)

@@ -1,0 +1,147 @@
+"""The activity `summarize`: what stands for old messages when the context is full (B4)."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from time import perf_counter
+from typing import Any
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities.definition import definition_of
+from activities.heartbeat import beating
+from activities.model import ModelCall, ModelReply
+from activities.observation import learn
+from activities.price import cost
+from activities.project import Project
+from activities.redaction import redacted
+from activities.trace import record, record_all
+from activities.transcript import Transcripts, Wanted
+from activities.turn import Model, front_tokens
+from contracts.agent import Definition
+from contracts.context import Summary, SummaryRequest
+from contracts.journal import Journal
+from contracts.transcript import Part
+from contracts.turn import Usage
+from decisions.calls import text_of
+from decisions.context import BYTES_PER_TOKEN, divided, estimate, messages_of, narrated, summary_part, truncated
+from decisions.ids import run_id_of
+from decisions.resume import journal_of
+
+MOST_SUMMARY = 2048  # tokens
+READ_SHARE = 0.5  # of the summarising model's window, for what it reads
+TRIES = 3  # of the model, before the messages are cut down without it
+
+
+class Summaries:
+    def __init__(self, model: Model, transcripts: Transcripts, project: Project) -> None:
+        self._model = model
+        self._transcripts = transcripts
+        self._project = project
+
+    @activity.defn
+    async def summarize(self, request: SummaryRequest) -> Summary:
+        """A summary of all but the last messages, by the cheap model. If that fails, they are cut down instead."""
+        run_id = run_id_of(activity.info().workflow_id or "")
+        workspace, store = self._project.workspace(run_id), self._project.stores.of(run_id)
+        record_all(workspace, request.told)
+        async with beating(lambda: {"messages kept": request.keep}):
+            definition = await definition_of(store, request.definition)
+            conversation = await self._transcripts.at(Wanted.here(request.length, request.head, store))
+            parts = conversation.transcript.parts
+            window = request.window or self._project.window_of(definition.model)
+            cut = divided(parts, request.keep, window, is_deep=request.is_deep)
+            front, messages = front_tokens(definition), conversation.messages()
+            before = estimate(parts, messages, front)
+            if cut.messages == 0:
+                return _nothing_done(before, len(messages))
+            started = perf_counter()
+            written = await self._written(definition, parts[: cut.tail], request)
+        summary = Summary(
+            text=written.text,
+            tail=cut.tail,
+            pins=cut.pins,
+            pin_chars=cut.pin_chars,
+            cut=cut.cut,
+            is_deep=request.is_deep,
+            before_tokens=before,
+            after_tokens=0,
+            before_messages=len(messages),
+            after_messages=0,
+            model=written.model,
+            usage=written.usage,
+            cost_usd=cost(written.usage, self._project.prices.get(written.model)) if written.model else 0.0,
+            duration_ms=round((perf_counter() - started) * 1000),
+        )
+        summary = _measured(redacted(summary, self._project.secrets), parts, front)
+        record(workspace, _trace(request, summary))
+        return summary
+
+    async def _written(self, definition: Definition, parts: Sequence[Part], request: SummaryRequest) -> "_Written":
+        name = self._project.summary_model_of(definition.model)
+        learn(model=name)
+        most = round(READ_SHARE * self._project.window_of(name) * BYTES_PER_TOKEN)
+        asked = Definition(
+            agent=definition.agent,
+            model=name,
+            max_tokens=min(MOST_SUMMARY, definition.max_tokens),
+            system=files("activities").joinpath("prompts/summarize.md").read_text(encoding="utf-8"),
+            tools=(),
+        )
+        told = f"# Goal\n\n{text_of(parts[0].content)[:20_000]}\n\n# Messages\n\n{narrated(parts, most)}"
+        message = {"role": "user", "content": [{"type": "text", "text": told}]}
+        try:
+            async with asyncio.timeout(request.timeout.total_seconds()):
+                reply = await self._model.reply(ModelCall(definition=asked, messages=[message]))
+        except (ApplicationError, TimeoutError) as error:
+            passes = not (isinstance(error, ApplicationError) and error.non_retryable)
+            if passes and activity.info().attempt < TRIES:
+                raise
+            activity.logger.warning("no model summarised the conversation, so it is cut down: %s", error)
+            return _Written(truncated(parts))
+        return _Written.by(reply, name) if text_of(reply.content) else _Written(truncated(parts))
+
+
+@dataclass(frozen=True)
+class _Written:
+    text: str
+    model: str = ""
+    usage: Usage = field(default_factory=Usage)
+
+    @classmethod
+    def by(cls, reply: ModelReply, name: str) -> "_Written":
+        return cls(text_of(reply.content), name, reply.usage)
+
+
+def _nothing_done(tokens: int, messages: int) -> Summary:
+    return Summary(
+        text="",
+        tail=0,
+        before_tokens=tokens,
+        after_tokens=tokens,
+        before_messages=messages,
+        after_messages=messages,
+    )
+
+
+def _measured(summary: Summary, parts: Sequence[Part], front: int) -> Summary:
+    """With what is left; the journal, which comes with it, is counted by its place only."""
+    journal = journal_of(Journal(), "", "")
+    after = [*parts, summary_part(summary), journal]
+    messages = messages_of(after, [], 0)
+    tokens = estimate(after, messages, front)
+    return summary.model_copy(update={"after_tokens": tokens, "after_messages": len(messages)})
+
+
+def _trace(request: SummaryRequest, summary: Summary) -> dict[str, Any]:
+    figures = summary.model_dump(include={"before_tokens", "after_tokens", "before_messages", "after_messages"})
+    return {
+        "key": f"summary:{request.length}",
+        "event": "deep prune" if summary.is_deep else "compact",
+        **figures,
+        "model": summary.model or None,
+        "usage": summary.usage.model_dump(),
+        "ms": summary.duration_ms,
+    }

@@ -1,0 +1,37 @@
+"""What is done about a full context, rung by rung (B5).
+
+| over the threshold | what is done |
+| --- | --- |
+| the first time | R1: compact, the last ten messages stay |
+| again within 20 turns of that | R2: deep prune, the last four stay |
+| again within 20 turns of that | R3: a person is asked |
+| after four of these | nothing more: the run goes on to its limits, as long as the model takes it |
+"""
+
+from contracts.context import Recoveries, Recovery
+
+SOON = 20  # turns
+MOST = 4  # recoveries of a run
+
+QUESTION = "I've made progress but I'm losing context faster than I can recover. Keep going, change direction, or stop?"
+
+
+def next_recovery(done: Recoveries, turn: int) -> Recovery | None:
+    """None once all are used up."""
+    if done.used >= MOST:
+        return None
+    if done.pruned_at is not None and turn - done.pruned_at <= SOON:
+        return Recovery.ask
+    if done.compacted_at is not None and turn - done.compacted_at <= SOON:
+        return Recovery.prune
+    return Recovery.compact
+
+
+def recovered(done: Recoveries, stage: Recovery, turn: int) -> Recoveries:
+    """One more of them was used."""
+    changes: dict[str, int] = {"used": done.used + 1}
+    if stage is Recovery.compact:
+        changes["compacted_at"] = turn
+    if stage is Recovery.prune:
+        changes["pruned_at"] = turn
+    return done.model_copy(update=changes)

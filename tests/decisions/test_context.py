@@ -1,0 +1,191 @@
+"""What the model is shown of a long conversation (B4), with properties for whatever it is made of."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.context import Summary
+from contracts.journal import Journal
+from contracts.tool import ToolOutcome, failed
+from contracts.transcript import Part, PartKind
+from decisions.context import KEPT, KEPT_DEEP, digest_of, divided, estimate, messages_of, narrated, summary_part
+from decisions.resume import journal_of
+from decisions.transcript import note_part, result_part
+
+WINDOW = 10_000
+GOAL = Part(kind=PartKind.goal, content=[{"type": "text", "text": "find the number"}])
+USAGE = {"input": 100, "output": 10, "cache_read": 50, "cache_write": 5}
+
+
+def reply(*uses: str, text: str = "I look.", usage: Any = USAGE) -> Part:
+    content: list[dict[str, Any]] = [{"type": "text", "text": text}]
+    content += [{"type": "tool_use", "id": use, "name": "look", "input": {"at": use}} for use in uses]
+    return Part(kind=PartKind.reply, content=content, about={"usage": usage})
+
+
+def result(use: str, step: int, text: str = "", *, tool: str = "look", fails: bool = False) -> Part:
+    outcome = failed("tool_error", text) if fails else ToolOutcome(result=text or f"seen {use}")
+    return result_part(use, tool, step, outcome)
+
+
+def turns(count: int, first: int = 1) -> list[Part]:
+    return [part for n in range(first, first + count) for part in (reply(f"u{n}"), result(f"u{n}", n))]
+
+
+def compacted(parts: Sequence[Part], keep: int = KEPT, *, is_deep: bool = False) -> list[Part]:
+    cut = divided(parts, keep, WINDOW, is_deep=is_deep)
+    summary = Summary(
+        text="THE SUMMARY",
+        tail=cut.tail,
+        pins=cut.pins,
+        pin_chars=cut.pin_chars,
+        cut=cut.cut,
+        is_deep=is_deep,
+        before_tokens=0,
+        after_tokens=0,
+        before_messages=0,
+        after_messages=0,
+    )
+    return [*parts, summary_part(summary), journal_of(Journal(current_state="far"), "find the number", "")]
+
+
+def shown(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    return messages_of(parts, [], 0)
+
+
+def text_of(message: dict[str, Any]) -> str:
+    return "\n".join(block["text"] for block in message["content"] if block["type"] == "text")
+
+
+def is_sound(messages: list[dict[str, Any]]) -> bool:
+    """As the Messages API wants it: roles alternate, the user begins, and each tool use has its result next."""
+    roles = [message["role"] for message in messages]
+    used: list[str] = []
+    for message in messages:
+        answered = [b["tool_use_id"] for b in message["content"] if b["type"] == "tool_result"]
+        if sorted(answered) != sorted(used):
+            return False
+        used = [b["id"] for b in message["content"] if b["type"] == "tool_use"]
+    return roles == ["user", "assistant"] * (len(roles) // 2) + ["user"] * (len(roles) % 2)
+
+
+def test_the_last_ten_messages_stay_as_they_are_and_the_rest_is_one_summary() -> None:
+    before = [GOAL, *turns(20)]
+    after = shown(compacted(before))
+    assert after[-10:] == shown(before)[-10:]
+    assert len(after) == 13
+    front, journal, bridge = after[:3]
+    assert [m["role"] for m in (front, journal, bridge)] == ["user", "assistant", "user"]
+    for expected in ("find the number", "THE SUMMARY", "## look, step 15\n\nseen u15", "Show your run journal"):
+        assert expected in text_of(front)
+    assert text_of(journal).startswith("# Run journal\n\n## Objective\n\nfind the number")
+    assert is_sound(after)
+
+
+def test_a_deep_prune_keeps_four_and_says_so() -> None:
+    before = [GOAL, *turns(20)]
+    after = shown(compacted(before, KEPT_DEEP, is_deep=True))
+    assert after[-4:] == shown(before)[-4:]
+    assert "deep pruned" in text_of(after[0])
+    assert is_sound(after)
+
+
+def test_a_tool_use_keeps_its_result() -> None:
+    """With a note at the end the tenth message from there is a result: the one before it stays as well."""
+    before = [GOAL, *turns(8), reply(text="Done soon."), note_part("Go on."), reply(text="Yes."), note_part("On.")]
+    for keep in range(1, 12):
+        after = shown(compacted(before, keep))
+        assert is_sound(after), keep
+        assert after[-keep:] == shown(before)[-keep:], keep
+
+
+def test_the_latest_successful_result_of_each_tool_is_pinned_and_no_failed_one() -> None:
+    before = [
+        GOAL,
+        reply("a", "b"),
+        result("a", 1, "first", tool="search"),
+        result("b", 2, "answer", tool="ask_human"),
+        reply("c", "d"),
+        result("c", 3, "second", tool="search"),
+        result("d", 4, "boom", tool="fetch", fails=True),
+        *turns(5, first=5),
+    ]
+    front = text_of(shown(compacted(before))[0])
+    assert "## search, step 3\n\nsecond" in front
+    assert "## ask_human, step 2\n\nanswer" in front
+    assert "first" not in front
+    assert "boom" not in front
+
+
+def test_the_journal_s_digest_changes_only_where_the_run_goes_on_from_it() -> None:
+    before = [GOAL, *turns(20)]
+    assert digest_of(before) == ""
+    after = compacted(before)
+    assert digest_of(after) == digest_of([*after, *turns(3, first=21)]) == "Objective: find the number\nState: far"
+
+
+def test_between_compactions_messages_only_grow() -> None:
+    parts = compacted([GOAL, *turns(20)])
+    before = shown(parts)
+    copy = [dict(message) for message in before]
+    after = messages_of([*parts, *turns(2, first=21)], before, len(parts))
+    assert after[: len(copy)] == copy
+
+
+def test_a_second_compaction_takes_the_first_one_up() -> None:
+    parts = compacted(compacted([GOAL, *turns(20)]) + turns(12, first=21))
+    after = shown(parts)
+    assert len(after) == 13
+    assert is_sound(after)
+    assert "THE SUMMARY" in narrated(parts[: parts[-2].about["tail"]], 10_000)
+    assert "seen u3" not in narrated(parts[: parts[-2].about["tail"]], 10_000)
+
+
+def test_what_a_deep_prune_leaves_is_cut_where_it_alone_would_fill_the_window() -> None:
+    long = [GOAL, *turns(5), *(p for n in range(6, 10) for p in (reply(f"u{n}"), result(f"u{n}", n, "x" * 30_000)))]
+    after = shown(compacted(long, KEPT_DEEP, is_deep=True))
+    sizes = [len(b["content"]) for m in after[-4:] for b in m["content"] if b["type"] == "tool_result"]
+    assert max(sizes) < 7_000
+    assert "characters left out" in str(after[-1])
+    assert after[-10:] == shown(compacted(long, KEPT_DEEP, is_deep=True))[-10:]
+    assert "x" * 30_000 in str(shown(compacted(long))), "a compaction leaves its tail as it is"
+
+
+def test_what_came_last_is_counted_and_only_the_rest_is_estimated() -> None:
+    parts = [GOAL, reply("u1"), result("u1", 1, "x" * 3000)]
+    assert 165 + 1000 <= estimate(parts, shown(parts), 7000) <= 165 + 1100
+    assert estimate([GOAL], shown([GOAL]), 7000) >= 7000, "nothing was counted yet"
+    silent = [GOAL, reply("u1", usage=dict.fromkeys(USAGE, 0)), result("u1", 1)]
+    assert estimate(silent, shown(silent), 7000) >= 7000, "a server that counts nothing"
+    after = compacted([GOAL, *turns(20)])
+    assert estimate(after, shown(after), 7000) >= 7000, "what was counted before a compaction fits no more"
+
+
+def test_an_image_is_no_text() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 900_000}}
+    parts = [GOAL, reply("u1"), Part(kind=PartKind.note, content=[image])]
+    assert estimate(parts, shown(parts), 0) < 3000
+
+
+STEPS = st.lists(st.integers(0, 4), min_size=1, max_size=30)  # tool uses of each turn; 0: text and a note
+
+
+@given(STEPS, st.lists(st.sampled_from([KEPT, KEPT_DEEP]), min_size=1, max_size=3))
+def test_whatever_is_compacted_and_however_often_the_api_takes_it(uses: list[int], keeps: list[int]) -> None:
+    parts, step = [GOAL], 0
+    for keep in keeps:
+        for count in uses:
+            if count == 0:
+                parts += [reply(text="Hm."), note_part("Go on.")]
+                continue
+            ids = [f"u{step + i}" for i in range(count)]
+            parts += [reply(*ids), *(result(use, step + i + 1) for i, use in enumerate(ids))]
+            step += count
+        before = shown(parts)
+        if divided(parts, keep, WINDOW, is_deep=keep == KEPT_DEEP).messages:
+            parts = compacted(parts, keep, is_deep=keep == KEPT_DEEP)
+        after = shown(parts)
+        assert is_sound(after)
+        assert after[-keep:] == before[-keep:] or len(before) <= keep + 3

@@ -1,0 +1,158 @@
+"""Going in circles: seen literally, acted upon only where nothing new came of it (B3)."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.run import Call, RunState
+from contracts.thrash import Rung, Tier
+from contracts.tool import Effect, ToolKind, ToolOutcome, failed
+from decisions.thrash import Looked, directed, looked
+
+SEARCH, SHELL, LOOK = "search", "shell", "look"
+EFFECTS = {SEARCH: Effect.read, LOOK: Effect.read, SHELL: Effect.once}
+New = Callable[..., RunState]
+
+
+def call(tool: str, arguments: Any, result: Any = "", *, fails: bool = False, number: int = 0) -> Call:
+    outcome = failed("tool_error", str(result)) if fails else ToolOutcome(result=result)
+    return Call(
+        tool_use_id=f"u{number}",
+        tool=tool,
+        kind=ToolKind.native,
+        effect=EFFECTS.get(tool, Effect.read),
+        step=number,
+        arguments={"a": arguments},
+        outcome=outcome,
+    )
+
+
+def played(state: RunState, turns: Iterable[Call | tuple[Call, ...]]) -> list[Looked]:
+    seen: list[Looked] = []
+    for turn in turns:
+        seen.append(looked(state, turn if isinstance(turn, tuple) else (turn,)))
+        state = seen[-1].state
+    return seen
+
+
+def climbed(state: RunState, turns: Iterable[Call | tuple[Call, ...]]) -> list[Rung | None]:
+    return [each.climbed for each in played(state, turns)]
+
+
+N, D, A = Rung.nudge, Rung.directive, Rung.ask
+
+CIRCLES = {
+    "the same search three times": ([call(SEARCH, "x", "r")] * 5, [None, None, N, D, A]),
+    "five variations of a query, nothing found": (
+        [call(SEARCH, n, "no results") for n in range(10)],
+        [None, None, None, N, None, None, D, None, None, A],
+    ),
+    "variations that bring nothing at all": ([call(SEARCH, n) for n in range(7)], [*[None] * 3, N, None, None, D]),
+    "a tool that declares nothing and finds nothing": ([call(SHELL, n, []) for n in range(4)], [None, None, None, N]),
+    "variations that all fail, each in its own way": (
+        [call(SHELL, n, f"no such file {n}", fails=True) for n in range(7)],
+        [None, None, None, N, None, None, D],
+    ),
+    "two calls for ever": (
+        [call(SEARCH, n % 2, f"r{n % 2}") for n in range(8)],
+        [None, None, None, None, N, D, A, A],
+    ),
+    "two tools for ever": (
+        [call((SEARCH, LOOK)[n % 2], "x", f"r{n % 2}") for n in range(8)],
+        [None, None, None, None, N, D, A, A],
+    ),
+    "three at once, turn after turn": ([(call(SEARCH, "x", "r"),) * 3] * 4, [None, N, D, A]),
+    "a payment refused again and again": (
+        [call(SHELL, "pay", "declined", fails=True)] * 5,
+        [None, None, N, D, A],
+    ),
+    "a large result, each time an artifact of its own": (
+        [call(LOOK, "x", {"artifact_path": f"a-{n}", "bytes": 9, "excerpt": "e"}) for n in range(4)],
+        [None, None, N, D],
+    ),
+}
+
+WORK = {
+    "three failures after a success": [call(SHELL, n, n if n % 4 == 0 else "no", fails=n % 4 > 0) for n in range(20)],
+    "two files read twice": [call(LOOK, n % 2, f"text {n % 2}") for n in range(4)],
+    "paging": [call(SEARCH, f"page {n}", f"rows of {n}") for n in range(20)],
+    "one shell tool": [call(SHELL, f"cmd {n}", f"out {n}") for n in range(20)],
+    "one shell tool whose edits say nothing": [call(SHELL, f"sed {n}", "") for n in range(20)],
+    "edit, test, edit, test; the test fails in the same way": [
+        call(SHELL, "pytest" if n % 2 else f"sed {n}", "1 failed" if n % 2 else "") for n in range(20)
+    ],
+    "a file read again after each edit": [
+        call(LOOK, "file", "text") if n % 2 else call(SHELL, f"sed {n}", "ok") for n in range(20)
+    ],
+    "a job whose progress moves": [call(LOOK, "job", f"{n} %") for n in range(20)],
+    "one mistake, made four times at once": [tuple(call(SHELL, n, "not found", fails=True) for n in range(4))],
+    "many reads at once": [tuple(call(LOOK, f"{t}-{n}", f"{t}-{n}") for n in range(8)) for t in range(5)],
+}
+
+
+@pytest.mark.parametrize(("turns", "rungs"), CIRCLES.values(), ids=CIRCLES)
+def test_circles_climb_every_rung(new_state: New, turns: Any, rungs: list[Rung | None]) -> None:
+    assert climbed(new_state(), turns) == rungs
+
+
+@pytest.mark.parametrize("turns", WORK.values(), ids=WORK)
+def test_work_is_never_nudged(new_state: New, turns: Any) -> None:
+    assert set(climbed(new_state(), turns)) == {None}
+
+
+def test_what_is_seen_is_told_even_where_nothing_is_done(new_state: New) -> None:
+    seen = played(new_state(), WORK["paging"])
+    assert [len(each.seen) for each in seen[:5]] == [0, 0, 0, 1, 1]
+    assert {(t.tier, t.tool, t.is_barren) for each in seen for t in each.seen} == {(Tier.pattern, SEARCH, False)}
+
+
+def test_a_pollable_tool_is_waited_for(new_state: New) -> None:
+    state = new_state()
+    routes = tuple(r.model_copy(update={"pollable": r.name == "look"}) for r in state.tools)
+    polls = [call("look", "job", "pending")] * 10
+    assert set(climbed(state.model_copy(update={"tools": routes}), polls)) == {None}
+    assert N in climbed(state, polls)
+
+
+def test_another_way_leads_back_down(new_state: New) -> None:
+    circle, work = [call(SEARCH, "x", "r")] * 3, [call(LOOK, n, f"new {n}") for n in range(6)]
+    assert climbed(new_state(), [*circle, *work, *circle])[-1] is N, "the ladder begins anew"
+    assert climbed(new_state(), [*circle, *work[:2], *circle])[-1] is D, "too soon to be forgotten"
+
+
+def test_a_person_s_word_is_a_new_beginning(new_state: New) -> None:
+    circle = [call(SEARCH, "x", "r")] * 5
+    state = directed(played(new_state(), circle)[-1].state)
+    assert state.forced is None
+    assert climbed(state, circle) == [None, None, N, D, A]
+
+
+def test_the_forced_tool_can_be_chosen_and_a_person_comes_first_where_it_would_end_the_run(new_state: New) -> None:
+    circle = [call(SEARCH, "x", "r")] * 4
+
+    def forced(**fields: Any) -> tuple[Rung | None, str | None]:
+        last = played(new_state(**fields), circle)[-1]
+        return last.climbed, last.state.forced.tool if last.state.forced else None
+
+    assert forced() == (D, "reframe")
+    assert forced(directive_tool="peek") == (D, "peek")
+    assert forced(directive_tool="no_such_tool") == (D, "reframe")
+    assert forced(reframes=2) == (A, "ask_human")
+
+
+@given(st.lists(st.tuples(st.sampled_from([SEARCH, LOOK]), st.integers(0, 2), st.integers(0, 2)), max_size=30))
+def test_a_rung_is_climbed_only_with_a_literal_detection_and_only_by_calls_that_are_known(
+    new_state: New, made: list[tuple[str, int, int]]
+) -> None:
+    known: set[tuple[str, int]] = set()
+    state = new_state()
+    for tool, arguments, result in made:
+        last = looked(state, (call(tool, arguments, result or ""),))
+        state = last.state
+        if last.climbed:
+            assert any(thrash.is_barren for thrash in last.seen)
+            assert not result or (tool, result) in known, "the latest call brought nothing new"
+        known.add((tool, result))

@@ -1,0 +1,190 @@
+"""A conversation that outgrows the model's window is compacted, pruned, at last brought before a person (B4, B5)."""
+
+import asyncio
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from contracts.failures import Escalation
+from testkit.model_server import Answer, Cut, calls, cut, fails, says
+from testkit.tools import ScriptedTool
+
+FINISH = calls(("finish", {"outcome": "done"}))
+SUMMARY = "You summarise the earlier part"
+WINDOW = 20_000
+
+
+def reader(size: int = 4_000) -> ScriptedTool:
+    """Each result is another one."""
+    return ScriptedTool("read", lambda arguments, _: f"{arguments['n']}:" + "lorem ipsum " * (size // 12))
+
+
+def is_summary(body: dict[str, Any]) -> bool:
+    return SUMMARY in str(body["system"])
+
+
+def reads(most: int) -> Any:
+    """Reads on, `most` times, and counts by what is in its journal or its last message; summarises when asked."""
+    made = iter(range(1, most + 1))
+
+    def script(body: dict[str, Any]) -> Answer:
+        if is_summary(body):
+            return says("So far: 1 was read, and it says lorem.")
+        number = next(made, None)
+        return FINISH if number is None else calls(("read", {"n": number}))
+
+    return script
+
+
+def unmarked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the marks for the provider's cache."""
+    return [
+        {**m, "content": [{k: v for k, v in block.items() if k != "cache_control"} for block in m["content"]]}
+        for m in messages
+    ]
+
+
+async def ended(run: Any) -> dict[str, Any]:
+    event: dict[str, Any] = await asyncio.wait_for(run.result(), 30)
+    return event
+
+
+def turns_of(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [request for request in requests if not is_summary(request)]
+
+
+def events(folder: Any, *names: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] in names]
+
+
+async def test_at_seventy_percent_the_old_messages_become_a_summary(world: Any, tmp_path: Any) -> None:
+    async with world(reads(16), reader(), window=WINDOW, max_steps=50) as it:
+        run = await it.start("read it all", run_id="compacted")
+        assert (await ended(run))["payload"]["steps_taken"] == 16
+        requests = it.model.requests
+        parts = await it.parts(run)
+        raw = await it.raw_history(run)
+        usage = (await it.state(run))["usage"]
+    asked = next(i for i, request in enumerate(requests) if is_summary(request))
+    before, after = requests[asked - 1], requests[asked + 1]
+    whole = [*unmarked(before["messages"]), *unmarked(after["messages"])[-2:]]
+    assert unmarked(after["messages"])[-10:] == whole[-10:]
+    assert "read it all" in str(after["messages"][0])
+    assert "So far: 1 was read" in str(after["messages"][0])
+    assert "## read, step" in str(after["messages"][0])
+    assert "# Run journal" in str(after["messages"][1])
+    assert "Your run journal, in short" in str(after["system"])
+    assert [part["kind"] for part in parts].count("summary") == len(events(tmp_path / "compacted", "compact")) >= 1
+    assert raw.count(b"So far: 1 was read") == raw.count(b'"text":"So far'), "once for each compaction"
+    (first, *_) = events(tmp_path / "compacted", "agent.compaction.run")
+    assert first["before_tokens"] > 0.7 * WINDOW > first["after_tokens"]
+    assert first["before_messages"] > first["after_messages"]
+    assert usage["input"] > 0
+
+
+async def test_a_summary_that_fails_is_done_without(world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr("activities.context.TRIES", 1)
+    answers = reads(16)
+
+    def script(body: dict[str, Any]) -> Answer | Cut:
+        return cut(says("half")) if is_summary(body) else answers(body)
+
+    async with world(script, reader(), window=WINDOW, max_steps=50) as it:
+        run = await it.start(run_id="truncated")
+        assert (await ended(run))["type"] == "agent.completed"
+        after = turns_of(it.model.requests)[-1]
+    assert "[calls] read" in str(after["messages"][0])
+    assert events(tmp_path / "truncated", "agent.compaction.run")[0]["model"] is None
+
+
+async def test_too_long_for_the_provider_is_no_failure(world: Any) -> None:
+    """Its window is smaller than was thought: the ladder is the same, and it is remembered."""
+    answers = reads(28)
+
+    def script(body: dict[str, Any]) -> Answer:
+        tokens = len(json.dumps(body)) // 4
+        if not is_summary(body) and tokens > 12_000:
+            return fails(400, message=f"prompt is too long: {tokens} tokens > 12000 maximum")
+        return answers(body)
+
+    async with world(script, reader(2_000), window=100_000, max_steps=50) as it:
+        run = await it.start()
+        assert (await ended(run))["type"] == "agent.completed"
+        refused = [r for r in turns_of(it.model.requests) if len(json.dumps(r)) // 4 > 12_000]
+    assert len(refused) == 1, "once refused, its limit is known"
+
+
+async def test_the_ladder_of_recoveries_ends_at_a_person(world: Any, tmp_path: Any) -> None:
+    """Results so large that neither a compaction nor a deep prune holds for long."""
+    made = iter(range(1, 100))
+
+    def script(body: dict[str, Any]) -> Answer:
+        if is_summary(body):
+            return says("So far: read a lot.")
+        if body.get("tool_choice", {}).get("name") == "ask_human":
+            return calls(("ask_human", {"question": "I have read half."}))
+        if "stop reading" in json.dumps(body["messages"]):
+            return FINISH
+        return calls(("read", {"n": next(made)}))
+
+    async with world(script, reader(20_000), window=WINDOW, max_steps=50) as it:
+        run = await it.start(run_id="laddered")
+        state = await it.until_state(run, question=True)
+        assert state["question"]["kind"] == "recovery"
+        assert state["question"]["text"].startswith("I've made progress but I'm losing context")
+        assert state["question"]["text"].endswith("I have read half.")
+        await run.execute_update("answer", {"text": "stop reading"})
+        assert (await ended(run))["type"] == "agent.completed"
+    fired = events(tmp_path / "laddered", "agent.compaction.run", "agent.recovery.fired")
+    assert [(e["event"], e.get("stage")) for e in fired][:3] == [
+        ("agent.compaction.run", None),
+        ("agent.recovery.fired", "prune"),
+        ("agent.recovery.fired", "ask"),
+    ]
+
+
+async def test_where_nothing_fits_the_run_escalates_after_four_recoveries(world: Any, tmp_path: Any) -> None:
+    def script(body: dict[str, Any]) -> Answer:
+        if is_summary(body):
+            return says("Nothing.")
+        if len(body["messages"]) == 1 and "So far" not in str(body):
+            return calls(("read", {"n": 1}))
+        return fails(400, message="prompt is too long: 30000 tokens > 20000 maximum")
+
+    async with world(script, reader(), window=WINDOW) as it:
+        run = await it.start(run_id="nothing-fits")
+        for number in (1, 2):
+            await it.until(lambda n=number: _asked(it, run, n))
+            await run.execute_update("answer", {"decision": "continue"})
+        event = await ended(run)
+        assert (event["type"], event["payload"]["reason"]) == ("agent.escalated", Escalation.context)
+        assert "Blocker: about" in event["payload"]["handoff"]
+
+
+async def _asked(it: Any, run: Any, number: int) -> bool:
+    question = (await it.state(run))["question"]
+    return question is not None and question["id"].endswith(str(number))
+
+
+async def test_what_was_sent_before_stays_as_it_was(world: Any) -> None:
+    """Between compactions 95 % of a request are the beginning of the next one, which the provider's cache then has."""
+    async with world(reads(14), reader(2_000), window=1_000_000, max_steps=50) as it:
+        run = await it.start()
+        await ended(run)
+        requests = [_bytes(request) for request in it.model.requests]
+        marked = it.model.requests[-1]
+    shares = []
+    for before, after in pairwise(requests):
+        common = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
+        shares.append(common / len(before))
+    assert min(shares) >= 0.95
+    assert marked["system"][-1]["cache_control"] == {"type": "ephemeral"}
+    assert marked["messages"][-1]["content"][-1]["cache_control"] == {"type": "ephemeral"}
+
+
+def _bytes(request: dict[str, Any]) -> str:
+    """In the order in which the provider's cache reads it."""
+    return json.dumps([request["tools"], request["system"], request["messages"]])

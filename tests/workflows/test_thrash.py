@@ -1,0 +1,129 @@
+"""A run that goes in circles is nudged, then directed, then brought before a person (B3, B13)."""
+
+import json
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import CancelledError
+
+from contracts.failures import ToolFault
+from contracts.tool import Effect, failed
+from testkit.model_server import Answer, calls, fails, says
+from testkit.tools import ScriptedTool
+
+SAME = calls(("search", {"q": "x"}))
+FINISH = calls(("finish", {"outcome": "done"}))
+
+
+def obedient(body: dict[str, Any]) -> Answer:
+    """Searches the same for ever, except where a tool is forced."""
+    forced = body.get("tool_choice", {}).get("name")
+    if forced == "reframe":
+        return calls(("reframe", {"frame": "another way"}))
+    if forced == "ask_human":
+        return calls(("ask_human", {"question": "I searched x. Where else?"}))
+    return FINISH if "look in the attic" in json.dumps(body["messages"][-1]) else SAME
+
+
+def search() -> ScriptedTool:
+    return ScriptedTool("search", lambda *_: "no results")
+
+
+def choices(requests: list[dict[str, Any]]) -> list[str | None]:
+    return [request.get("tool_choice", {}).get("name") for request in requests]
+
+
+def events(folder: Any, name: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == name]
+
+
+async def test_the_ladder_ends_at_a_person_who_shows_the_way(world: Any, tmp_path: Any) -> None:
+    async with world(obedient, search()) as it:
+        run = await it.start(run_id="circles")
+        state = await it.until_state(run, question=True)
+        assert (state["question"]["kind"], state["question"]["options"]) == ("thrash", ["continue", "stop"])
+        assert "`search` was called" in state["question"]["text"]
+        assert "I searched x. Where else?" in state["question"]["text"]
+        await run.execute_update("answer", {"text": "look in the attic"})
+        assert (await run.result())["payload"]["outcome"] == "done"
+        requests = it.model.requests
+        parts = await it.parts(run)
+    notes = [part["content"][0]["text"] for part in parts if part["kind"] == "note"]
+    assert [choice for choice in choices(requests) if choice] == ["reframe", "ask_human"]
+    assert ["Try a different approach" in notes[0], "call `reframe` now" in notes[1]] == [True, True]
+    detected = events(tmp_path / "circles", "agent.loop.detected")
+    assert [(e["tier"], e["tool"], e["level"], e["advanced"]) for e in detected] == [
+        ("identical", "search", 1, True),
+        ("identical", "search", 2, True),
+        ("identical", "search", 3, True),
+    ]
+    climbed = events(tmp_path / "circles", "agent.guardrail.escalated")
+    assert [(e["ladder"], e["rung"], e["stage"]) for e in climbed] == [
+        ("thrash", 1, "nudge"),
+        ("thrash", 2, "directive"),
+        ("thrash", 3, "ask"),
+    ]
+
+
+async def test_a_person_can_stop_a_run_that_goes_in_circles(world: Any) -> None:
+    async with world(obedient, search()) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        await run.execute_update("answer", {"decision": "stop", "by": "eva"})
+        with pytest.raises(WorkflowFailureError) as failure:
+            await run.result()
+        assert isinstance(failure.value.cause, CancelledError)
+        assert (await it.state(run))["status"] == "cancelled"
+
+
+async def test_where_a_provider_forces_nothing_the_runtime_asks(world: Any) -> None:
+    """Neither with an error for `tool_choice`, nor by following it."""
+
+    def stubborn(body: dict[str, Any]) -> Answer:
+        if "tool_choice" in body:
+            return fails(400, message="tool_choice is not supported")
+        return FINISH if "continue on" in json.dumps(body["messages"][-1]) else SAME
+
+    async with world(stubborn, search()) as it:
+        run = await it.start()
+        state = await it.until_state(run, question=True)
+        assert state["question"]["kind"] == "thrash"
+        await run.execute_update("answer", {"decision": "continue", "text": "continue on"})
+        assert (await run.result())["type"] == "agent.completed"
+        assert ("toolu_5_0", "interrupted: not made: a person is asked first") in await it.results(run)
+
+
+async def test_the_directive_s_tool_is_configurable(world: Any) -> None:
+    def script(body: dict[str, Any]) -> Answer:
+        return FINISH if body.get("tool_choice", {}).get("name") == "peek" else SAME
+
+    async with world(script, search(), ScriptedTool("peek"), directive_tool="peek") as it:
+        run = await it.start()
+        assert (await run.result())["type"] == "agent.completed"
+
+
+async def test_one_shell_tool_is_no_circle_and_a_look_at_the_ladder_survives_a_rotation(world: Any) -> None:
+    tool = ScriptedTool("shell", lambda arguments, _: f"out {arguments['n']}", effect=Effect.once)
+    script = [*(calls(("shell", {"n": n})) for n in range(12)), FINISH]
+    async with world(script, tool) as it:
+        run = await it.start()
+        await run.result()
+        assert choices(it.model.requests) == [None] * 13
+        assert not [part for part in await it.parts(run) if part["kind"] == "note"]
+
+
+async def test_calls_that_were_refused_are_circles_too(world: Any) -> None:
+    broken = ScriptedTool("search", lambda *_: failed(ToolFault.tool_error, "down"))
+
+    def script(body: dict[str, Any]) -> Answer:
+        forced = body.get("tool_choice", {}).get("name")
+        if forced == "ask_human":
+            return says("I give up: the tool is down.")
+        turn = sum(message["role"] == "assistant" for message in body["messages"])
+        return calls(("search", {"q": turn})) if turn % 2 else calls(("serach", {"q": turn}))
+
+    async with world(script, broken) as it:
+        run = await it.start()
+        assert (await run.result())["payload"]["outcome"] == "I give up: the tool is down."

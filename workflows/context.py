@@ -1,0 +1,84 @@
+"""What a run does when its context is full: the rungs of `decisions.recovery`, one at a time (B5)."""
+
+from temporalio import workflow
+
+from activities.context import Summaries
+from contracts.context import ContextFull, Recovery, Summary, SummaryRequest
+from contracts.question import QuestionKind
+from contracts.run import Forced
+from decisions import loop
+from decisions.builtins import ASK_HUMAN
+from decisions.context import KEPT, KEPT_DEEP, summary_part
+from decisions.recovery import QUESTION, next_recovery, recovered
+from decisions.resume import journal_of
+from decisions.transcript import note_part
+from workflows import events
+from workflows.asking import direction
+from workflows.live_run import LiveRun
+from workflows.policies import FILES, WAIT_FOR_END
+
+
+async def make_room(run: LiveRun, full: ContextFull) -> None:
+    """Climbs one rung; the model is asked again afterwards, unless the run has ended."""
+    if full.was_refused:
+        run.update(window=full.window)
+    stage = next_recovery(run.state.recoveries, run.state.turns)
+    if stage is None:
+        run.state = loop.overflowed(run.state, full)
+        return
+    if run.state.is_closing and stage is Recovery.ask:
+        run.state = loop.out_of_time(run.state)
+        return
+    run.update(recoveries=recovered(run.state.recoveries, stage, run.state.turns))
+    rung = run.state.recoveries.used
+    events.emit(run, "agent.guardrail.escalated", ladder="recovery", rung=rung, stage=stage)
+    if stage is Recovery.ask:
+        await _ask(run, full)
+    else:
+        await _summarise(run, is_deep=stage is Recovery.prune)
+
+
+async def _summarise(run: LiveRun, *, is_deep: bool) -> None:
+    request = SummaryRequest(
+        length=run.transcript.length,
+        head=run.transcript.head,
+        definition=run.state.definition,
+        keep=KEPT_DEEP if is_deep else KEPT,
+        is_deep=is_deep,
+        window=run.state.window,
+        timeout=run.state.limits.turn_timeout,
+        told=events.untold(run),
+    )
+    kind = "deep prune" if is_deep else "compact"
+    call = workflow.execute_activity_method(
+        Summaries.summarize,
+        request,
+        cancellation_type=WAIT_FOR_END,
+        summary=f"{kind} · turn {run.state.turns}",
+        **FILES,
+    )
+    summary: Summary = await run.halt.stoppable(call)
+    run.state = loop.summarised(run.state, summary)
+    if summary.tail:
+        run.transcript.append(summary_part(summary))
+        run.transcript.append(journal_of(run.state.journal, run.state.goal, run.state.last_finding))
+    figures = summary.model_dump(include={"before_tokens", "after_tokens", "before_messages", "after_messages"})
+    figures |= {"model": summary.model or None, "ms": summary.duration_ms}
+    if is_deep:
+        events.emit(run, "agent.recovery.fired", stage=Recovery.prune, **figures)
+    else:
+        events.emit(run, "agent.compaction.run", **figures)
+
+
+async def _ask(run: LiveRun, full: ContextFull) -> None:
+    """The model asks, since it knows what it is at; where the provider takes nothing any more, the runtime does."""
+    events.emit(run, "agent.recovery.fired", stage=Recovery.ask, before_tokens=full.tokens)
+    forced = Forced(tool=ASK_HUMAN, asks=QuestionKind.recovery, text=QUESTION)
+    if full.was_refused:
+        run.update(forced=None)
+        said = await direction(run, forced)
+        run.transcript.append(note_part(f"A person was asked: {QUESTION}\nThe answer: {said}"))
+        return
+    note = f"The context is nearly full. Call `{ASK_HUMAN}` now: say how far you are, and ask: {QUESTION}"
+    run.transcript.append(note_part(note))
+    run.update(forced=forced)

@@ -1,0 +1,67 @@
+"""How a run begins: what it goes on from, if anything, and the snapshot of its agent that it keeps."""
+
+from typing import Any
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+from activities.inherit import Inheritances
+from activities.run import Runs
+from contracts.agent import Opening, OpeningRequest
+from contracts.events import ResumePayload
+from contracts.failures import RunFailure
+from contracts.run import Inherited, InheritRequest, RunStatus
+from decisions import narrate
+from decisions.limits import with_requested
+from decisions.transcript import Transcript
+from workflows import events
+from workflows.fate import fail
+from workflows.live_run import LiveRun
+from workflows.policies import FILES, WAIT_FOR_END
+
+
+async def open_run(run: LiveRun) -> None:
+    if run.origin is not None:
+        await _inherit(run, run.origin)
+    if run.state.ending is None and not run.state.definition:
+        await take_snapshot(run)
+    events.emit(run, "agent_run.started", agent=run.state.agent, origin=run.origin and run.origin.run_id)
+    run.set_status(RunStatus.running)
+
+
+async def _inherit(run: LiveRun, origin: ResumePayload) -> None:
+    request = InheritRequest(**origin.model_dump(), execution=run.state.execution)
+    try:
+        inherited: Inherited = await _read(run, Inheritances.inherit, request, f"go on from {origin.run_id}")
+    except ActivityError as error:
+        fail(run, error, RunFailure.not_resumable)
+        return
+    last = inherited.segments[-1]
+    run.take_over(inherited.state, Transcript(last.end, last.head), inherited.segments)
+
+
+async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
+    """As the project defines the agent now; not where a person has decided on another definition, `shown`."""
+    request = OpeningRequest(agent=run.state.agent, length=run.transcript.length, head=run.transcript.head)
+    try:
+        opening: Opening = await _read(run, Runs.open_run, request, "read agent, tools and limits")
+    except ActivityError as error:
+        fail(run, error, RunFailure.bad_project)
+        return
+    if shown not in (None, opening.definition):
+        return
+    run.update(
+        agent=opening.agent,
+        model=opening.model,
+        definition=opening.definition,
+        tools=opening.tools,
+        workspace=opening.workspace,
+        limits=with_requested(opening.limits, run.state.requested),
+    )
+
+
+async def _read(run: LiveRun, what: Any, request: Any, summary: str) -> Any:
+    call = workflow.execute_activity_method(
+        what, request, cancellation_type=WAIT_FOR_END, summary=narrate.cut(summary, 80), **FILES
+    )
+    return await run.halt.stoppable(call)
