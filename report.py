@@ -114,6 +114,7 @@ def tool_row(tool: Tool, agents: list[Agent]) -> dict[str, Any]:
         "kind": route.kind,
         "effect": route.effect,
         "approval": route.approval,
+        "approval_timeout_seconds": route.approval_timeout.total_seconds() if route.approval_timeout else None,
         "timeout_seconds": route.timeout.total_seconds(),
         "agents": [agent.name for agent in agents if route.name in agent.tools],
         "description": tool.schema.description,
@@ -125,7 +126,9 @@ def tool_table(rows: list[dict[str, Any]]) -> Table:
     for heading in ("tool", "kind", "effect", "approval", "timeout", "agents"):
         table.add_column(heading)
     for row in rows:
-        plain = (row["tool"], row["kind"], row["effect"], row["approval"], f"{row['timeout_seconds']:g} s")
+        within = row["approval_timeout_seconds"]
+        approval = f"{row['approval']}, in {within:g} s" if within else row["approval"]
+        plain = (row["tool"], row["kind"], row["effect"], approval, f"{row['timeout_seconds']:g} s")
         table.add_row(*plain, ", ".join(row["agents"]))
     return table
 

@@ -108,6 +108,7 @@ def _tool(name: str, described: ToolSettings, settings: Settings, client: httpx.
         effect=described.effect,
         approval=described.approval,
         timeout=described.timeout,
+        approval_timeout=described.approval_timeout,
     )
     match described:
         case PythonToolSettings():

@@ -45,6 +45,7 @@ class ToolRoute(Value):
     approval: Approval = Approval.never
     timeout: Duration
     takes_step: bool = True
+    approval_timeout: Duration | None = Field(default=None, exclude_if=lambda timeout: timeout is None)
 
 
 class ToolCall(Value):
@@ -54,7 +55,8 @@ class ToolCall(Value):
     a byte of conversation enters history once. The activity then looks `tool_use_id` up there, in the transcript
     of `length` parts whose hash is `head`. `owner` is the run under whose id the call was first made, where it is
     not this one: a resumed run keeps its origin's keys, and its page of the ledger. `execution`, of `once` calls, is
-    the first Temporal execution of that run: another run may be started under the same id.
+    the first Temporal execution of that run: another run may be started under the same id. `approval` is the digest
+    of the call that a person approved, where this one needed it: no other is made.
     """
 
     step: int
@@ -67,6 +69,7 @@ class ToolCall(Value):
     head: str = ""
     owner: str | None = Field(default=None, exclude_if=lambda owner: owner is None)
     execution: str | None = Field(default=None, exclude_if=lambda execution: execution is None)
+    approval: str | None = Field(default=None, exclude_if=lambda approval: approval is None)
 
 
 class ToolError(Value):

@@ -1,6 +1,9 @@
 """Every id and dedupe key, made in one place."""
 
+import json
+from collections.abc import Mapping
 from hashlib import blake2b
+from typing import Any
 
 RESUMED = ".r"
 
@@ -48,6 +51,12 @@ def request_key(run_id: str, step: int, attempt: int = 1) -> str:
 def result_key(run_id: str, step: int, attempt: int = 1) -> str:
     key = f"agentic:run:{run_id}:step:{step}:result"
     return key if attempt == 1 else f"{key}:{attempt}"
+
+
+def call_digest(tool: str, arguments: Mapping[str, Any]) -> str:
+    """What exactly is called, in 24 hex digits; the order of the arguments does not count."""
+    canonical = json.dumps([tool, arguments], sort_keys=True, separators=(",", ":"))
+    return blake2b(canonical.encode(), digest_size=12).hexdigest()
 
 
 def question_id(number: int) -> str:

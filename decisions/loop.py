@@ -16,6 +16,7 @@ from contracts.turn import ModelTurn
 from decisions.builtins import ESCALATE, FINISH, REFRAME
 from decisions.calls import calls_of, next_batch, text_of
 from decisions.framing import framing
+from decisions.ids import call_digest
 
 MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
 IN_DOUBT = failed(ToolFault.in_doubt, "interrupted; may have happened")
@@ -157,9 +158,10 @@ def reissued(state: RunState, step: int, now: datetime) -> RunState:
     return state.model_copy(update={"pending": pending, "updated_at": now})
 
 
-def approved(state: RunState, call: Call) -> RunState:
-    """A person has approved exactly this call."""
-    return _changed(state, call, approved=True)
+def approved(state: RunState, call: Call) -> tuple[RunState, Call]:
+    """A person has approved exactly this call, with the arguments it has now."""
+    changes = {"approval": call_digest(call.tool, call.arguments)}
+    return _changed(state, call, **changes), call.model_copy(update=changes)
 
 
 def made_again(state: RunState, call: Call) -> tuple[RunState, Call]:
