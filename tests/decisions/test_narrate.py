@@ -11,7 +11,7 @@ from contracts.question import Question, QuestionKind
 from contracts.run import Ending, RunStatus
 from contracts.tool import ToolOutcome
 from decisions import narrate
-from decisions.endings import ending_event, handoff
+from decisions.endings import ending_event, handoff, handoff_sections
 from decisions.journal import render
 
 
@@ -131,6 +131,15 @@ def test_an_escalation_event_carries_reason_detail_and_hand_off(new_state: Any) 
     assert set(event["payload"]) == {"run_id", "goal", "reason", "detail", "steps_taken", "artifacts", "handoff"}
     assert (event["payload"]["reason"], event["payload"]["detail"]) == ("asked", "no rights")
     assert "Blocker: no rights" in handoff(new_state(ending=ending))
+
+
+@given(blocker=st.text(), goal=st.text(min_size=1))
+def test_a_handoff_has_four_sections_whatever_is_in_them(new_state: Any, blocker: str, goal: str) -> None:
+    ending = Ending(status=RunStatus.failed, text=blocker)
+    sections = handoff_sections(handoff(new_state(goal=goal, ending=ending)))
+    assert list(sections) == ["objective", "state", "blocker", "next"]
+    assert sections["blocker"] == " ".join(blocker.split())[:600].rstrip()
+    assert handoff_sections("") == {}
 
 
 def test_the_journal_shows_the_sections_that_hold_something(new_state: Any) -> None:
