@@ -3,51 +3,37 @@
 Every command prints for a person, or JSON where a program reads (`--json`). An error is one line on standard error.
 """
 
-import asyncio
 import dataclasses
 import io
 import json
-import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 from pydantic import ValidationError
-from rich.console import Console
 from rich.markup import escape
-from temporalio.service import RPCError
 
-from activities.secrets import secrets_of
 from activities.workspace import Workspace, folder_name
-from codec import UnknownKey
+from command import as_json_option, complain, console, go, run_argument
 from contracts.events import StartEvent
-from contracts.run import RunStatus
-from contracts.signals import CancelRequest, Decision, HumanInput
 from decisions import ids
-from decisions.narrate import cut
-from devserver import ServerDidNotStart
+from decisions.endings import handoff_sections
 from follow import DETACHED, follow, follow_json, happening_json, stopping
+from people import answer_, approve, cancel_, deny
 from report import print_run, run_row, run_table, tool_row, tool_table
-from runs import NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, leave, listing, run_id_of, start, state
+from runs import Refused, ended, find, leave, listing, run_id_of, start, state
 from runs import fork as fork_run
 from runs import resume as resume_run
 from session import Needs, Session, session
 from settings import ProjectError, load
-from telemetry import NoMetrics, quiet_core
 from terminal import Screen
 from watch import Watch
 
 MOST_GOAL = 100_000  # characters in the conversation; more goes into a file
 GOAL_SHOWN = 2000
 GOAL_FILE = "artifacts/goal.md"
-
-console = Console(highlight=False)
-
-run_argument = click.argument("run_id", metavar="RUN")
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program instead.")
 
 
 @click.group(
@@ -61,6 +47,10 @@ def app() -> None:
     With no Temporal configured (TEMPORAL_ADDRESS or a profile), a command brings an embedded server; its state lies
     in .perdure, beside perdure.toml.
     """
+
+
+for each in (answer_, approve, deny, cancel_):
+    app.add_command(each)
 
 
 @app.command()
@@ -114,7 +104,7 @@ def run(
                 console.print(f"[dim]other open runs go on too: {escape(', '.join(others[:5]))} (perdure list)[/]")
             return await follow(here, started, console)
 
-    _go(main)
+    go(main)
 
 
 @app.command()
@@ -131,19 +121,20 @@ def watch(run_id: str, as_json: bool) -> None:
             await find(here.client, run_id)
             return await (follow_json(here, run_id, every=True) if as_json else follow(here, run_id, console))
 
-    _go(main)
+    go(main)
 
 
 @app.command("list")
-@click.option("--waiting", is_flag=True, help="Only runs that wait for a person.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=30, show_default=True, help="How many at most.")
+@click.option("--waiting", is_flag=True, help="Only runs that wait for a person; all of them.")
+@click.option("--limit", type=click.IntRange(1, 10_000), help="How many at most; 30, where not all are asked for.")
 @as_json_option
-def list_(waiting: bool, limit: int, as_json: bool) -> None:
+def list_(waiting: bool, limit: int | None, as_json: bool) -> None:
     """List runs, the latest first."""
+    most = limit if limit or waiting else 30
 
     async def main() -> int:
         async with session(load(), Needs.nothing) as here:
-            found = [each async for each in listing(here.client, waiting=waiting, limit=limit)]
+            found = [each async for each in listing(here.client, waiting=waiting, limit=most)]
         if as_json:
             for each in found:
                 click.echo(json.dumps(run_row(each)))
@@ -153,7 +144,7 @@ def list_(waiting: bool, limit: int, as_json: bool) -> None:
             console.print(run_table(found))
         return 0
 
-    _go(main)
+    go(main)
 
 
 @app.command()
@@ -170,12 +161,13 @@ def show(run_id: str, as_json: bool) -> None:
             end = None if found.is_open else await ended(here.client, run_id)
         if as_json:
             said = view.model_dump(mode="json") if view else run_row(found)
-            click.echo(json.dumps({**said, "end": dataclasses.asdict(end) if end else None}))
+            told = {"end": dataclasses.asdict(end), "handoff": handoff_sections(end.handoff) or None} if end else {}
+            click.echo(json.dumps({**said, "end": None, "handoff": None, **told}))
         else:
             print_run(console, found, view, end, settings.workspaces / folder_name(found.run_id))
         return 0
 
-    _go(main)
+    go(main)
 
 
 @app.command()
@@ -194,47 +186,7 @@ def trace(run_id: str, as_json: bool) -> None:
                     screen.show(happening)
         return 0
 
-    _go(main)
-
-
-@app.command("answer")
-@run_argument
-@click.argument("text", required=False)
-@click.option("--decision", type=click.Choice(list(Decision)), help="For approvals and calls in doubt.")
-@click.option("--question", metavar="ID", help="Answer only if this question is the open one.")
-@click.option("--by", help="Who answers.")
-def answer_(run_id: str, text: str | None, decision: str | None, question: str | None, by: str | None) -> None:
-    """Answer the open question of a run.
-
-    TEXT is the answer in words, or the result for the decision use_result.
-    """
-
-    async def main() -> int:
-        async with session(load(), Needs.answers) as here:
-            chosen = Decision(decision) if decision else None
-            await answer(here.client, run_id, HumanInput(question_id=question, text=text, decision=chosen, by=by))
-            worked_on = await here.has_worker()
-        console.print("accepted" if worked_on else f"accepted; no worker runs now: perdure watch {run_id} brings one")
-        return 0
-
-    _go(main)
-
-
-@app.command("cancel")
-@run_argument
-@click.option("--reason", help="Why; kept with the run.")
-def cancel_(run_id: str, reason: str | None) -> None:
-    """Stop a run. A side effect that is running is finished first, and its result kept."""
-
-    async def main() -> int:
-        async with session(load(), Needs.work) as here:
-            await cancel(here.client, run_id, CancelRequest(reason=reason, by="perdure cancel"))
-            console.print("asked to stop; waiting for what is running …")
-            end = await ended(here.client, run_id)
-        console.print(end.status)
-        return 0 if end.status == RunStatus.cancelled else 1
-
-    _go(main)
+    go(main)
 
 
 @app.command()
@@ -247,7 +199,7 @@ def resume(run_id: str, detach: bool, as_json: bool) -> None:
     The new run has its conversation, journal and files. No effect is repeated: what has a result keeps it, and a call
     that was in flight is looked up in the ledger, or asked about.
     """
-    _go(lambda: _going_on(run_id, None, None, detach=detach, as_json=as_json))
+    go(lambda: _going_on(run_id, None, None, detach=detach, as_json=as_json))
 
 
 @app.command()
@@ -261,7 +213,7 @@ def fork(run_id: str, step: int, say: str | None, detach: bool, as_json: bool) -
 
     What the first run did afterwards is not undone; the agent is told of it.
     """
-    _go(lambda: _going_on(run_id, step, say, detach=detach, as_json=as_json))
+    go(lambda: _going_on(run_id, step, say, detach=detach, as_json=as_json))
 
 
 async def _going_on(run_id: str, step: int | None, say: str | None, *, detach: bool, as_json: bool) -> int:
@@ -306,7 +258,7 @@ def dev(port: int | None, ui_port: int | None) -> None:
             console.print("stopping …")
         return 0
 
-    _go(main, stays=True)
+    go(main, stays=True)
 
 
 @app.command()
@@ -328,7 +280,7 @@ def tools(as_json: bool) -> None:
             console.print(tool_table(rows))
         return 0
 
-    _go(main)
+    go(main)
 
 
 @app.command()
@@ -348,7 +300,7 @@ def doctor(as_json: bool) -> None:
                 console.print(f"{mark} {check.name:<18} {escape(check.found)}", soft_wrap=True)
         return 0 if well else 1
 
-    _go(main)
+    go(main)
 
 
 def _start_event(
@@ -385,33 +337,6 @@ def _with_file(event: StartEvent, goal: str, workspace: Workspace, here: Session
     return event.model_copy(update={"payload": event.payload.model_copy(update={"goal": told})})
 
 
-def _go(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) -> NoReturn:
-    """Runs a command to its exit code; what a person can mend becomes one line. One that stays can be scraped."""
-    logging.getLogger().addHandler(logging.NullHandler())  # a command that works logs to a file of its own
-    try:
-        quiet_core(load().metrics if stays else None)
-        code = asyncio.run(command())
-    except (NoSuchRun, Refused, NotReachable, ProjectError, ServerDidNotStart, UnknownKey, NoMetrics) as error:
-        _complain(str(error))
-        code = 1
-    except RPCError as error:
-        _complain(f"Temporal does not do it: {cut(error.message, 300)}")
-        code = 1
-    except BrokenPipeError:  # who read our output has seen enough
-        code = 0
-    except OSError as error:
-        _complain(str(error))
-        code = 1
-    except KeyboardInterrupt:
-        code = DETACHED
-    leave(code)
-
-
-def _complain(line: str) -> None:
-    """Errors are shown to others and pasted into tickets: no secret of the environment is in one."""
-    print(secrets_of(os.environ).redact(f"perdure: {line}"), file=sys.stderr)
-
-
 def main() -> NoReturn:
     if sys.stdout is None:  # started with its standard output closed
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it stays open to the end
@@ -423,7 +348,7 @@ def main() -> NoReturn:
         app(prog_name="perdure", standalone_mode=False)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "perdure"
-        _complain(f"{error.format_message()} (see {command} --help)")
+        complain(f"{error.format_message()} (see {command} --help)")
         leave(2)
     except (click.Abort, KeyboardInterrupt):
         leave(DETACHED)

@@ -16,7 +16,7 @@ from activities.workspace import folder_name
 from contracts.failures import RunFailure
 from contracts.run import RunStatus
 from decisions.resume import RESUMABLE
-from report import near
+from report import near, ways_to_answer
 from runs import Refused, answer, ended, leave
 from session import Session
 from terminal import Screen
@@ -99,7 +99,8 @@ async def _ask(here: Session, run_id: str, screen: Screen, waiting: Waiting) -> 
             return
         except Refused as refused:
             screen.console.print(f"  [red]{escape(str(refused))}[/]")
-    screen.console.print(f'  answer it with: perdure answer {escape(run_id)} "…"')
+    ways = " or ".join(ways_to_answer(run_id, waiting.question))
+    screen.console.print(f"  answer it with: {escape(ways)}", soft_wrap=True)
 
 
 def stopping() -> asyncio.Event:

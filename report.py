@@ -2,15 +2,20 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from activities.toolkit import Tool
 from contracts.agent import Agent
-from contracts.run import RunStatus, RunView
+from contracts.question import QuestionKind
+from contracts.run import QuestionView, RunStatus, RunView
+from decisions.endings import handoff_sections
 from decisions.narrate import cut
 from decisions.reconcile import MEND
 from runs import Ended, Found
@@ -86,23 +91,42 @@ def _print_view(console: Console, view: RunView) -> None:
     for pending in view.pending:
         console.print(f"  pending  step {pending.step} {escape(pending.tool)}, since {age(pending.since)}")
     if view.question:
-        console.print(f"  [yellow]asks[/]     {escape(view.question.text)}")
-        console.print(f'           perdure answer {escape(view.run_id)} "…"')
+        _print_question(console, view.run_id, view.question)
     for notice in view.ignored[-3:]:
         console.print(f"  ignored  {escape(notice)}")
 
 
+def _print_question(console: Console, run_id: str, question: QuestionView) -> None:
+    console.print(f"  [yellow]asks[/]     {escape(indent(question.text, ' ' * 11).strip())}")
+    if question.call:
+        until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
+        console.print(f"           {question.id}, call {question.call}{until}")
+    for line in ways_to_answer(run_id, question):
+        console.print(f"           {escape(line)}", soft_wrap=True)
+
+
+def ways_to_answer(run_id: str, question: QuestionView) -> tuple[str, ...]:
+    """The commands that answer a question."""
+    if question.kind == QuestionKind.question:
+        return (f'perdure answer {run_id} "…"',)
+    if question.kind == QuestionKind.approval:
+        return (f"perdure approve {run_id} --call {question.call}", f'perdure deny {run_id} --reason "…"')
+    return (f"perdure answer {run_id} --decision {'|'.join(question.options)}",)
+
+
 def _print_end(console: Console, end: Ended, files: Path) -> None:
-    if end.event is None:
-        if end.message:
-            console.print(f"  [red]{end.kind}[/]  {escape(end.message)}")
-            console.print(f"  [dim]{escape(end.handoff)}[/]")
-        return
-    payload = end.event["payload"]
-    console.print(f"  ended    {escape(payload.get('outcome') or payload['reason'] + ': ' + payload['detail'])}")
-    if payload.get("handoff"):
-        console.print(f"  [dim]{escape(payload['handoff'])}[/]")
-    for path in payload["artifacts"]:
+    payload = end.event["payload"] if end.event else {}
+    if payload:
+        console.print(f"  ended    {escape(payload.get('outcome') or payload['reason'] + ': ' + payload['detail'])}")
+    elif end.message:
+        console.print(f"  [red]{end.kind}[/]  {escape(end.message)}")
+    if end.handoff:
+        rows = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+        for name, said in handoff_sections(end.handoff).items():
+            rows.add_row(f"[dim]{escape(name)}[/]", Text(said))
+        console.print("  handoff")
+        console.print(Padding(rows, (0, 0, 0, 4), expand=False))
+    for path in payload.get("artifacts", ()):
         console.print(f"  file     {near(files / path)}", soft_wrap=True)
 
 
@@ -114,6 +138,7 @@ def tool_row(tool: Tool, agents: list[Agent]) -> dict[str, Any]:
         "kind": route.kind,
         "effect": route.effect,
         "approval": route.approval,
+        "approval_timeout_seconds": route.approval_timeout.total_seconds() if route.approval_timeout else None,
         "timeout_seconds": route.timeout.total_seconds(),
         "agents": [agent.name for agent in agents if route.name in agent.tools],
         "description": tool.schema.description,
@@ -125,7 +150,9 @@ def tool_table(rows: list[dict[str, Any]]) -> Table:
     for heading in ("tool", "kind", "effect", "approval", "timeout", "agents"):
         table.add_column(heading)
     for row in rows:
-        plain = (row["tool"], row["kind"], row["effect"], row["approval"], f"{row['timeout_seconds']:g} s")
+        within = row["approval_timeout_seconds"]
+        approval = f"{row['approval']}, in {within:g} s" if within else row["approval"]
+        plain = (row["tool"], row["kind"], row["effect"], approval, f"{row['timeout_seconds']:g} s")
         table.add_row(*plain, ", ".join(row["agents"]))
     return table
 

@@ -261,7 +261,7 @@ async def find(client: Client, run_id: str) -> Found:
 
 
 async def listing(
-    client: Client, *, waiting: bool = False, wedged: bool = False, limit: int = 50
+    client: Client, *, waiting: bool = False, wedged: bool = False, limit: int | None = 50
 ) -> AsyncIterator[Found]:
     """Runs, the latest first."""
     query = "WorkflowType = 'AgentRun'"
@@ -352,7 +352,8 @@ async def ended(client: Client, run_id: str) -> Ended:
         return Ended(RunStatus.failed, None, type(cause).__name__, str(cause))
     except RPCError as error:
         raise _translated(error, run_id) from None
-    return Ended(RunStatus.completed if event["type"] == "agent.completed" else RunStatus.escalated, event)
+    status = RunStatus.completed if event["type"] == "agent.completed" else RunStatus.escalated
+    return Ended(status, event, handoff=event["payload"].get("handoff", ""))
 
 
 def _translated(error: RPCError, run_id: str) -> Exception:

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from activities.secrets import NO_SECRETS, Secrets, secrets_of
 from codec import VARIABLE, AesGcmCodec, BadKeys, read_codec
@@ -45,8 +45,15 @@ class _Tool(Edge):
     effect: Effect = Effect.once  # nothing declared: assume the worst
     approval: Approval = Approval.never
     pollable: bool = False
+    approval_timeout: Duration | None = None  # after it an unanswered call is denied; None: people take their time
     description: str | None = Field(default=None, min_length=1, max_length=10_000)
     timeout: Duration = timedelta(seconds=30)
+
+    @model_validator(mode="after")
+    def _waits_only_for_approvals(self) -> Self:
+        if self.approval_timeout is not None and self.approval is not Approval.always:
+            raise ValueError('approval_timeout needs approval = "always"')
+        return self
 
 
 class PythonToolSettings(_Tool):

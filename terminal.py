@@ -166,7 +166,8 @@ def read_answer(question: QuestionView, said: str) -> HumanInput:
     if question.kind == "question":
         return HumanInput(question_id=question.id, text=said.strip() if rest else word)
     with suppress(ValueError):
-        return HumanInput(question_id=question.id, decision=Decision(word), text=rest.strip() or None)
+        decision, text = Decision(word), rest.strip() or None
+        return HumanInput(question_id=question.id, call=question.call, decision=decision, text=text)
     return HumanInput(question_id=question.id, text=said)
 
 

@@ -119,6 +119,7 @@ def _tool(name: str, described: ToolSettings, settings: Settings, client: httpx.
         approval=described.approval,
         pollable=described.pollable,
         timeout=described.timeout,
+        approval_timeout=described.approval_timeout,
     )
     match described:
         case PythonToolSettings():

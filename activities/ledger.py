@@ -11,12 +11,9 @@ import secrets
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import to_json
 
 from activities.store import Store
 from contracts.tool import ToolOutcome
@@ -60,11 +57,6 @@ class Claim(Value):
     claimed_at: datetime
     until: datetime
     owner: Owner
-
-
-def digest(tool: str, arguments: dict[str, Any]) -> str:
-    """What is called, in few words."""
-    return blake2b(to_json([tool, arguments]), digest_size=12).hexdigest()
 
 
 class LedgerUnavailable(Exception):

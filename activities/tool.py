@@ -17,7 +17,7 @@ from temporalio.service import RPCError
 from activities.attempts import was_lost
 from activities.effect import ERROR_BYTES, GRACE, final, whole, within
 from activities.heartbeat import beating
-from activities.ledger import Doubtful, Entry, Granted, LedgerUnavailable, Recorded, digest
+from activities.ledger import Doubtful, Entry, Granted, LedgerUnavailable, Recorded
 from activities.project import Project
 from activities.redaction import redacted
 from activities.store import Store
@@ -27,7 +27,7 @@ from activities.transcript import TranscriptMismatch, Transcripts, Wanted
 from activities.workspace import OutsideWorkspace, Workspace
 from contracts.failures import Stop, ToolFault
 from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, failed
-from decisions.ids import request_key, result_key, run_id_of
+from decisions.ids import call_digest, request_key, result_key, run_id_of
 from decisions.narrate import call_line
 from decisions.transcript import result_part
 
@@ -90,6 +90,8 @@ class ToolCalls:
 
     async def _made(self, call: ToolCall, arguments: dict[str, Any], workspace: Workspace) -> ToolOutcome:
         """The call itself, or why it cannot be made. Raises TransientFailure."""
+        if call.approval not in (None, call_digest(call.tool, arguments)):
+            return failed(ToolFault.denied, "not made: a person approved this tool with other arguments")
         tool = self._project.tools.get(call.tool)
         if tool is None:
             return failed(ToolFault.unknown_tool, f"this worker's project has no tool {call.tool!r}")
@@ -131,7 +133,7 @@ class ToolCalls:
             step=call.step,
             generation=call.attempt,
             execution=call.execution or "",
-            call=digest(call.tool, arguments),
+            call=call_digest(call.tool, arguments),
         )
 
     async def _claimed(self, page: Entry, call: ToolCall, timeout: timedelta) -> Granted | Recorded | Doubtful:

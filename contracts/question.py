@@ -3,6 +3,8 @@
 from datetime import datetime
 from enum import StrEnum
 
+from pydantic import Field
+
 from contracts.value import Value
 
 
@@ -16,7 +18,10 @@ class QuestionKind(StrEnum):
 
 
 class Question(Value):
-    """`options` are the decisions, or suggested texts, that answer it; empty means any text does."""
+    """`options` are the decisions, or suggested texts, that answer it; empty means any text does.
+
+    `call` is the digest of the call that an approval is asked for; `expires_at`, when the question closes unanswered.
+    """
 
     id: str
     kind: QuestionKind
@@ -25,3 +30,5 @@ class Question(Value):
     step: int | None = None
     tool: str | None = None
     asked_at: datetime
+    call: str | None = Field(default=None, exclude_if=lambda call: call is None)
+    expires_at: datetime | None = Field(default=None, exclude_if=lambda at: at is None)

@@ -48,7 +48,8 @@ class Call(Value):
     effect: Effect
     step: int | None
     arguments: dict[str, Any]
-    approved: bool = False  # exactly this call, by a person
+    # The digest of the call that a person approved: with other arguments the approval is void.
+    approval: str | None = Field(default=None, exclude_if=lambda approval: approval is None)
     generation: int = 1  # grows when a person decides "run again"
     outcome: ToolOutcome | None = None
 
@@ -111,6 +112,7 @@ class RunState(Value):
     pending: tuple[Pending, ...] = ()
     calls: tuple[Call, ...] = ()
     question: Question | None = None
+    expired: str | None = Field(default=None, exclude_if=lambda expired: expired is None)  # the latest such question
     usage: Usage = Usage()
     cost_usd: float | None = 0.0  # None once a model without a known price was used
     artifacts: tuple[str, ...] = ()
@@ -168,6 +170,8 @@ class QuestionView(Value):
     kind: str
     text: str
     options: tuple[str, ...]
+    call: str | None = Field(default=None, exclude_if=lambda call: call is None)
+    expires_at: datetime | None = Field(default=None, exclude_if=lambda at: at is None)
 
 
 class PendingView(Value):

@@ -23,9 +23,13 @@ class Decision(StrEnum):
 
 
 class HumanInput(Edge):
-    """The body of the signal `human_input` and of the update `answer`."""
+    """The body of the signal `human_input` and of the update `answer`.
+
+    `question_id` and `call`, the digest of a call to approve, are optional: what they name must be what is open.
+    """
 
     question_id: str | None = None
+    call: str | None = Field(default=None, max_length=200)
     text: str | None = Field(default=None, max_length=200_000)
     decision: Decision | None = None
     by: str | None = Field(default=None, max_length=200)

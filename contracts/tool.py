@@ -46,6 +46,7 @@ class ToolRoute(Value):
     timeout: Duration
     takes_step: bool = True
     pollable: bool = Field(default=False, exclude_if=lambda pollable: not pollable)  # repeats are no sign of a loop
+    approval_timeout: Duration | None = Field(default=None, exclude_if=lambda timeout: timeout is None)
 
 
 class ToolCall(Value):
@@ -55,7 +56,8 @@ class ToolCall(Value):
     a byte of conversation enters history once. The activity then looks `tool_use_id` up there, in the transcript
     of `length` parts whose hash is `head`. `owner` is the run under whose id the call was first made, where it is
     not this one: a resumed run keeps its origin's keys, and its page of the ledger. `execution`, of `once` calls, is
-    the first Temporal execution of that run: another run may be started under the same id.
+    the first Temporal execution of that run: another run may be started under the same id. `approval` is the digest
+    of the call that a person approved, where this one needed it: no other is made.
     """
 
     step: int
@@ -68,6 +70,7 @@ class ToolCall(Value):
     head: str = ""
     owner: str | None = Field(default=None, exclude_if=lambda owner: owner is None)
     execution: str | None = Field(default=None, exclude_if=lambda execution: execution is None)
+    approval: str | None = Field(default=None, exclude_if=lambda approval: approval is None)
 
 
 class ToolError(Value):

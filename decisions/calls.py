@@ -9,6 +9,7 @@ from contracts.run import Call, RunState
 from contracts.tool import Approval, Effect, ToolKind, ToolRoute, failed
 from contracts.turn import ModelTurn
 from decisions.builtins import CONTROL
+from decisions.ids import call_digest
 
 
 def text_of(content: Iterable[dict[str, Any]]) -> str:
@@ -78,10 +79,11 @@ def _refused(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolRoute
 
 
 def needs_approval(state: RunState, call: Call) -> bool:
+    """Whether a person has to approve it first: an approval is for exactly one call, or for a tool in this run."""
     route = next((r for r in state.tools if r.name == call.tool), None)
-    if call.approved or call.tool in state.approved_tools:
+    if route is None or route.approval is not Approval.always:
         return False
-    return route is not None and route.approval is Approval.always
+    return call.tool not in state.approved_tools and call.approval != call_digest(call.tool, call.arguments)
 
 
 def next_batch(state: RunState) -> tuple[Call, ...]:

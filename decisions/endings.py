@@ -43,3 +43,9 @@ def handoff(state: RunState) -> str:
         ("Next", journal.handoff_next_action or "a person decides how to go on"),
     )
     return "\n".join(f"{name}: {' '.join(text.split())[:600]}" for name, text in lines)
+
+
+def handoff_sections(text: str) -> dict[str, str]:
+    """What `handoff` tells, as "objective", "state", "blocker" and "next"; empty where there is none."""
+    lines = (line.partition(": ") for line in text.splitlines())
+    return {name.lower(): said for name, _, said in lines}

@@ -1,6 +1,9 @@
 """Every id and dedupe key, made in one place."""
 
+import json
+from collections.abc import Mapping
 from hashlib import blake2b
+from typing import Any
 
 RESUMED = ".r"
 
@@ -66,6 +69,12 @@ def root_span_id(namespace: str, workflow_id: str) -> str:
 def _hex(what: str, namespace: str, workflow_id: str, digest_size: int) -> str:
     named = f"{what}\0{namespace}\0{workflow_id}".encode("utf-8", "surrogatepass")
     return blake2b(named, digest_size=digest_size).hexdigest()
+
+
+def call_digest(tool: str, arguments: Mapping[str, Any]) -> str:
+    """What exactly is called, in 24 hex digits; the order of the arguments does not count."""
+    canonical = json.dumps([tool, arguments], sort_keys=True, separators=(",", ":"))
+    return blake2b(canonical.encode(), digest_size=12).hexdigest()
 
 
 def question_id(number: int) -> str:

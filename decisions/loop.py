@@ -17,6 +17,7 @@ from contracts.turn import ModelTurn
 from decisions.builtins import ESCALATE, FINISH, REFRAME
 from decisions.calls import calls_of, next_batch, text_of
 from decisions.framing import framing
+from decisions.ids import call_digest
 from decisions.journal import kept, with_artifacts
 from decisions.limits import escalation, is_nearly_out_of_time, is_out_of_time, timed_out, used_up
 from decisions.thrash import Looked, looked
@@ -213,9 +214,10 @@ def reissued(state: RunState, step: int, now: datetime) -> RunState:
     return state.model_copy(update={"pending": pending, "updated_at": now})
 
 
-def approved(state: RunState, call: Call) -> RunState:
-    """A person has approved exactly this call."""
-    return _changed(state, call, approved=True)
+def approved(state: RunState, call: Call) -> tuple[RunState, Call]:
+    """A person has approved exactly this call, with the arguments it has now."""
+    changes = {"approval": call_digest(call.tool, call.arguments)}
+    return _changed(state, call, **changes), call.model_copy(update=changes)
 
 
 def made_again(state: RunState, call: Call) -> tuple[RunState, Call]:

@@ -85,13 +85,15 @@ def _asked(question: Question | None) -> list[str]:
     else:
         said = _code(question.text[:2000])  # arguments are shown as they are, with no quote made typographic
     offered = ", ".join(markdown(cut(option, 100)) for option in question.options)
+    until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
     choice = f", {'suggested' if by_text else 'one of'}: {offered}" if offered else ""
     # A decision is not suggested: what stands here is sent as it is.
     chosen = {"text": (*question.options, "…")[0]} if by_text else {"decision": "…"}
-    body = {"question_id": question.id, **chosen}
+    about = {"call": question.call} if question.call else {}
+    body = {"question_id": question.id, **about, **chosen}
     told = f"Answer with More Actions → Send an Update → `answer`{choice}"
     return [
-        f"**Waiting for a person**, question {question.id}:",
+        f"**Waiting for a person**, question {question.id}{until}:",
         said,
         told,
         _code(json.dumps(body, ensure_ascii=False)),
@@ -156,7 +158,7 @@ def view(state: RunState) -> RunView:
         artifacts=state.artifacts,
         question=None
         if question is None
-        else QuestionView(id=question.id, kind=question.kind, text=question.text, options=question.options),
+        else QuestionView(**question.model_dump(include=set(QuestionView.model_fields))),
         usage=state.usage,
         cost_usd=state.cost_usd,
         active_seconds=state.active_ms / 1000,

@@ -1,5 +1,7 @@
 """Which answers a question takes."""
 
+from datetime import datetime
+
 from contracts.question import Question, QuestionKind
 from contracts.signals import Decision, HumanInput
 
@@ -17,12 +19,31 @@ DECISIONS: dict[QuestionKind, tuple[Decision, ...]] = {
 DIRECTED = (QuestionKind.thrash, QuestionKind.recovery)
 
 
-def refusal(question: Question | None, answer: HumanInput) -> str | None:
-    """Why this answer does not answer this question; None if it does."""
-    if question is None:
-        return "no question is open on this run"
+def refusal(
+    question: Question | None, answer: HumanInput, *, expired: str | None = None, now: datetime | None = None
+) -> str | None:
+    """Why this answer does not answer this question; None if it does.
+
+    `expired` is the id of the latest question, where nobody answered it in time; `now` tells whether the open one is.
+    """
+    if question is not None and now is not None and question.expires_at is not None and now >= question.expires_at:
+        expired, question = question.id, None
+    if question is not None:
+        return _names_another(question, answer) or _does_not_fit(question, answer)
+    if expired is not None and answer.question_id in (expired, None):
+        return f"question {expired} has expired: nobody answered it in time"
+    return "no question is open on this run"
+
+
+def _names_another(question: Question, answer: HumanInput) -> str | None:
     if answer.question_id not in (None, question.id):
         return f"question {answer.question_id} is not open; the open one is {question.id}: {question.text}"
+    if answer.call not in (None, question.call):
+        return f"question {question.id} is not about the call {answer.call}: {question.text}"
+    return None
+
+
+def _does_not_fit(question: Question, answer: HumanInput) -> str | None:
     decisions = DECISIONS[question.kind]
     if not decisions:
         return None if _says_something(answer) else f"question {question.id} takes a text: {question.text}"

@@ -14,6 +14,7 @@ from contracts.tool import Effect, failed
 from contracts.transcript import Part, PartKind
 from contracts.turn import Usage
 from decisions.builtins import REFRAME
+from decisions.calls import needs_approval
 from decisions.journal import digest, refolded, render, shown
 from decisions.transcript import call_part, journal_part, note_part, result_part
 
@@ -54,6 +55,7 @@ def resumed(origin: RunState, run_id: str, execution: str, now: datetime) -> Run
         "updated_at": now,
         "status": RunStatus.running if origin.definition else RunStatus.queued,
         "question": None,
+        "expired": None,
         "pending": (),
         "ending": None,
         "unusable_replies": 0,
@@ -174,7 +176,8 @@ def _was_refused(part: Part) -> bool:
 
 
 def _open_effects(origin: RunState) -> list[Call]:
-    """Calls in flight that change something: there, or in what it went on from."""
+    """Calls in flight that change something: there, or in what it went on from. What waits for approval is not."""
     in_flight = {pending.step for pending in origin.pending}
     unsettled = [c for c in origin.calls if c.outcome is None and c.effect is not Effect.read]
-    return [c for c in unsettled if c.step in in_flight or c.tool_use_id in origin.doubtful]
+    begun = [c.tool_use_id for c in unsettled if c.step in in_flight and not needs_approval(origin, c)]
+    return [c for c in unsettled if c.tool_use_id in begun or c.tool_use_id in origin.doubtful]

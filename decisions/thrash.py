@@ -48,13 +48,17 @@ def remembered(recent: Sequence[Made], call: Call, *, pollable: bool = False) ->
     arguments = _digest(call.arguments)
     result = None if call.outcome is None else _brought(call.outcome)
     alike = [made for made in recent if made.tool == call.tool]
-    succeeded = call.outcome is not None and call.outcome.status == "ok"
-    can_change = call.effect is not Effect.read or call.kind is ToolKind.builtin
-    is_first = arguments not in {made.arguments for made in alike}
-    changed = succeeded and can_change and is_first and call.outcome.result not in ([], {})
-    is_new = changed or (result is not None and result not in {made.result for made in alike})
+    tells_something = result is not None and result not in {made.result for made in alike}
+    changes_something = _has_changed(call) and arguments not in {made.arguments for made in alike}
+    is_new = tells_something or changes_something
     made = Made(tool=call.tool, arguments=arguments, result=result, is_new=is_new, pollable=pollable)
     return (*recent, made)[-REMEMBERED:]
+
+
+def _has_changed(call: Call) -> bool:
+    can_change = call.effect is not Effect.read or call.kind is ToolKind.builtin
+    outcome = call.outcome
+    return can_change and outcome is not None and outcome.status == "ok" and outcome.result not in ([], {})
 
 
 def thrashes(recent: Sequence[Made], latest: int) -> tuple[Thrash, ...]:

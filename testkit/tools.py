@@ -24,8 +24,16 @@ class ScriptedTool:
         kind: ToolKind = ToolKind.native,
         approval: Approval = Approval.never,
         timeout: timedelta = timedelta(seconds=30),
+        approval_timeout: timedelta | None = None,
     ) -> None:
-        self.route = ToolRoute(name=name, kind=kind, effect=effect, approval=approval, timeout=timeout)
+        self.route = ToolRoute(
+            name=name,
+            kind=kind,
+            effect=effect,
+            approval=approval,
+            timeout=timeout,
+            approval_timeout=approval_timeout,
+        )
         self.schema = ToolSchema(name=name, description=f"The tool {name}.", input_schema={"type": "object"})
         self.calls: list[tuple[dict[str, Any], CallContext]] = []
         self._behaviour = behaviour

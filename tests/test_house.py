@@ -29,6 +29,8 @@ ORDER = (
     ("worker", "report"),
     ("session", "terminal"),
     ("follow", "doctor"),
+    ("command",),
+    ("people",),
     ("cli",),
 )
 

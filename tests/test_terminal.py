@@ -9,7 +9,9 @@ from contracts.signals import Decision
 from terminal import read_answer
 
 ASKS = QuestionView(id="q1", kind="question", text="Which?", options=("the start page", "the tide table"))
-APPROVAL = QuestionView(id="q2", kind="approval", text="charge", options=("approve", "approve_tool", "deny"))
+APPROVAL = QuestionView(
+    id="q2", kind="approval", text="charge", options=("approve", "approve_tool", "deny"), call="c0ffee"
+)
 
 
 @pytest.mark.parametrize(
@@ -19,10 +21,10 @@ APPROVAL = QuestionView(id="q2", kind="approval", text="charge", options=("appro
         (ASKS, " the visit page ", {"text": "the visit page"}),
         (ASKS, "2 of them", {"text": "2 of them"}),
         (ASKS, "7", {"text": "7"}),
-        (APPROVAL, "1", {"decision": Decision.approve}),
-        (APPROVAL, "deny", {"decision": Decision.deny}),
-        (APPROVAL, "3 too dear", {"decision": Decision.deny, "text": "too dear"}),
-        (APPROVAL, "deny too dear", {"decision": Decision.deny, "text": "too dear"}),
+        (APPROVAL, "1", {"decision": Decision.approve, "call": "c0ffee"}),
+        (APPROVAL, "deny", {"decision": Decision.deny, "call": "c0ffee"}),
+        (APPROVAL, "3 too dear", {"decision": Decision.deny, "text": "too dear", "call": "c0ffee"}),
+        (APPROVAL, "deny too dear", {"decision": Decision.deny, "text": "too dear", "call": "c0ffee"}),
         (APPROVAL, "maybe", {"text": "maybe"}),  # no decision: the run refuses it, and says what it takes
     ],
 )

@@ -54,8 +54,11 @@ async def _settle(run: LiveRun, call: Call) -> None:
 async def _carry_out(run: LiveRun, call: Call) -> ToolOutcome:
     if call.tool == ASK_HUMAN:
         return await _ask(run, call)
-    if needs_approval(run.state, call) and (denied := await _approve(run, call)):
-        return denied
+    if needs_approval(run.state, call):
+        approved = await _approve(run, call)
+        if isinstance(approved, ToolOutcome):
+            return approved
+        call = approved
     if call.kind is ToolKind.signal:
         return await _hand_out(run, call)
     return await _run_tool(run, call)
@@ -66,23 +69,33 @@ async def _ask(run: LiveRun, call: Call) -> ToolOutcome:
     if not isinstance(text, str) or not text.strip():
         return failed(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
     if run.state.forced is not None:
-        return ToolOutcome(result=await direction(run, run.state.forced, text, step=call.step))
+        return ToolOutcome(result=await direction(run, run.state.forced, text, call))
     offered = call.arguments.get("options")
     options = [o for o in offered if isinstance(o, str)] if isinstance(offered, list) else []
-    answer = await run.ask(QuestionKind.question, text, options, step=call.step, tool=ASK_HUMAN)
+    answer = await run.ask(QuestionKind.question, text, options, about=call)
     return ToolOutcome(result=answer.text)
 
 
-async def _approve(run: LiveRun, call: Call) -> ToolOutcome | None:
-    """None once a person has approved exactly this call."""
+async def _approve(run: LiveRun, call: Call) -> Call | ToolOutcome:
+    """The call with the approval that a person gave to exactly it; or why it is not made."""
     wants = f"{narrate.call_line(call.tool, call.arguments)}\n\n{to_json(call.arguments, indent=2).decode()[:4000]}"
-    answer = await run.ask(QuestionKind.approval, wants, step=call.step, tool=call.tool)
+    timeout = _route(run, call).approval_timeout
+    answer = await run.ask(QuestionKind.approval, wants, about=call, timeout=timeout)
+    if answer.decision is None:
+        return _denied(run, call, f"the approval expired: no person decided within {timeout}")
     if answer.decision is Decision.deny:
-        return failed(ToolFault.denied, f"a person denied this call: {answer.text or 'no reason given'}")
+        return _denied(run, call, f"a person denied this call: {answer.text or 'no reason given'}")
     if answer.decision is Decision.approve_tool:
         run.update(approved_tools=(*run.state.approved_tools, call.tool))
-    run.state = loop.approved(run.state, call)
-    return None
+    run.state, call = loop.approved(run.state, call)
+    return call
+
+
+def _denied(run: LiveRun, call: Call, why: str) -> ToolOutcome:
+    """What was in flight when the run's origin ended must not read as if it had never been made."""
+    if call.tool_use_id in run.state.doubtful:
+        return failed(ToolFault.in_doubt, f"{why}; but it was in flight in an earlier run, and may have happened")
+    return failed(ToolFault.denied, why)
 
 
 async def _run_tool(run: LiveRun, call: Call) -> ToolOutcome:
@@ -161,6 +174,7 @@ async def _schedule(run: LiveRun, call: Call, *, was_lost: bool) -> ToolOutcome:
         head=run.transcript.head if large else "",
         owner=origin.run_id if origin else None,
         execution=(origin or run.state).execution if call.effect is Effect.once else None,
+        approval=call.approval,
     )
     return await readable(
         run.halt,
@@ -181,7 +195,7 @@ async def _settle_doubt(run: LiveRun, call: Call) -> ToolOutcome | None:
     text = f"`{narrate.call_line(call.tool, call.arguments)}` was interrupted and may have happened. Run it again?"
     events.emit(run, "agent_run.resume_unsafe", **_about(call))
     run.update(interrupted=True)
-    answer = await run.ask(QuestionKind.resume_unsafe, text, step=call.step, tool=call.tool)
+    answer = await run.ask(QuestionKind.resume_unsafe, text, about=call)
     run.landed(call)
     if run.has_result(call.step or 0):
         return ToolOutcome(result="handed out")  # since its result has come

@@ -1,6 +1,6 @@
 """A person's word on how a run goes on that does not find the way by itself."""
 
-from contracts.run import Forced
+from contracts.run import Call, Forced
 from contracts.signals import Decision
 from decisions.thrash import directed
 from workflows.live_run import LiveRun
@@ -8,12 +8,12 @@ from workflows.live_run import LiveRun
 KEEP_GOING = "keep going"
 
 
-async def direction(run: LiveRun, forced: Forced, said: str = "", *, step: int | None = None) -> str:
+async def direction(run: LiveRun, forced: Forced, said: str = "", about: Call | None = None) -> str:
     """Asks what `forced` is about, with what the model `said` to it. Where the answer is to stop, the run halts."""
     if forced.asks is None:
         raise AssertionError(f"{forced.tool} asks nobody")
     text = f"{forced.text}\n\n{said}" if said else forced.text
-    answer = await run.ask(forced.asks, text, step=step, tool=forced.tool if step else None)
+    answer = await run.ask(forced.asks, text, about=about)
     run.state = directed(run.state)
     if answer.decision is Decision.stop:
         run.halt.request(f"stopped by {answer.by or 'a person'}: {answer.text or forced.asks}")

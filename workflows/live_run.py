@@ -179,45 +179,54 @@ class LiveRun:
         text: str,
         options: Sequence[str] = (),
         *,
-        step: int | None = None,
-        tool: str | None = None,
+        about: Call | None = None,
+        timeout: timedelta | None = None,
     ) -> HumanInput:
-        """Opens the run's one question, and waits for the answer however long it takes."""
-        number = self.state.questions + 1
+        """Opens the run's one question, and waits for the answer however long it takes.
+
+        With a `timeout` for no longer: an answer that decides nothing then says that nobody answered in time.
+        """
+        number, now = self.state.questions + 1, workflow.now()
         question = Question(
             id=ids.question_id(number),
             kind=kind,
             text=text,
             options=tuple(DECISIONS[kind]) or tuple(options),
-            step=step,
-            tool=tool,
-            asked_at=workflow.now(),
+            step=about and about.step,
+            tool=about and about.tool,
+            asked_at=now,
+            call=ids.call_digest(about.tool, about.arguments) if about and kind is QuestionKind.approval else None,
+            expires_at=now + timeout if timeout else None,
         )
-        self.set_status(RunStatus.waiting_on_human, question=question, questions=number)
-        in_doubt = step if kind is QuestionKind.resume_unsafe else None
-        await self.halt.stoppable(self._answered(narrate.waiting_for(question), in_doubt))
+        self.set_status(RunStatus.waiting_on_human, question=question, questions=number, expired=None)
+        in_doubt = question.step if kind is QuestionKind.resume_unsafe else None
+        await self.halt.stoppable(self._answered(narrate.waiting_for(question), in_doubt, timeout))
         answer, self._answer = self._answer, None
-        if answer is None and in_doubt is None:
+        if answer is None and in_doubt is None and timeout is None:
             raise AssertionError("the wait for an answer ended without one")
-        self.set_status(RunStatus.running, question=None)
+        expired = question.id if answer is None and timeout else None
+        self.set_status(RunStatus.running, question=None, expired=expired)
         return answer or HumanInput()
 
-    async def _answered(self, summary: str, step: int | None) -> None:
-        """Without end; or until the result of a call in doubt comes from outside, which leaves nothing to ask.
+    async def _answered(self, summary: str, step: int | None, timeout: timedelta | None) -> None:
+        """Without end, or for `timeout`; or until the result of a call in doubt comes, which leaves nothing to ask.
 
-        The timer is there for people: it is the row in the Web UI's timeline that shows the wait.
+        The timer is there for people too: it is the row in the Web UI's timeline that shows the wait. It is started
+        whatever is here already: a replay must not differ by what came just before the question.
         """
-        while self._answer is None and step not in self._results:
+        while True:
             with suppress(TimeoutError):
                 await workflow.wait_condition(
                     lambda: self._answer is not None or step in self._results,
-                    timeout=SHOWN_WAIT,
+                    timeout=timeout or SHOWN_WAIT,
                     timeout_summary=summary,
                 )
+            if self._answer is not None or step in self._results or timeout is not None:
+                return
 
     def refusal(self, answer: HumanInput) -> str | None:
         question = None if self._answer is not None or self.halt.reason is not None else self.state.question
-        return refusal(question, answer)
+        return refusal(question, answer, expired=self.state.expired, now=workflow.now())
 
     def take_answer(self, answer: HumanInput) -> None:
         self._answer = answer

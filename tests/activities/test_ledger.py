@@ -19,6 +19,7 @@ from activities.ledger import Claim, Doubtful, Entry, Granted, LedgerUnavailable
 from activities.remote_store import RemoteStores
 from activities.store import LocalStores, Store, Stores
 from contracts.tool import ToolOutcome, failed
+from decisions.ids import call_digest
 
 TIMEOUT = timedelta(seconds=30)
 DONE = ToolOutcome(result={"receipt": 7}, duration_ms=3)
@@ -199,7 +200,7 @@ def test_a_store_keeps_lists_and_clears(stores: Stores) -> None:
 def test_a_page_of_another_call_is_in_doubt_and_never_its_result(page: Entry) -> None:
     page.claim("charge", TIMEOUT)
     page.record(DONE)
-    other = replace(page, call=ledger.digest("charge", {"eur": 900}))
+    other = replace(page, call=call_digest("charge", {"eur": 900}))
     assert other.claim("charge", TIMEOUT) == Doubtful(None)
 
 

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.run import Call
 from contracts.tool import ToolOutcome
 from decisions.calls import calls_of, needs_approval, next_batch, text_of
+from decisions.loop import approved
 
 NAMES = ["look", "peek", "save", "charge", "vote", "guarded", "finish", "reframe", "escalate", "ask_human", "nothing"]
 
@@ -133,6 +135,21 @@ def test_a_tool_approved_for_the_run_needs_no_more_approval(new_state: Any, new_
     assert needs_approval(new_state(), new_call("guarded"))
     assert not needs_approval(new_state(approved_tools=("guarded",)), new_call("guarded"))
     assert not needs_approval(new_state(), new_call("look"))
+
+
+def test_an_approval_is_for_exactly_one_call_and_void_once_its_arguments_differ(new_state: Any, new_call: Any) -> None:
+    state = new_state(calls=(new_call("guarded", arguments={"eur": 5, "to": "eva"}), new_call("guarded", 2)))
+    state, call = approved(state, state.calls[0])
+    assert state.calls[0] == call
+    assert not needs_approval(state, call)
+    assert not needs_approval(state, call.model_copy(update={"arguments": {"to": "eva", "eur": 5}}))
+    assert needs_approval(state, call.model_copy(update={"arguments": {"eur": 6, "to": "eva"}}))
+    assert needs_approval(state, state.calls[1])
+
+
+def test_an_approval_written_by_an_earlier_version_is_void(new_state: Any, new_call: Any) -> None:
+    written = {**new_call("guarded").model_dump(mode="json"), "approved": True}
+    assert needs_approval(new_state(), Call.model_validate(written))
 
 
 def test_the_text_of_a_reply_is_its_text_blocks() -> None:

@@ -1,7 +1,9 @@
 """Ids and dedupe keys."""
 
 import re
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,3 +46,27 @@ def test_a_run_has_one_trace_and_other_runs_others() -> None:
     assert re.fullmatch(r"[0-9a-f]{16}", ids.root_span_id("default", "run:a"))
     assert not mine.startswith(ids.root_span_id("default", "run:a"))
     assert ids.trace_id("default", "run:\ud800")  # an id may be what is no text
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(arguments=st.dictionaries(st.text(), JSON, max_size=4))
+def test_a_calls_digest_does_not_depend_on_the_order_of_its_arguments(arguments: dict[str, Any]) -> None:
+    turned = dict(reversed(arguments.items()))
+    assert ids.call_digest("charge", turned) == ids.call_digest("charge", arguments)
+    assert ids.call_digest("refund", arguments) != ids.call_digest("charge", arguments)
+
+
+@pytest.mark.parametrize("other", [{"eur": 6}, {"eur": 5.0}, {"eur": "5"}, {"eur": 5, "to": None}, {}])
+def test_other_arguments_have_another_digest(other: dict[str, Any]) -> None:
+    assert ids.call_digest("charge", other) != ids.call_digest("charge", {"eur": 5})
+
+
+def test_the_digest_of_a_call_stays_what_it_was() -> None:
+    """It lies in the ledgers and histories of runs that are under way."""
+    assert ids.call_digest("charge", {"to": "eva", "eur": 5}) == "e8826a6e2c33190b175ea6b5"

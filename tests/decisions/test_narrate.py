@@ -1,5 +1,6 @@
 """What people read is short, one line where it must be, and never mistaken for markup."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from contracts.question import Question, QuestionKind
 from contracts.run import Ending, RunStatus
 from contracts.tool import ToolOutcome
 from decisions import narrate
-from decisions.endings import ending_event, handoff
+from decisions.endings import ending_event, handoff, handoff_sections
 from decisions.journal import render
 
 
@@ -46,6 +47,22 @@ def test_an_answer_is_offered_for_pasting_and_a_decision_is_not_suggested(
 ) -> None:
     question = Question(id="q1", kind=QuestionKind(kind), text="Which?", options=("a", "b"), asked_at=now)
     assert body in narrate.details(new_state(question=question))
+
+
+def test_an_approval_is_offered_for_exactly_its_call_and_tells_how_long_it_is_open(new_state: Any, now: Any) -> None:
+    fields = {"asked_at": now, "call": "c0ffee", "expires_at": now + timedelta(hours=1)}
+    question = Question(id="q1", kind=QuestionKind.approval, text="charge", options=("approve", "deny"), **fields)
+    told = narrate.details(new_state(question=question))
+    assert '{"question_id": "q1", "call": "c0ffee", "decision": "…"}' in told
+    assert "question q1, until 2026-02-16 13:00:00 UTC" in told
+    assert narrate.view(new_state(question=question)).model_dump(mode="json")["question"] == {
+        "id": "q1",
+        "kind": "approval",
+        "text": "charge",
+        "options": ["approve", "deny"],
+        "call": "c0ffee",
+        "expires_at": "2026-02-16T13:00:00Z",
+    }
 
 
 @pytest.mark.parametrize(
@@ -114,6 +131,15 @@ def test_an_escalation_event_carries_reason_detail_and_hand_off(new_state: Any) 
     assert set(event["payload"]) == {"run_id", "goal", "reason", "detail", "steps_taken", "artifacts", "handoff"}
     assert (event["payload"]["reason"], event["payload"]["detail"]) == ("asked", "no rights")
     assert "Blocker: no rights" in handoff(new_state(ending=ending))
+
+
+@given(blocker=st.text(), goal=st.text(min_size=1))
+def test_a_handoff_has_four_sections_whatever_is_in_them(new_state: Any, blocker: str, goal: str) -> None:
+    ending = Ending(status=RunStatus.failed, text=blocker)
+    sections = handoff_sections(handoff(new_state(goal=goal, ending=ending)))
+    assert list(sections) == ["objective", "state", "blocker", "next"]
+    assert sections["blocker"] == " ".join(blocker.split())[:600].rstrip()
+    assert handoff_sections("") == {}
 
 
 def test_the_journal_shows_the_sections_that_hold_something(new_state: Any) -> None:

@@ -1,6 +1,6 @@
 """Which answers a question takes."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,9 +9,13 @@ from contracts.question import Question, QuestionKind
 from contracts.signals import Decision, HumanInput
 from decisions.question import DECISIONS, refusal
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+CALL = "c0ffee"
 
-def question(kind: str) -> Question:
-    return Question(id="q2", kind=QuestionKind(kind), text="Well?", asked_at=datetime(2026, 1, 1, tzinfo=UTC))
+
+def question(kind: str, **fields: Any) -> Question:
+    call = CALL if kind == "approval" else None
+    return Question(id="q2", kind=QuestionKind(kind), text="Well?", asked_at=NOW, call=call, **fields)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +30,10 @@ def question(kind: str) -> Question:
         ("question", {"decision": "approve"}, "takes a text"),
         ("approval", {"decision": "approve"}, None),
         ("approval", {"decision": "approve_tool"}, None),
+        ("approval", {"decision": "approve", "call": CALL}, None),
+        ("approval", {"decision": "approve", "call": "5e1f"}, "question q2 is not about the call 5e1f"),
+        ("approval", {"decision": "deny", "call": ""}, "is not about the call"),
+        ("question", {"text": "yes", "call": CALL}, "is not about the call"),
         ("approval", {"decision": "deny", "text": "too dear"}, None),
         ("approval", {"text": "yes"}, "takes one of: approve, approve_tool, deny"),
         ("approval", {"decision": "run_again"}, "takes one of: approve, approve_tool, deny"),
@@ -44,6 +52,21 @@ def test_each_kind_of_question_takes_its_own_answers(kind: str, answer: dict[str
 
 def test_without_an_open_question_every_answer_is_refused() -> None:
     assert refusal(None, HumanInput(text="yes")) == "no question is open on this run"
+
+
+def test_a_question_closes_at_its_time_and_says_so() -> None:
+    yes, hour = HumanInput(decision=Decision.approve), timedelta(hours=1)
+    timed, timeless = question("approval", expires_at=NOW + hour), question("approval")
+    assert refusal(timed, yes, now=NOW + hour - timedelta(seconds=1)) is None
+    assert refusal(timed, yes, now=NOW + hour) == "question q2 has expired: nobody answered it in time"
+    assert refusal(timeless, yes, now=NOW + 9999 * hour) is None
+
+
+def test_a_late_answer_hears_that_its_question_has_expired() -> None:
+    expired = "question q2 has expired: nobody answered it in time"
+    assert refusal(None, HumanInput(decision=Decision.approve), expired="q2") == expired
+    assert refusal(None, HumanInput(question_id="q2", text="yes"), expired="q2") == expired
+    assert refusal(None, HumanInput(question_id="q1", text="yes"), expired="q2") == "no question is open on this run"
 
 
 def test_every_kind_has_its_row_of_known_decisions() -> None:

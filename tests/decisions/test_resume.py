@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from contracts.failures import RunFailure
 from contracts.run import Ending, Pending, RunStatus
-from contracts.tool import ToolOutcome, failed
+from contracts.tool import Effect, ToolOutcome, failed
 from contracts.transcript import Part, PartKind
+from decisions.calls import needs_approval
 from decisions.ids import resumed_id
+from decisions.loop import approved
 from decisions.resume import NoSuchStep, cut_after, forked, origin_of, refusal, resumed
 from decisions.transcript import add_message, goal_part, note_part, result_part
 
@@ -105,6 +107,29 @@ def test_a_resumed_run_carries_all_but_how_its_origin_ended(new_state: Any, new_
     again = resumed(state.model_copy(update={"step": 6}), "a.r3", "x3", now)
     assert again.doubtful == state.doubtful  # also where the heir ended before it could look
     assert [owner_of(again, step) for step in (4, 5, 6, 7)] == ["a", "a.r2", "a.r2", None]
+
+
+def test_what_waited_for_approval_was_not_in_flight_and_what_was_approved_was(
+    new_state: Any, new_call: Any, now: Any
+) -> None:
+    call = new_call("guarded", 4, effect=Effect.once)
+    origin = new_state(step=4, calls=(call,), pending=(Pending(step=4, tool="guarded", since=now),), expired="q1")
+    waiting = resumed(origin, "a.r2", "x2", now)
+    assert (waiting.doubtful, waiting.expired) == ((), None)
+    let, call = approved(origin, call)
+    assert resumed(let, "a.r2", "x2", now).doubtful == (call.tool_use_id,)
+    for_the_run = origin.model_copy(update={"approved_tools": ("guarded",)})
+    assert resumed(for_the_run, "a.r2", "x2", now).doubtful == (call.tool_use_id,)
+
+
+def test_an_approval_outlives_its_run_only_for_the_very_call_in_flight(new_state: Any, new_call: Any, now: Any) -> None:
+    """It is looked up under its old key: that is the same use of the approval, not a second one."""
+    origin = new_state(step=4, calls=(new_call("guarded", 4),), approved_tools=("guarded",))
+    origin, _ = approved(origin, origin.calls[0])
+    heir = resumed(origin, "a.r2", "x2", now)
+    assert [needs_approval(heir, call) for call in (heir.calls[0], new_call("guarded", 5))] == [False, True]
+    fork = forked(origin, conversation([1])[:-1], 1, "b", "xb", now)
+    assert (fork.calls, fork.approved_tools) == ((), ())
 
 
 def test_the_later_steps_of_a_fork_are_its_own(new_state: Any, now: Any) -> None:

@@ -44,7 +44,7 @@ def climbed(state: RunState, turns: Iterable[Call | tuple[Call, ...]]) -> list[R
 
 N, D, A = Rung.nudge, Rung.directive, Rung.ask
 
-CIRCLES = {
+CIRCLES: dict[str, tuple[list[Any], list[Rung | None]]] = {
     "the same search three times": ([call(SEARCH, "x", "r")] * 5, [None, None, N, D, A]),
     "five variations of a query, nothing found": (
         [call(SEARCH, n, "no results") for n in range(10)],
@@ -75,7 +75,7 @@ CIRCLES = {
     ),
 }
 
-WORK = {
+WORK: dict[str, list[Any]] = {
     "three failures after a success": [call(SHELL, n, n if n % 4 == 0 else "no", fails=n % 4 > 0) for n in range(20)],
     "two files read twice": [call(LOOK, n % 2, f"text {n % 2}") for n in range(4)],
     "paging": [call(SEARCH, f"page {n}", f"rows of {n}") for n in range(20)],

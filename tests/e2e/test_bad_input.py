@@ -58,6 +58,13 @@ PROJECT: dict[str, Row] = {
         1,
         ("line 1", "tools.t", "kind"),
     ),
+    "a time for approvals that nobody is asked for": (
+        {"perdure.toml": TOOL.format(name="look", target="tools:look") + 'approval_timeout = "1h"\n'},
+        GO,
+        {},
+        1,
+        ("perdure.toml, line 1", "tools.look", 'approval_timeout needs approval = "always"'),
+    ),
     "a target that does not import": (
         {"perdure.toml": TOOL.format(name="look", target="nowhere:look")},
         GO,

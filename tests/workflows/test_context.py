@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +26,7 @@ def is_summary(body: dict[str, Any]) -> bool:
     return SUMMARY in str(body["system"])
 
 
-def reads(most: int) -> Any:
+def reads(most: int) -> Callable[[dict[str, Any]], Answer]:
     """Reads on, `most` times, and counts by what is in its journal or its last message; summarises when asked."""
     made = iter(range(1, most + 1))
 

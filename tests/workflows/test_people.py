@@ -2,14 +2,18 @@
 
 import asyncio
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError
-from temporalio.exceptions import ApplicationError
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError
 
+from activities.tool import ToolCalls
 from contracts.tool import Approval, Effect, ToolKind
+from decisions.ids import call_digest
+from runs import listing
 from testkit.model_server import calls
 from testkit.tools import ScriptedTool
 
@@ -81,8 +85,8 @@ async def test_a_question_that_asks_nothing_goes_back_to_the_model(world: Any, b
         assert (await it.results(run))[0][1].startswith("invalid_arguments: `question` is required")
 
 
-def guarded() -> ScriptedTool:
-    return ScriptedTool("charge", lambda *_: "charged", effect=Effect.once, approval=Approval.always)
+def guarded(**fields: Any) -> ScriptedTool:
+    return ScriptedTool("charge", lambda *_: "charged", effect=Effect.once, approval=Approval.always, **fields)
 
 
 async def test_an_approved_call_runs_and_the_next_one_is_asked_about_again(world: Any) -> None:
@@ -103,6 +107,172 @@ async def test_an_approved_call_runs_and_the_next_one_is_asked_about_again(world
         await run.execute_update("answer", {"decision": "approve"})
         await run.result()
     assert [arguments for arguments, _ in charge.calls] == [{"eur": 5}, {"eur": 6}]
+
+
+async def test_an_approval_names_its_call_and_is_used_once(world: Any) -> None:
+    charge = guarded()
+    same = ("charge", {"eur": 5, "to": "eva"})
+    async with world([calls(same, same), calls(same), FINISH], charge) as it:
+        run = await it.start()
+        for number in (1, 2, 3):
+            question = (await it.until_state(run, question=True, step=max(number, 2)))["question"]
+            assert (question["id"], question["call"]) == (f"q{number}", call_digest(*same))
+            wrong = {"decision": "approve", "call": call_digest("charge", {"eur": 6, "to": "eva"})}
+            assert "is not about the call" in await refused(run, wrong)
+            assert len(charge.calls) == number - 1
+            await run.execute_update(
+                "answer", {"question_id": f"q{number}", "call": question["call"], "decision": "approve"}
+            )
+            await it.until(lambda: len(charge.calls) == number)  # noqa: B023 - awaited in this round
+        await run.result()
+
+
+async def test_a_call_is_made_only_with_the_arguments_that_were_approved(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However they came to differ: it is looked at where the call is made."""
+
+    async def others(*_: Any) -> dict[str, Any]:
+        return {"eur": 500}
+
+    monkeypatch.setattr(ToolCalls, "_arguments", others)
+    charge = guarded()
+    async with world([calls(("charge", {"eur": 5})), FINISH], charge) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        await run.execute_update("answer", {"decision": "approve"})
+        await run.result()
+        assert (await it.results(run))[0][1] == "denied: not made: a person approved this tool with other arguments"
+    assert charge.calls == []
+
+
+async def test_an_approval_that_nobody_gives_in_time_is_denied_and_a_late_one_refused(world: Any) -> None:
+    charge = guarded(approval_timeout=timedelta(seconds=1))
+    wait = ScriptedTool("wait", kind=ToolKind.signal)
+    async with world([calls(("charge", {"eur": 5})), calls(("wait", {})), FINISH], charge, wait) as it:
+        run = await it.start()
+        question = (await it.until_state(run, question=True))["question"]
+        assert "expires_at" in question
+        await it.until_pending(run, 2)
+        expired = "question q1 has expired: nobody answered it in time"
+        assert await refused(run, {"question_id": "q1", "decision": "approve"}) == expired
+        await run.signal("human_input", {"decision": "approve"})
+        state = await it.state(run)
+        assert (state["question"], state["ignored"]) == (None, [f"human_input: {expired}"])
+        await it.send_result(run, 2, "wait")
+        await run.result()
+        assert (await it.results(run))[0][1] == "denied: the approval expired: no person decided within 0:00:01"
+        timers = [
+            event async for event in run.fetch_history_events() if event.HasField("timer_started_event_attributes")
+        ]
+        assert b"approve charge" in timers[0].user_metadata.summary.data
+        assert timers[0].timer_started_event_attributes.start_to_fire_timeout.ToTimedelta() == timedelta(seconds=1)
+    assert charge.calls == []
+
+
+async def test_an_approval_in_time_is_as_good_as_one_without_a_time(world: Any) -> None:
+    charge = guarded(approval_timeout=timedelta(hours=1))
+    async with world([calls(("charge", {})), ASK, FINISH], charge) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        await run.execute_update("answer", {"decision": "approve"})
+        state = await it.until_state(run, question=True, step=2)
+        assert "expires_at" not in state["question"]
+        await run.execute_update("answer", {"text": "b"})
+        await run.result()
+    assert len(charge.calls) == 1
+
+
+async def test_an_answer_that_waited_for_a_worker_past_the_time_comes_too_late(world: Any) -> None:
+    charge = guarded(approval_timeout=timedelta(seconds=1))
+    async with world([calls(("charge", {})), FINISH], charge, works=False) as it:
+        async with it.worker():
+            run = await it.start()
+            await it.until_state(run, question=True)
+        await asyncio.sleep(1.2)  # past the time, however long the worker took to stop
+        await run.signal("human_input", {"decision": "approve"})
+        async with it.worker():
+            await run.result()
+            assert "has expired" in (await it.state(run))["ignored"][0]
+    assert charge.calls == []
+
+
+@pytest.mark.parametrize("effect", list(Effect))
+async def test_of_parallel_calls_one_question_is_open_and_the_others_wait_their_turn(
+    world: Any, effect: Effect
+) -> None:
+    asks = ScriptedTool("charge", effect=effect, approval=Approval.always)
+    look = ScriptedTool("look")
+    turn = calls(
+        ("look", {"n": 1}), ("charge", {"n": 2}), ("charge", {"n": 3}), ("look", {"n": 4}), ("charge", {"n": 5})
+    )
+    async with world([turn, FINISH], asks, look) as it:
+        run = await it.start()
+        made, answers = [], ("approve", "deny", "approve")
+        for number, decision in enumerate(answers, 1):
+            await it.until(partial(_asks, it, run, f"q{number}"))
+            made.append((len(look.calls), len(asks.calls)))
+            assert [pending["tool"] for pending in (await it.state(run))["pending"]] == ["charge"]
+            await run.execute_update("answer", {"question_id": f"q{number}", "decision": decision})
+        await run.result()
+        assert made == [(1, 0), (1, 1), (2, 1)]
+        shown = [text.partition(" ")[0] for _, text in (await it.results(run))[:5]]
+        assert shown == ["ok", "ok", "denied:", "ok", "ok"]
+
+
+async def _asks(it: Any, run: Any, question_id: str) -> bool:
+    question = (await it.state(run))["question"]
+    return question is not None and question["id"] == question_id
+
+
+@pytest.mark.parametrize("door", ["signal", "native"])
+async def test_a_stop_while_a_call_waits_for_approval_ends_the_run_at_once_and_nothing_is_made(
+    world: Any, door: str
+) -> None:
+    charge = guarded(approval_timeout=timedelta(hours=1))
+    async with world([calls(("charge", {}), ("charge", {})), FINISH], charge) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        await (run.signal("cancel") if door == "signal" else run.cancel())
+        with pytest.raises(WorkflowFailureError) as failure:
+            await asyncio.wait_for(run.result(), 10)
+        assert isinstance(failure.value.cause, CancelledError)
+        assert (await run.describe()).status is WorkflowExecutionStatus.CANCELED
+        assert [text.partition(":")[0] for _, text in await it.results(run)] == ["interrupted", "interrupted"]
+    assert charge.calls == []
+
+
+async def test_every_open_question_is_listed_whatever_its_cause_and_no_answered_one(world: Any) -> None:
+    lost = ScriptedTool("pay", lost_once().run, effect=Effect.once, timeout=timedelta(seconds=20))
+    script = {"ask": ASK, "approve": calls(("charge", {})), "doubt": calls(("pay", {}))}
+
+    def reply(body: dict[str, Any]) -> Any:
+        goal = body["messages"][0]["content"][0]["text"]
+        return script[goal] if len(body["messages"]) == 1 else FINISH
+
+    async with world(reply, guarded(), lost) as it:
+        runs = {goal: await it.start(goal) for goal in script}
+        for run in runs.values():
+            await it.until_state(run, question=True)
+
+        async def waiting() -> dict[str, str]:
+            found = [each async for each in listing(it.client, waiting=True, limit=1000)]
+            ours = {run.id: goal for goal, run in runs.items()}
+            return {ours[each.execution.id]: each.waiting_for for each in found if each.execution.id in ours}
+
+        told = {"ask": "human: Which one?", "approve": "human: approve charge", "doubt": "human: settle pay"}
+
+        async def lists(*goals: str) -> bool:
+            return await waiting() == {goal: told[goal] for goal in goals}
+
+        await it.until(partial(lists, *told))
+        await runs["approve"].execute_update("answer", {"decision": "approve"})
+        await runs["doubt"].signal("cancel")
+        await it.until(partial(lists, "ask"))
+        await runs["ask"].execute_update("answer", {"text": "a"})
+        await it.until(lists)
+        await runs["ask"].result()
+        await runs["approve"].result()
 
 
 async def test_a_tool_approved_for_the_run_is_not_asked_about_again(world: Any) -> None:

@@ -355,6 +355,55 @@ async def test_an_approved_call_in_flight_is_not_asked_about_again_in_a_resumed_
             assert (await it.results(again))[0][1] == "receipt 7"
 
 
+async def test_a_tool_approved_for_a_run_is_asked_about_again_where_another_goes_on(world: Any) -> None:
+    script = Script(charged(1), charged(2), charged(3), FINISH, breaks=2)
+    tool = charge(approval=Approval.always)
+    async with world(script, tool) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        await run.execute_update("answer", {"decision": "approve_tool"})
+        await failed(run)
+        assert len(tool.calls) == 2
+        script.breaks = None
+        for again, step in ((await resumed(it, run), 3), (await forked(it, run, 1), 2)):
+            await it.until_state(again, question=True, step=step)
+            await again.signal("cancel")
+            with pytest.raises(WorkflowFailureError):
+                await again.result()
+        assert len(tool.calls) == 2
+
+
+async def test_a_denied_call_that_was_in_flight_in_the_origin_is_not_told_as_not_made(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
+    made: list[int] = []
+
+    async def pay(arguments: Any, context: Any) -> str:
+        made.append(arguments["n"])
+        if arguments["n"] == 2:
+            await asyncio.Event().wait()
+        return "receipt"
+
+    tool = ScriptedTool("charge", pay, effect=Effect.once, approval=Approval.always)
+    async with world([charged(1), charged(2), FINISH], tool, works=False) as it:
+        async with it.worker():
+            start = {"type": "agentic.start", "payload": {"goal": "pay"}}
+            run = await it.start_raw(start, run_timeout=timedelta(seconds=4))
+            await it.until_state(run, question=True)
+            await run.execute_update("answer", {"decision": "approve_tool"})
+            with pytest.raises(WorkflowFailureError):
+                await run.result()
+        async with it.worker():
+            again = await resumed(it, run)
+            await it.until_state(again, question=True)
+            await again.execute_update("answer", {"decision": "deny", "text": "enough"})
+            await again.result()
+            told = (await it.results(again))[-2][1]
+    assert told.startswith("in_doubt: a person denied this call: enough; but it was in flight in an earlier run")
+    assert made == [1, 2]
+
+
 async def test_the_limits_of_a_start_are_the_resumed_runs_also_with_a_new_definition(world: Any) -> None:
     script = Script(charged(1), FINISH, breaks=1)
     async with world(script, charge(), max_steps=7) as it:

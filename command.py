@@ -1,0 +1,56 @@
+"""What every command has in common: where it prints, what it takes, and how it ends.
+
+A failure that a person can mend becomes one line on standard error.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+import click
+from rich.console import Console
+from temporalio.service import RPCError
+
+from activities.secrets import secrets_of
+from codec import UnknownKey
+from decisions.narrate import cut
+from devserver import ServerDidNotStart
+from follow import DETACHED
+from runs import NoSuchRun, NotReachable, Refused, leave
+from settings import ProjectError, load
+from telemetry import NoMetrics, quiet_core
+
+console = Console(highlight=False)
+
+run_argument = click.argument("run_id", metavar="RUN")
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program instead.")
+
+
+def go(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) -> NoReturn:
+    """Runs a command to its exit code; what a person can mend becomes one line. One that stays can be scraped."""
+    logging.getLogger().addHandler(logging.NullHandler())  # a command that works logs to a file of its own
+    try:
+        quiet_core(load().metrics if stays else None)
+        code = asyncio.run(command())
+    except (NoSuchRun, Refused, NotReachable, ProjectError, ServerDidNotStart, UnknownKey, NoMetrics) as error:
+        complain(str(error))
+        code = 1
+    except RPCError as error:
+        complain(f"Temporal does not do it: {cut(error.message, 300)}")
+        code = 1
+    except BrokenPipeError:  # who read our output has seen enough
+        code = 0
+    except OSError as error:
+        complain(str(error))
+        code = 1
+    except KeyboardInterrupt:
+        code = DETACHED
+    leave(code)
+
+
+def complain(line: str) -> None:
+    """Errors are shown to others and pasted into tickets: no secret of the environment is in one."""
+    print(secrets_of(os.environ).redact(f"perdure: {line}"), file=sys.stderr)

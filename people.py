@@ -1,0 +1,92 @@
+"""What people say to a run: `perdure answer`, `approve`, `deny` and `cancel`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+from pydantic import ValidationError
+
+from command import console, go, run_argument
+from contracts.run import RunStatus
+from contracts.signals import CancelRequest, Decision, HumanInput
+from runs import answer, cancel, ended
+from session import Needs, session
+from settings import load
+
+DECISIONS = [each.value for each in Decision]  # of an enum, click would take the names
+
+
+def names_what_it_answers(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options by which an answer says what it is an answer to, and whose it is."""
+    for option in (
+        click.option("--by", help="Who answers."),
+        click.option("--call", metavar="DIGEST", help="Answer only if it is this call that waits for approval."),
+        click.option("--question", "question_id", metavar="ID", help="Answer only if this question is the open one."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("answer")
+@run_argument
+@click.argument("text", required=False)
+@click.option("--decision", type=click.Choice(DECISIONS), help="For approvals and calls in doubt.")
+@names_what_it_answers
+def answer_(run_id: str, text: str | None, decision: str | None, **named: str | None) -> None:
+    """Answer the open question of a run.
+
+    TEXT is the answer in words, or the result for the decision use_result.
+    """
+    _send(run_id, text=text, decision=decision, **named)
+
+
+@click.command()
+@run_argument
+@click.option("--tool", "for_the_run", is_flag=True, help="This tool, for the rest of the run.")
+@names_what_it_answers
+def approve(run_id: str, *, for_the_run: bool, **named: str | None) -> None:
+    """Let the call be made that a run asks approval for: this once, with the arguments that are shown."""
+    _send(run_id, decision=Decision.approve_tool if for_the_run else Decision.approve, **named)
+
+
+@click.command()
+@run_argument
+@click.option("--reason", "text", help="Why; told to the agent.")
+@names_what_it_answers
+def deny(run_id: str, text: str | None, **named: str | None) -> None:
+    """Do not let the call be made that a run asks approval for. The run goes on, and the agent is told."""
+    _send(run_id, text=text, decision=Decision.deny, **named)
+
+
+def _send(run_id: str, **said: str | None) -> None:
+    try:
+        body = HumanInput.model_validate(said)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise click.UsageError(f"{first['loc'][0]}: {first['msg']}") from None
+
+    async def main() -> int:
+        async with session(load(), Needs.answers) as here:
+            await answer(here.client, run_id, body)
+            worked_on = await here.has_worker()
+        console.print("accepted" if worked_on else f"accepted; no worker runs now: perdure watch {run_id} brings one")
+        return 0
+
+    go(main)
+
+
+@click.command("cancel")
+@run_argument
+@click.option("--reason", help="Why; kept with the run.")
+def cancel_(run_id: str, reason: str | None) -> None:
+    """Stop a run. A side effect that is running is finished first, and its result kept."""
+
+    async def main() -> int:
+        async with session(load(), Needs.work) as here:
+            await cancel(here.client, run_id, CancelRequest(reason=reason, by="perdure cancel"))
+            console.print("asked to stop; waiting for what is running …")
+            end = await ended(here.client, run_id)
+        console.print(end.status)
+        return 0 if end.status == RunStatus.cancelled else 1
+
+    go(main)
