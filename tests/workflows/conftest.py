@@ -2,11 +2,12 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
@@ -18,6 +19,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Interceptor, Replayer, Worker
 
 from activities.model import MessagesModel
+from activities.price import Price
 from activities.project import Project
 from activities.secrets import NO_SECRETS, Secrets
 from contracts.agent import Agent
@@ -181,6 +183,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
         caches: bool = CACHES,
         secrets: Secrets = NO_SECRETS,
         window: int | None = None,
+        prices: Mapping[str, Price] = MappingProxyType({}),
         **limits: Any,
     ) -> AsyncIterator[World]:
         names = tuple(tool.route.name for tool in tools) if allowed is None else tuple(allowed)
@@ -194,6 +197,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
             instructions="You are tested.",
             secrets=secrets,
             window=window,
+            prices=prices,
         )
         with ScriptedModel(script) as model:
             it = World(server, f"q-{uuid4().hex[:8]}", project, model, caches)

@@ -61,11 +61,6 @@ async def test_a_refusal_ends_the_run_at_once_and_never_shows_the_key(
     assert KEY not in caplog.text
 
 
-async def test_a_conversation_that_is_too_long_is_named_as_such(world: Any) -> None:
-    async with world([fails(400, message="prompt is too long: 250000 tokens > 200000 maximum")]) as it:
-        assert (await failure_of(await it.start())).type == "ContextTooLong"
-
-
 @pytest.mark.parametrize("status", [500, 502, 503, 529])
 async def test_an_overloaded_provider_is_asked_again(world: Any, status: int) -> None:
     async with world([fails(status, then=FINISH)]) as it:
