@@ -488,7 +488,7 @@ SCENARIOS = (
     Scenario(
         "rotated-while-people-and-tools-speak",
         "completed",
-        [*[VOTE if n % 2 == 0 else ASK for n in range(ROUNDS)], FINISH],
+        [*[calls((("vote", "ask_human")[n % 2], {"question": f"Which one, {n}?"})) for n in range(ROUNDS)], FINISH],
         (vote,),
         votes_and_answers,
         limits={"max_steps": ROUNDS},
