@@ -11,7 +11,6 @@ from contracts.turn import ModelTurn
 from decisions.builtins import CONTROL
 from decisions.ids import call_digest
 
-
 # Of one reply. Far fewer are ever of use, and a server refuses a workflow task that leaves 2,000 activities pending.
 MOST_CALLS = 200
 
