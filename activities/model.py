@@ -196,7 +196,8 @@ class _Accumulated:
         self.usage = self.usage.model_copy(update=found)
 
     def reply(self) -> ModelReply:
-        content = [self._whole(block) for block in self.content if block.get("type") != "text" or block.get("text")]
+        said = [block for block in self.content if block.get("type") != "text" or block.get("text", "").strip()]
+        content = [self._whole(block) for block in said]  # the API takes no blank text back
         return fitted(ModelReply(content, self.stop_reason, self.model, self.usage, tuple(self.broken)))
 
     def _whole(self, block: dict[str, Any]) -> dict[str, Any]:

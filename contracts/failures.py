@@ -33,6 +33,7 @@ class ToolFault(StrEnum):
     invalid_arguments = "invalid_arguments"
     broken_json = "broken_json"
     budget = "budget"
+    too_many = "too_many"  # calls in one reply
     denied = "denied"
     timeout = "timeout"
     unreachable = "unreachable"

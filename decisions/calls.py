@@ -6,10 +6,13 @@ from typing import Any
 
 from contracts.failures import ToolFault
 from contracts.run import Call, RunState
-from contracts.tool import Approval, Effect, ToolKind, ToolRoute, failed
+from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, failed
 from contracts.turn import ModelTurn
 from decisions.builtins import CONTROL
 from decisions.ids import call_digest
+
+# Of one reply. Far fewer are ever of use, and a server refuses a workflow task that leaves 2,000 activities pending.
+MOST_CALLS = 200
 
 
 def text_of(content: Iterable[dict[str, Any]]) -> str:
@@ -21,7 +24,8 @@ def calls_of(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
     """Every tool use of a reply, in the model's order.
 
     Steps are counted on from the run's last one, never reused. A call that cannot be made is settled here, with
-    an error that the model can act on; so the allow-list binds whatever the prompt says (A12).
+    an error that the model can act on; so the allow-list binds whatever the prompt says (A12). Of a flood only the
+    first `MOST_CALLS` are made.
     """
     routes = {route.name: route for route in state.tools}
     calls: list[Call] = []
@@ -29,7 +33,7 @@ def calls_of(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
     for block in turn.content:
         if block.get("type") != "tool_use":
             continue
-        call = _refused(block, turn, routes)
+        call = _refused(block, turn, routes) if len(calls) < MOST_CALLS else _beyond(block)
         if call is None:
             route = routes[block["name"]]
             call = _asked(block, route, step + 1 if route.takes_step else None)
@@ -67,15 +71,31 @@ def _refused(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolRoute
         outcome = failed(ToolFault.invalid_arguments, "the arguments must be a JSON object")
     else:
         return None
+    return _settled(block, outcome)
+
+
+def _beyond(block: dict[str, Any]) -> Call:
+    why = f"not made: a reply may have {MOST_CALLS} calls; look at what these brought, and make it then if it is needed"
+    return _settled(block, failed(ToolFault.too_many, why))
+
+
+def _settled(block: dict[str, Any], outcome: ToolOutcome) -> Call:
+    """A call that is not made."""
     return Call(
         tool_use_id=block["id"],
-        tool=name[:200],
+        tool=str(block.get("name"))[:200],
         kind=ToolKind.builtin,
         effect=Effect.read,
         step=None,
         arguments={},
         outcome=outcome,
     )
+
+
+def question_in(call: Call) -> str | None:
+    """What an `ask_human` asks; None where it asks nothing, or cannot be made."""
+    text = call.arguments.get("question")
+    return text if call.outcome is None and isinstance(text, str) and text.strip() else None
 
 
 def needs_approval(state: RunState, call: Call) -> bool:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic_core import to_json
+
 from contracts.failures import ToolFault
 from contracts.journal import Journal
 from contracts.tool import ToolOutcome, failed
@@ -11,6 +13,7 @@ from decisions.builtins import APPEND_JOURNAL, GET_JOURNAL, LIST_SECTIONS, TEXT_
 
 MOST_TEXT = 4000  # characters of a section, or of an entry
 MOST_ENTRIES = 100  # of a list
+MOST_BYTES = 64 * 1024  # of all of it: the model is shown it after each summary, and a run carries it along
 DIGEST = 500  # characters
 
 
@@ -37,21 +40,35 @@ def _updated(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, T
             return journal, _unfit(name)
     if not changes:
         return journal, _unfit("nothing")
-    return journal.model_copy(update=changes), ToolOutcome(result=f"journal: {', '.join(changes)} updated")
+    changed = journal.model_copy(update=changes)
+    if _size(changed) > max(MOST_BYTES, _size(journal)):
+        return journal, failed(ToolFault.too_large, f"the journal may have {MOST_BYTES:,} bytes: make it shorter")
+    return changed, ToolOutcome(result=f"journal: {', '.join(changes)} updated")
 
 
 def _appended(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:
-    """The oldest entry of a full section makes room."""
+    """The oldest entries of a full section make room; those of another section never."""
     section, entry = arguments.get("section"), arguments.get("entry")
     if section not in LIST_SECTIONS:
         return journal, _unfit(str(section))
     if not isinstance(entry, str) or not entry.strip():
         return journal, failed(ToolFault.invalid_arguments, "`entry` is required: one sentence")
-    entries = (*getattr(journal, section), entry.strip()[:MOST_TEXT])
-    changed = journal.model_copy(update={section: entries[-MOST_ENTRIES:]})
-    left_out = "; the oldest one was dropped" if len(entries) > MOST_ENTRIES else ""
-    count = min(len(entries), MOST_ENTRIES)
-    return changed, ToolOutcome(result=f"journal: {section} now has {count}{left_out}")
+    before = getattr(journal, section)
+    entries = (*before, entry.strip()[:MOST_TEXT])[-MOST_ENTRIES:]
+    changed = journal.model_copy(update={section: entries})
+    while _size(changed) > MOST_BYTES and len(entries) > 1:
+        entries = entries[1:]
+        changed = journal.model_copy(update={section: entries})
+    if _size(changed) > max(MOST_BYTES, _size(journal)):
+        full = f"the journal is full ({MOST_BYTES:,} bytes): replace other sections by shorter ones first"
+        return journal, failed(ToolFault.too_large, full)
+    dropped = len(before) + 1 - len(entries)
+    left_out = f"; the oldest {'one was' if dropped == 1 else f'{dropped} were'} dropped" if dropped else ""
+    return changed, ToolOutcome(result=f"journal: {section} now has {len(entries)}{left_out}")
+
+
+def _size(journal: Journal) -> int:
+    return len(to_json(journal))
 
 
 def _unfit(what: str) -> ToolOutcome:

@@ -15,7 +15,7 @@ from contracts.run import Call, Ending, Forced, Pending, RunState, RunStatus
 from contracts.tool import ToolKind, ToolOutcome, failed
 from contracts.turn import ModelTurn
 from decisions.builtins import ESCALATE, FINISH, REFRAME
-from decisions.calls import calls_of, next_batch, text_of
+from decisions.calls import calls_of, next_batch, question_in, text_of
 from decisions.framing import framing
 from decisions.ids import call_digest
 from decisions.journal import kept, with_artifacts
@@ -123,7 +123,7 @@ def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
 
 def _said(state: RunState, turn: ModelTurn, text: str) -> TurnTaken:
     """A reply without any tool call: the outcome, if it is whole."""
-    if turn.stop_reason == "pause_turn":
+    if turn.stop_reason == "pause_turn" and turn.content:
         return TurnTaken(state)
     if turn.stop_reason == "max_tokens":
         note = "Your reply was cut off by the length limit. Go on in smaller pieces."
@@ -136,8 +136,9 @@ def _said(state: RunState, turn: ModelTurn, text: str) -> TurnTaken:
 def _still_forced(state: RunState, calls: tuple[Call, ...]) -> Forced | None:
     """A question that was to be asked, and is asked by this reply, keeps its cause."""
     forced = state.forced
-    asks = forced is not None and forced.asks is not None and any(call.tool == forced.tool for call in calls)
-    return forced if asks else None
+    if forced is None or forced.asks is None:
+        return None
+    return forced if any(call.tool == forced.tool and question_in(call) for call in calls) else None
 
 
 def _last_turn(state: RunState, calls: tuple[Call, ...], text: str) -> TurnTaken:

@@ -15,7 +15,7 @@ from contracts.signals import Decision
 from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, ToolRoute, failed
 from decisions import loop, narrate
 from decisions.builtins import ASK_HUMAN, CONTROL, JOURNAL
-from decisions.calls import needs_approval
+from decisions.calls import needs_approval, question_in
 from decisions.loop import IN_DOUBT
 from decisions.resume import origin_of
 from workflows import events
@@ -65,8 +65,8 @@ async def _carry_out(run: LiveRun, call: Call) -> ToolOutcome:
 
 
 async def _ask(run: LiveRun, call: Call) -> ToolOutcome:
-    text = call.arguments.get("question")
-    if not isinstance(text, str) or not text.strip():
+    text = question_in(call)
+    if text is None:
         return failed(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
     if run.state.forced is not None:
         return ToolOutcome(result=await direction(run, run.state.forced, text, call))

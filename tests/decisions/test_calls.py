@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from contracts.run import Call
 from contracts.tool import ToolOutcome
-from decisions.calls import calls_of, needs_approval, next_batch, text_of
+from decisions.calls import MOST_CALLS, calls_of, needs_approval, next_batch, text_of
 from decisions.loop import approved
 
 NAMES = ["look", "peek", "save", "charge", "vote", "guarded", "finish", "reframe", "escalate", "ask_human", "nothing"]
@@ -155,3 +155,11 @@ def test_an_approval_written_by_an_earlier_version_is_void(new_state: Any, new_c
 def test_the_text_of_a_reply_is_its_text_blocks() -> None:
     blocks = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": " a"}, {"type": "text", "text": "b "}]
     assert text_of(blocks) == "a\nb"
+
+
+def test_of_a_flood_the_first_calls_are_made_and_the_rest_are_told_so_without_a_step(
+    new_state: Any, new_turn: Any
+) -> None:
+    calls = calls_of(new_state(max_steps=1000), new_turn("", *[("look", {})] * (MOST_CALLS + 3)))
+    assert kinds(calls) == [None] * MOST_CALLS + ["too_many"] * 3
+    assert [call.step for call in calls] == [*range(1, MOST_CALLS + 1), None, None, None]

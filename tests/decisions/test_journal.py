@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from contracts.journal import Journal
 from contracts.transcript import Part, PartKind
 from decisions.builtins import LIST_SECTIONS, TEXT_SECTIONS
-from decisions.journal import DIGEST, MOST_ENTRIES, digest, kept, refolded, render, shown, with_artifacts
+from decisions.journal import DIGEST, MOST_BYTES, MOST_ENTRIES, digest, kept, refolded, render, shown, with_artifacts
 
 UPDATE, APPEND, GET = "update_run_journal", "append_run_journal_entry", "get_run_journal"
 
@@ -114,3 +114,23 @@ def test_a_fork_has_the_journal_of_its_step() -> None:
     ]
     assert refolded(parts, "o") == Journal(objective="o", current_state="one", decisions=("go",))
     assert refolded(parts[:4], "o") == Journal(objective="o", current_state="one")
+
+
+def test_a_journal_that_is_full_drops_old_entries_of_the_section_and_none_of_another() -> None:
+    journal, large = Journal(decisions=("first",)), "記" * 4000
+    for _ in range(10):
+        journal, told = kept(journal, APPEND, {"section": "verified_findings", "entry": large})
+        assert told.status == "ok"
+        assert len(journal.model_dump_json().encode()) <= MOST_BYTES
+    assert (journal.decisions, len(journal.verified_findings)) == (("first",), 5)
+    assert told.result == "journal: verified_findings now has 5; the oldest one was dropped"
+
+
+def test_what_would_make_a_full_journal_larger_is_refused_and_what_makes_it_smaller_is_not() -> None:
+    full = Journal(verified_findings=("x" * 4000,) * 16)
+    same, told = kept(full, UPDATE, {"decisions": ["y" * 4000]})
+    assert (same, told.status) == (full, "error")
+    same, told = kept(full, APPEND, {"section": "decisions", "entry": "y" * 4000})
+    assert (same, told.status) == (full, "error")
+    smaller, told = kept(full, UPDATE, {"verified_findings": ["x"]})
+    assert (smaller.verified_findings, told.status) == (("x",), "ok")

@@ -1,0 +1,157 @@
+"""The verdicts of the reflect prompt, one by one: what each makes of the run, its files, its timeline and its end."""
+
+import asyncio
+import json
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from settings import load
+from testkit.model_server import calls
+from testkit.tools import ScriptedTool
+from worker import project_of
+
+FIRST = calls(("look", {"n": 1}), text="Frame: the cause is named.\nPlan: 1. look 2. look closer")
+FINISH = calls(("finish", {"outcome": "the cause is named", "artifacts": ["artifacts/cause.md"]}), text="Seen: done.")
+PROMPTS = ("loop", "plan", "reflect")
+
+
+def look() -> ScriptedTool:
+    return ScriptedTool("look", lambda arguments, _: f"result {arguments['n']}")
+
+
+async def ended(run: Any) -> dict[str, Any]:
+    event: dict[str, Any] = await asyncio.wait_for(run.result(), 30)
+    return event
+
+
+async def timeline(run: Any) -> list[str]:
+    """The activities of the run in the order in which they were scheduled, as the Web UI shows them."""
+    events = [event async for event in run.fetch_history_events()]
+    return [
+        event.activity_task_scheduled_event_attributes.activity_type.name
+        for event in events
+        if event.HasField("activity_task_scheduled_event_attributes")
+    ]
+
+
+def file(folder: Path, name: str) -> str:
+    return (folder / name).read_text(encoding="utf-8")
+
+
+def phases(folder: Path) -> list[str]:
+    lines = [json.loads(line) for line in file(folder, "trace.jsonl").splitlines()]
+    return [line["event"] for line in lines if line["event"] in ("plan", "reflect")]
+
+
+async def test_continue_makes_the_next_calls(world: Any, tmp_path: Path) -> None:
+    on = calls(("look", {"n": 2}), text="Known: it is not 1. Missing: the cause.")
+    async with world([FIRST, on, FINISH], look()) as it:
+        run = await it.start("find the cause", run_id="continued")
+        event = await ended(run)
+        state = await it.state(run)
+        assert await timeline(run) == [
+            *("open_run", "plan", "call_tool", "reflect", "call_tool", "reflect", "close_segment")
+        ]
+    assert (state["status"], state["step"], state["turns"], state["reframes"]) == ("completed", 2, 3, 0)
+    assert (event["type"], event["payload"]["steps_taken"]) == ("agent.completed", 2)
+    folder = tmp_path / "continued"
+    assert phases(folder) == ["plan", "reflect", "reflect"]
+    assert file(folder, "plan.md") == "# Plan\n\n1. look 2. look closer\n"
+    assert file(folder, "context.md").startswith("# Goal\n\nfind the cause\n")
+    assert file(folder, "context.md").endswith("# Frame\n\nthe cause is named.\n")
+
+
+async def test_done_ends_completed_with_its_files(world: Any, tmp_path: Path) -> None:
+    async with world([FIRST, FINISH], look()) as it:
+        run = await it.start("find the cause", run_id="finished")
+        event = await ended(run)
+        state = await it.state(run)
+        assert await timeline(run) == ["open_run", "plan", "call_tool", "reflect", "close_segment"]
+    assert event["type"] == "agent.completed"
+    assert (event["payload"]["outcome"], event["payload"]["artifacts"]) == (
+        "the cause is named",
+        ["artifacts/cause.md"],
+    )
+    assert (state["status"], state["pending"], state["resumable"]) == ("completed", [], False)
+    assert "## Current state\n\nSeen: done." in file(tmp_path / "finished", "memory.md")
+
+
+async def test_reframe_states_the_task_anew_and_goes_on(world: Any, tmp_path: Path) -> None:
+    """The frame is the journal's objective from then on; the plan and frame of the first turn stay on record."""
+    anew = calls(("reframe", {"frame": "name the culprit", "reason": "no cause to be seen"}), text="It cannot work so.")
+    async with world([FIRST, anew, calls(("look", {"n": 2})), FINISH], look()) as it:
+        run = await it.start("find the cause", run_id="reframed")
+        assert (await ended(run))["type"] == "agent.completed"
+        state = await it.state(run)
+        journal = await run.query("journal")
+        assert ("toolu_1_0", "reframed (1 of 2)") in await it.results(run)
+        assert await timeline(run) == [
+            *("open_run", "plan", "call_tool", "reflect", "reflect", "call_tool", "reflect", "close_segment")
+        ]
+    assert (state["reframes"], state["step"], state["turns"]) == (1, 2, 4)
+    assert journal["objective"] == "name the culprit"
+    folder = tmp_path / "reframed"
+    assert "name the culprit" in file(folder, "memory.md")
+    assert "the cause is named" in file(folder, "context.md")
+    assert file(folder, "plan.md") == "# Plan\n\n1. look 2. look closer\n"
+
+
+async def test_escalate_gives_the_task_back_with_what_a_person_needs(world: Any, tmp_path: Path) -> None:
+    back = calls(
+        ("escalate", {"reason": "the archive is locked; somebody has to open it"}), text="Known: it is locked."
+    )
+    async with world([FIRST, back], look()) as it:
+        run = await it.start("find the cause", run_id="escalated")
+        event = await ended(run)
+        state = await it.state(run)
+        assert await timeline(run) == ["open_run", "plan", "call_tool", "reflect", "close_segment"]
+    assert (event["type"], event["payload"]["reason"]) == ("agent.escalated", "asked")
+    assert event["payload"]["detail"] == "the archive is locked; somebody has to open it"
+    assert "State: Known: it is locked." in event["payload"]["handoff"]
+    assert "Blocker: the archive is locked" in event["payload"]["handoff"]
+    assert state["status"] == "escalated"
+    assert phases(tmp_path / "escalated") == ["plan", "reflect"]
+
+
+async def test_ask_human_waits_for_a_person_and_the_answer_is_its_result(world: Any, tmp_path: Path) -> None:
+    ask = calls(("ask_human", {"question": "Which archive?", "options": ["north", "south"]}), text="Two archives.")
+    async with world([FIRST, ask, FINISH], look()) as it:
+        run = await it.start("find the cause", run_id="asked")
+        state = await it.until_state(run, question=True)
+        assert (state["status"], state["question"]["kind"]) == ("waiting_on_human", "question")
+        assert (state["question"]["text"], state["question"]["options"]) == ("Which archive?", ["north", "south"])
+        assert await timeline(run) == ["open_run", "plan", "call_tool", "reflect"]
+        await run.execute_update("answer", {"text": "north"})
+        assert (await ended(run))["type"] == "agent.completed"
+        assert ("toolu_1_0", "north") in await it.results(run)
+        assert (await it.state(run))["step"] == 2
+        assert await timeline(run) == ["open_run", "plan", "call_tool", "reflect", "reflect", "close_segment"]
+    assert phases(tmp_path / "asked") == ["plan", "reflect", "reflect"]
+
+
+def prompt(name: str) -> str:
+    return files("activities").joinpath(f"prompts/{name}.md").read_text(encoding="utf-8")
+
+
+def test_the_prompts_are_short_and_name_every_verdict() -> None:
+    assert sum(len(prompt(name)) for name in PROMPTS) < 2_500
+    for verdict in ("continue", "reframe", "done", "escalate", "ask_human"):
+        assert verdict in prompt("reflect")
+
+
+async def test_a_worker_sends_these_prompts_and_the_same_in_every_turn(world: Any, tmp_path: Path) -> None:
+    async with httpx.AsyncClient() as http:
+        project = project_of(load({}, tmp_path), http)
+    tool = look()
+    agents = {"default": project.agents["default"].model_copy(update={"tools": ("look",)})}
+    async with world([FIRST, FINISH], tool, works=False) as it:
+        it.project = replace(project, agents=agents, tools={"look": tool}, model="scripted", workspaces=tmp_path)
+        async with it.worker():
+            await ended(await it.start("find the cause"))
+        plan, reflect = it.model.requests
+    assert plan["system"][0]["text"].startswith("\n".join(prompt(name) for name in PROMPTS).strip())
+    assert plan["system"] == reflect["system"]
