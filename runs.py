@@ -39,6 +39,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from codec import AesGcmCodec
 from contracts.events import ResumeEvent, ResumePayload, StartEvent
+from contracts.failures import RunFailure
 from contracts.run import RunStatus, RunView
 from contracts.signals import CancelRequest, HumanInput
 from converter import data_converter, encrypting
@@ -209,6 +210,7 @@ class Found:
             return said or RunStatus.queued
         ends = {
             WorkflowExecutionStatus.COMPLETED: said or RunStatus.completed,
+            WorkflowExecutionStatus.FAILED: said if said == RunStatus.timed_out else RunStatus.failed,
             WorkflowExecutionStatus.CANCELED: RunStatus.cancelled,
             WorkflowExecutionStatus.TERMINATED: RunStatus.cancelled,
             WorkflowExecutionStatus.TIMED_OUT: RunStatus.timed_out,
@@ -348,7 +350,8 @@ async def ended(client: Client, run_id: str) -> Ended:
             return Ended(RunStatus.timed_out, None, "TimedOut", "Temporal's timeout for the whole run has passed")
         if isinstance(cause, ApplicationError):
             details = cause.details[0] if cause.details and isinstance(cause.details[0], dict) else {}
-            return Ended(RunStatus.failed, None, cause.type or "", cause.message, str(details.get("handoff", "")))
+            status = RunStatus.timed_out if cause.type == RunFailure.hard_limit else RunStatus.failed
+            return Ended(status, None, cause.type or "", cause.message, str(details.get("handoff", "")))
         return Ended(RunStatus.failed, None, type(cause).__name__, str(cause))
     except RPCError as error:
         raise _translated(error, run_id) from None

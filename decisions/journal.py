@@ -7,10 +7,14 @@ from contracts.failures import ToolFault
 from contracts.journal import Journal
 from contracts.tool import ToolOutcome, failed
 from contracts.transcript import Part, PartKind
-from decisions.builtins import APPEND_JOURNAL, GET_JOURNAL, LIST_SECTIONS, TEXT_SECTIONS, UPDATE_JOURNAL
+from decisions.builtins import APPEND_JOURNAL, GET_JOURNAL, LIST_SECTIONS, REFRAME, TEXT_SECTIONS, UPDATE_JOURNAL
+from decisions.calls import text_of
+from decisions.framing import framing
 
+EXCERPT = 600  # characters of an objective, a finding or a plan that the run keeps by itself
 MOST_TEXT = 4000  # characters of a section, or of an entry
 MOST_ENTRIES = 100  # of a list
+MOST_JOURNAL = 100_000  # characters: it is part of the run's state, which the server takes up to 2 MiB of
 DIGEST = 500  # characters
 
 
@@ -19,10 +23,15 @@ def kept(journal: Journal, tool: str, arguments: Mapping[str, Any]) -> tuple[Jou
     if tool == GET_JOURNAL:
         return journal, ToolOutcome(result=render(journal))
     if tool == UPDATE_JOURNAL:
-        return _updated(journal, arguments)
-    if tool == APPEND_JOURNAL:
-        return _appended(journal, arguments)
-    raise AssertionError(f"{tool} is no journal tool")
+        changed, outcome = _updated(journal, arguments)
+    elif tool == APPEND_JOURNAL:
+        changed, outcome = _appended(journal, arguments)
+    else:
+        raise AssertionError(f"{tool} is no journal tool")
+    if len(render(changed)) > max(MOST_JOURNAL, len(render(journal))):
+        full = f"the journal would be longer than {MOST_JOURNAL:,} characters: replace long sections by shorter ones"
+        return journal, failed(ToolFault.invalid_arguments, full)
+    return changed, outcome
 
 
 def _updated(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:
@@ -66,17 +75,29 @@ def with_artifacts(journal: Journal, artifacts: Sequence[str]) -> Journal:
     return journal.model_copy(update={"artifacts": (*journal.artifacts, *new)}) if new else journal
 
 
-def refolded(parts: Sequence[Part], objective: str) -> Journal:
+def framed(journal: Journal, goal: str, text: str) -> Journal:
+    """What the model says in its first turn: its frame, or else the goal, is the objective."""
+    return journal.model_copy(update={"objective": (framing(text).frame or goal)[:EXCERPT]})
+
+
+def reframed(journal: Journal, frame: str) -> Journal:
+    return journal.model_copy(update={"objective": frame[:EXCERPT] or journal.objective})
+
+
+def refolded(parts: Sequence[Part], goal: str) -> Journal:
     """The journal as it was after these parts of the conversation: for a run that is forked from there."""
     outcomes = {p.content[0]["tool_use_id"]: p.content[0] for p in parts if p.kind is PartKind.result}
-    journal = Journal(objective=objective)
-    for part in parts:
-        if part.kind is not PartKind.reply:
-            continue
-        for use in part.content:
-            is_done = use.get("id") in outcomes and not outcomes[use["id"]].get("is_error")
-            if use.get("type") == "tool_use" and is_done and use["name"] in (UPDATE_JOURNAL, APPEND_JOURNAL):
-                journal, _ = kept(journal, use["name"], use["input"])
+    done = {use for use, outcome in outcomes.items() if not outcome.get("is_error")}
+    journal = Journal()
+    for number, part in enumerate(part for part in parts if part.kind is PartKind.reply):
+        if number == 0 and (text := text_of(part.content)):
+            journal = framed(journal, goal, text)
+        uses = [use for use in part.content if use.get("type") == "tool_use" and use.get("id") in done]
+        for use in (use for use in uses if use["name"] in (UPDATE_JOURNAL, APPEND_JOURNAL)):
+            journal, _ = kept(journal, use["name"], use["input"])
+        for use in (use for use in uses if use["name"] == REFRAME):
+            frame = use["input"].get("frame")
+            journal = reframed(journal, frame if isinstance(frame, str) else "")
     return journal
 
 

@@ -47,7 +47,9 @@ def test_a_duration_is_read_as_people_write_it(written: Any, seconds: float) -> 
     assert LimitOverrides.model_validate({"turn_timeout": written}).turn_timeout == timedelta(seconds=seconds)
 
 
-@pytest.mark.parametrize("written", ["soon", "", "5", "0s", 0, -5, True, "367d", "5 weeks"])
+@pytest.mark.parametrize(
+    "written", ["soon", "", "5", "0s", 0, -5, True, "367d", "5 weeks", "PT0S", "-PT5S", "P400D", "0.0001ms"]
+)
 def test_a_duration_that_is_none_is_refused(written: Any) -> None:
     with pytest.raises(ValidationError, match="duration"):
         LimitOverrides.model_validate({"turn_timeout": written})
