@@ -14,7 +14,7 @@ from contracts.failures import Escalation, RunFailure, ToolFault
 from contracts.run import Call, Ending, Forced, Pending, RunState, RunStatus
 from contracts.tool import ToolKind, ToolOutcome, failed
 from contracts.turn import ModelTurn
-from decisions.builtins import ESCALATE, FINISH, REFRAME
+from decisions.builtins import CONTROL, ESCALATE, FINISH, JOURNAL, REFRAME
 from decisions.calls import calls_of, next_batch, text_of
 from decisions.framing import framing
 from decisions.ids import call_digest
@@ -63,15 +63,21 @@ Move = Think | Act | CloseTurn | Rotate | Wind | End
 
 def next_move(state: RunState, *, history_is_long: bool) -> Move:
     """What the run does next. Nothing is in flight when this is asked."""
-    if is_out_of_time(state):
+    batch = next_batch(state)
+    if is_out_of_time(state) and not _takes_no_time(batch):
         return End(timed_out(state))
-    if batch := next_batch(state):
+    if batch:
         return Act(batch)
     if state.calls:
         return CloseTurn()
     if ending := state.ending or used_up(state):
         return End(ending)
     return _onward(state, history_is_long=history_is_long)
+
+
+def _takes_no_time(batch: tuple[Call, ...]) -> bool:
+    """What is settled inside the workflow: an outcome that is there already is not refused for the time it took."""
+    return bool(batch) and all(call.tool in (*CONTROL, *JOURNAL) for call in batch)
 
 
 def _onward(state: RunState, *, history_is_long: bool) -> Move:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Interceptor, Replayer, Worker
 
 from activities.model import MessagesModel
+from activities.price import Price
 from activities.project import Project
 from activities.secrets import NO_SECRETS, Secrets
 from contracts.agent import Agent
@@ -181,11 +182,13 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
         caches: bool = CACHES,
         secrets: Secrets = NO_SECRETS,
         window: int | None = None,
+        prices: Mapping[str, Price] | None = None,
+        agent_limits: Mapping[str, Any] | None = None,
         **limits: Any,
     ) -> AsyncIterator[World]:
         names = tuple(tool.route.name for tool in tools) if allowed is None else tuple(allowed)
         project = Project(
-            agents={"default": Agent(name="default", tools=names)},
+            agents={"default": Agent(name="default", tools=names, limits=LimitOverrides(**(agent_limits or {})))},
             tools={tool.route.name: tool for tool in tools},
             model="scripted",
             max_tokens=1024,
@@ -194,6 +197,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
             instructions="You are tested.",
             secrets=secrets,
             window=window,
+            prices=prices or {},
         )
         with ScriptedModel(script) as model:
             it = World(server, f"q-{uuid4().hex[:8]}", project, model, caches)
