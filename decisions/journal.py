@@ -14,7 +14,7 @@ from decisions.framing import framing
 EXCERPT = 600  # characters of an objective, a finding or a plan that the run keeps by itself
 MOST_TEXT = 4000  # characters of a section, or of an entry
 MOST_ENTRIES = 100  # of a list
-MOST_JOURNAL = 100_000  # characters: it is part of the run's state, which the server takes up to 2 MiB of
+MOST_JOURNAL = 40_000  # characters: it is shown whole after each summary, and is part of the state that rotates
 DIGEST = 500  # characters
 
 
