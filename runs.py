@@ -214,6 +214,7 @@ class Found:
             WorkflowExecutionStatus.CANCELED: RunStatus.cancelled,
             WorkflowExecutionStatus.TERMINATED: RunStatus.cancelled,
             WorkflowExecutionStatus.TIMED_OUT: RunStatus.timed_out,
+            WorkflowExecutionStatus.FAILED: RunStatus.timed_out if said == RunStatus.timed_out else RunStatus.failed,
         }
         status = self.execution.status
         return ends.get(status, RunStatus.failed) if status else RunStatus.failed

@@ -17,7 +17,7 @@ from pydantic_core import from_json, to_json
 from temporalio.exceptions import ApplicationError
 
 from contracts.agent import Definition
-from contracts.failures import RunFailure
+from contracts.failures import RunFailure, Stop
 from contracts.turn import Usage
 
 MOST_BYTES = 1024 * 1024  # of a reply's JSON; the server takes 2 MiB, and the longest replies of today are half of this
@@ -59,7 +59,7 @@ class MessagesModel:
         self._client = client
 
     async def reply(self, call: ModelCall) -> ModelReply:
-        """One streamed call. Raises ApplicationError of a `RunFailure` type, retryable or not.
+        """One streamed call. Raises ApplicationError of a `RunFailure` type, retryable or not, or `ContextTooLong`.
 
         A provider that takes no `tool_choice` is asked again without it: what it should call, a note has told it.
         """
@@ -255,7 +255,7 @@ def translated(error: Exception, secret: str | None = None) -> ApplicationError:
     if isinstance(error, anthropic.APIStatusError):
         kind, status = str(getattr(error, "type", None) or ""), error.status_code
         if any(sign in message.lower() for sign in TOO_LONG):
-            return _final(RunFailure.context_too_long, message)
+            return _final(Stop.context_too_long, message)
         if status == 429 or kind == "rate_limit_error":
             return _again(RunFailure.rate_limited, f"the provider limits the rate: {message}", error.response.headers)
         if status in REFUSED:
@@ -285,7 +285,7 @@ def _said(error: Exception) -> str:
     return str(error.__cause__ or error)[:2000]
 
 
-def _final(kind: RunFailure, message: str) -> ApplicationError:
+def _final(kind: RunFailure | Stop, message: str) -> ApplicationError:
     return ApplicationError(message, type=kind, non_retryable=True)
 
 

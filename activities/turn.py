@@ -25,7 +25,7 @@ from activities.transcript import Transcripts, Wanted
 from activities.workspace import Workspace
 from contracts.agent import Definition
 from contracts.context import ContextFull
-from contracts.failures import RunFailure
+from contracts.failures import Stop
 from contracts.transcript import Part
 from contracts.turn import ModelTurn, TurnRequest
 from decisions.calls import text_of
@@ -101,7 +101,7 @@ class Turns:
             try:
                 reply = await self._model.reply(call)
             except ApplicationError as failure:
-                if failure.type == RunFailure.context_too_long:
+                if failure.type == Stop.context_too_long:
                     return refused(full, failure.message)
                 raise paced(failure) from None
         reply = renamed(reply, conversation.used, request.turn)

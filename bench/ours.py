@@ -67,6 +67,7 @@ def project(workspaces: Path, marks: Marks) -> Project:
         limits=LimitOverrides(),
         workspaces=workspaces,
         instructions="You are measured.",
+        window=1_000_000_000,  # every call sees the whole conversation
     )
 
 

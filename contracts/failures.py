@@ -12,7 +12,6 @@ class RunFailure(StrEnum):
     model_refused = "ModelRefused"  # the operator: key, model name or request refused (400, 401, 403, 404)
     rate_limited = "RateLimited"  # the provider: 429 until the retries were used up
     model_unavailable = "ModelUnavailable"  # the provider: 5xx, broken streams, no connection, to the end
-    context_too_long = "ContextTooLong"  # the conversation does not fit the model's window: the run makes it shorter
     hard_limit = "HardLimit"  # the run: its active time is used up
     model_unusable = "ModelUnusable"  # the model: nothing usable in several replies in a row
     not_resumable = "NotResumable"  # the caller: the run to resume or fork is not there, or not one to resume
@@ -24,6 +23,7 @@ class Stop(StrEnum):
     in_doubt = "InDoubt"  # the ledger holds a claim without a result
     not_begun = "NotBegun"  # the ledger takes no claim, or the arguments cannot be had: later, perhaps
     definition_changed = "DefinitionChanged"
+    context_too_long = "ContextTooLong"  # the conversation does not fit the model's window
 
 
 class ToolFault(StrEnum):

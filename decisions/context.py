@@ -17,7 +17,7 @@ from decisions.transcript import add_message
 
 COMPACT_AT = 0.7  # of the window
 KEPT, KEPT_DEEP = 10, 4  # messages that stay as they are
-BYTES_PER_TOKEN = 3.0  # docs/context.md has what this was measured against
+BYTES_PER_TOKEN = 2.5  # of tool results and calls; docs/health.md has what this was measured against
 IMAGE_TOKENS = 1600
 PINNED_SHARE = 0.15  # of the window, for all pinned results together
 CUT_SHARE = 0.35  # of the window, for what a deep prune leaves as it is

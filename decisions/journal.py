@@ -69,6 +69,11 @@ def _unfit(what: str) -> ToolOutcome:
     return failed(ToolFault.invalid_arguments, wrong)
 
 
+def is_written(journal: Journal) -> bool:
+    """Whether the agent has kept it: objective and artifacts are filled in for it."""
+    return any(getattr(journal, name) for name in Journal.model_fields if name not in ("objective", "artifacts"))
+
+
 def with_artifacts(journal: Journal, artifacts: Sequence[str]) -> Journal:
     """Whatever a tool wrote down is noted, beside what the agent noted itself."""
     new = tuple(path for path in dict.fromkeys(artifacts) if path not in journal.artifacts)

@@ -15,7 +15,7 @@ from contracts.transcript import Part, PartKind
 from contracts.turn import Usage
 from decisions.builtins import REFRAME
 from decisions.calls import needs_approval
-from decisions.journal import digest, refolded, render, shown
+from decisions.journal import digest, is_written, refolded, render, shown
 from decisions.transcript import call_part, journal_part, note_part, result_part
 
 _NOT_MADE = frozenset(
@@ -87,16 +87,22 @@ def cut_after(origin: RunState, parts: Sequence[Part], step: int, say: str | Non
     Later calls of the same turn are answered as not made, so that each tool use has its result. Raises NoSuchStep.
     """
     kept = _through(parts, step)
-    journal = journal_of(refolded(kept, origin.goal), origin.goal, "")
-    return (*kept, journal, note_part(_told(origin, parts, step, say)))
+    journal = refolded(kept, origin.goal)
+    told = [journal_of(journal, origin.goal, "")] if is_written(journal) else []
+    return (*kept, *told, note_part(_told(origin, parts, step, say)))
 
 
 def continued(origin: RunState, parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The conversation that a resumed run goes on with. Where calls are open, their results come next."""
+    """The conversation that a resumed run goes on with. Where calls are open, their results come next.
+
+    A conversation that ends with a reply could not be sent.
+    """
     if origin.calls:
         return tuple(parts)
-    journal = journal_of(origin.journal, origin.goal, origin.last_finding)
-    return (*parts, journal, note_part("The run was interrupted here. Go on."))
+    journal = [journal_of(origin.journal, origin.goal, origin.last_finding)] if is_written(origin.journal) else []
+    if not journal and parts[-1].kind is not PartKind.reply:
+        return tuple(parts)
+    return (*parts, *journal, note_part("The run was interrupted here. Go on."))
 
 
 def journal_of(journal: Journal, goal: str, finding: str) -> Part:

@@ -1,9 +1,11 @@
 """What a run does when its context is full: the rungs of `decisions.recovery`, one at a time (B5)."""
 
 from temporalio import workflow
+from temporalio.exceptions import ActivityError
 
 from activities.context import Summaries
 from contracts.context import ContextFull, Recovery, Summary, SummaryRequest
+from contracts.failures import RunFailure
 from contracts.question import QuestionKind
 from contracts.run import Forced
 from decisions import loop
@@ -14,6 +16,7 @@ from decisions.resume import journal_of
 from decisions.transcript import note_part
 from workflows import events
 from workflows.asking import direction
+from workflows.fate import fail
 from workflows.live_run import LiveRun
 from workflows.policies import FILES, WAIT_FOR_END
 
@@ -57,7 +60,11 @@ async def _summarise(run: LiveRun, *, is_deep: bool) -> None:
         summary=f"{kind} · turn {run.state.turns}",
         **FILES,
     )
-    summary: Summary = await run.halt.stoppable(call)
+    try:
+        summary: Summary = await run.halt.stoppable(call)
+    except ActivityError as error:
+        fail(run, error, RunFailure.model_unavailable)
+        return
     run.state = loop.summarised(run.state, summary)
     if summary.tail:
         run.transcript.append(summary_part(summary))

@@ -16,10 +16,11 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.exceptions import ApplicationError
 
 from activities.ledger import Entry
+from activities.price import Price
 from activities.store import LocalStore
 from contracts.tool import Approval, Effect, ToolKind, ToolOutcome
 from runs import ended, fork, resume
-from testkit.model_server import Script, calls, fails, says, slow
+from testkit.model_server import Answer, Reply, Script, Slow, calls, fails, says, slow
 from testkit.tools import ScriptedTool
 from tests.workflows.conftest import Run, World
 
@@ -60,6 +61,7 @@ class Scenario:
 
 
 look = partial(ScriptedTool, "look")
+search = partial(ScriptedTool, "search", lambda *_: "no results")
 save = partial(ScriptedTool, "save", effect=Effect.keyed)
 vote = partial(ScriptedTool, "vote", kind=ToolKind.signal, effect=Effect.once)
 vote_again = partial(ScriptedTool, "vote", kind=ToolKind.signal, effect=Effect.keyed)
@@ -134,6 +136,11 @@ def large(size: int) -> ScriptedTool:
     return ScriptedTool("look", lambda *_: "x" * size)
 
 
+def pages(size: int) -> ScriptedTool:
+    """Each is another one."""
+    return ScriptedTool("look", lambda arguments, _: f"{arguments['n']}: " + "lorem ipsum " * (size // 12))
+
+
 def answers(*bodies: dict[str, Any]) -> Play:
     """Each question is answered by the update."""
 
@@ -180,6 +187,11 @@ def stops(door: str, **once: Any) -> Play:
 async def stops_a_model_call(it: World, run: Run) -> None:
     await it.until(lambda: len(it.model.requests) == 1)
     await run.cancel()
+
+
+async def stops_a_summary(it: World, run: Run) -> None:
+    await it.until(lambda: any("You summarise" in str(request["system"]) for request in it.model.requests))
+    await run.signal("cancel", {"reason": "enough"})
 
 
 async def bothers(it: World, run: Run) -> None:
@@ -258,6 +270,46 @@ TOO_LONG = fails(400, message="prompt is too long: 250000 tokens > 200000 maximu
 CUT_OFF = says("half", stop_reason="max_tokens")
 REFRAME = calls(("reframe", {"frame": "another view"}))
 
+JOURNAL = calls(("update_run_journal", {"current_state": "begun"}), ("get_run_journal", {}))
+SMALL = {"window": 20_000, "max_steps": 50}
+SOON_OVER = {"soft_limit": "1ms", "hard_limit": "1h"}
+ATTIC = "look in the attic"
+
+
+def forced_in(body: dict[str, Any]) -> str | None:
+    name: str | None = body.get("tool_choice", {}).get("name")
+    return name
+
+
+def circling(body: dict[str, Any]) -> Answer:
+    """Searches the same for ever, until it is told otherwise."""
+    if forced_in(body) == "reframe":
+        return REFRAME
+    if forced_in(body) == "ask_human":
+        return ASK
+    return FINISH if ATTIC in str(body["messages"]) else calls(("search", {"q": "x"}))
+
+
+def unforced(body: dict[str, Any]) -> Answer:
+    """Of a provider that forces nothing."""
+    return FINISH if "keep going" in str(body["messages"]) else calls(("search", {"q": "x"}))
+
+
+def reading(summary: Reply | Slow) -> Callable[[dict[str, Any]], Answer]:
+    """Reads sixteen pages, or until it is told otherwise."""
+
+    def script(body: dict[str, Any]) -> Answer:
+        if "You summarise" in str(body["system"]):
+            return summary
+        if forced_in(body) == "ask_human":
+            return ASK
+        number = next(numbers)
+        return FINISH if number > 16 or ATTIC in str(body["messages"]) else calls(("look", {"n": number}))
+
+    numbers = count(1)
+    return script
+
+
 SCENARIOS = (
     # completed
     Scenario("finished", "completed", [LOOK, FINISH], (look,)),
@@ -285,6 +337,20 @@ SCENARIOS = (
     Scenario("reframes-used-up", "escalated reframe_budget", lambda _: REFRAME, limits={"max_reframes": 1}),
     Scenario("step-never-issued", "escalated step_never_issued", [VOTE], (vote,), sends({}, step=2)),
     Scenario("wrong-tool", "escalated wrong_tool", [VOTE], (vote,), sends({}, tool="fetch")),
+    Scenario("tokens-used-up", "escalated token_budget", lambda _: LOOK, (look,), limits={"budget_tokens": 1}),
+    Scenario(
+        "money-used-up",
+        "escalated money_budget",
+        lambda _: LOOK,
+        (look,),
+        limits={"budget_usd": 1e-9, "prices": {"scripted": Price(input=1, output=1, cache_read=1, cache_write=1)}},
+    ),
+    Scenario(
+        "context-too-long",
+        "escalated context",
+        [TOO_LONG],
+        play=answers({"decision": "continue"}, {"text": "be brief"}),
+    ),
     Scenario("model-declined", "escalated model_declined", [says("I will not.", stop_reason="refusal")]),
     # failed
     Scenario("invalid-input", "failed InvalidInput", [], args=({"type": "agentic.start"},)),
@@ -295,7 +361,13 @@ SCENARIOS = (
     Scenario("model-refused-at-once", "failed ModelRefused", [fails(401)]),
     Scenario("rate-limited", "failed RateLimited", [RATE_LIMIT]),
     Scenario("model-unavailable", "failed ModelUnavailable", [LOOK, OUTAGE], (look,)),
-    Scenario("context-too-long", "failed ContextTooLong", [TOO_LONG]),
+    Scenario(
+        "out-of-time",
+        "timed_out HardLimit",
+        [WORK, FINISH],
+        (partial(working, Effect.keyed),),
+        limits={"soft_limit": "1ms", "hard_limit": "2ms"},
+    ),
     Scenario("model-unusable", "failed ModelUnusable", lambda _: CUT_OFF),
     # cancelled
     Scenario("cancelled-while-asking", "cancelled", [ASK], play=stops("signal", question=True)),
@@ -316,6 +388,35 @@ SCENARIOS = (
     ),
     Scenario("cancelled-during-a-model-call", "cancelled", [slow(says("long"), 60)], play=stops_a_model_call),
     Scenario("cancelled-with-the-start", "cancelled", [LOOK], (look,), options={"start_signal": "cancel"}),
+    Scenario(
+        "cancelled-while-summarising",
+        "cancelled",
+        reading(slow(says("long"), 60)),
+        (partial(pages, 4_000),),
+        stops_a_summary,
+        limits=SMALL,
+    ),
+    Scenario("stopped-in-circles", "cancelled", circling, (search,), answers({"decision": "stop"})),
+    # ladders and limits
+    Scenario("in-circles", "completed", circling, (search,), answers({"text": "look in the attic"})),
+    Scenario("in-circles-unforced", "completed", unforced, (search,), answers({"decision": "continue"})),
+    Scenario("compacted", "completed", reading(says("So far: lorem.")), (partial(pages, 4_000),), limits=SMALL),
+    Scenario(
+        "pruned-and-asked",
+        "completed",
+        reading(says("So far: lorem.")),
+        (partial(pages, 20_000),),
+        answers({"text": "look in the attic"}),
+        limits=SMALL,
+    ),
+    Scenario("out-of-time-partly", "completed", [LOOK, says("Half of it.")], (partial(large, 10),), limits=SOON_OVER),
+    Scenario("journaled", "completed", [JOURNAL, LOOK, FINISH], (look,)),
+    Scenario(
+        "approval-expired",
+        "completed",
+        [CHARGE, FINISH],
+        (partial(guarded, approval_timeout=timedelta(seconds=0.2)),),
+    ),
     # people
     Scenario("answered-by-signal", "completed", [ASK, FINISH], play=answers_by_signal),
     Scenario("answered-by-update", "completed", [ASK, FINISH], play=answers({"text": "b", "by": "eva"})),
@@ -387,7 +488,7 @@ SCENARIOS = (
     Scenario(
         "rotated-while-people-and-tools-speak",
         "completed",
-        [*[VOTE if n % 2 == 0 else ASK for n in range(ROUNDS)], FINISH],
+        [*[calls((("vote", "ask_human")[n % 2], {"question": f"Which one, {n}?"})) for n in range(ROUNDS)], FINISH],
         (vote,),
         votes_and_answers,
         limits={"max_steps": ROUNDS},

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 from uuid import uuid4
@@ -182,13 +183,13 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
         caches: bool = CACHES,
         secrets: Secrets = NO_SECRETS,
         window: int | None = None,
-        prices: Mapping[str, Price] | None = None,
-        agent_limits: Mapping[str, Any] | None = None,
+        prices: Mapping[str, Price] = MappingProxyType({}),
+        agent_limits: Mapping[str, Any] = MappingProxyType({}),
         **limits: Any,
     ) -> AsyncIterator[World]:
         names = tuple(tool.route.name for tool in tools) if allowed is None else tuple(allowed)
         project = Project(
-            agents={"default": Agent(name="default", tools=names, limits=LimitOverrides(**(agent_limits or {})))},
+            agents={"default": Agent(name="default", tools=names, limits=LimitOverrides(**agent_limits))},
             tools={tool.route.name: tool for tool in tools},
             model="scripted",
             max_tokens=1024,
@@ -197,7 +198,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
             instructions="You are tested.",
             secrets=secrets,
             window=window,
-            prices=prices or {},
+            prices=prices,
         )
         with ScriptedModel(script) as model:
             it = World(server, f"q-{uuid4().hex[:8]}", project, model, caches)

@@ -175,7 +175,7 @@ async def test_the_digest_of_a_long_journal_fits_in_500_characters(world: Any) -
 
 async def test_a_fork_has_the_journal_of_its_step_and_nothing_later(world: Any, tmp_path: Path) -> None:
     """The objective too, which the runtime writes itself from frame and reframe."""
-    script = [
+    script: list[Answer] = [
         calls(("look", {"n": 1}), appended("one"), text="Frame: see one\nPlan: look"),
         calls(("look", {"n": 2}), appended("two"), ("reframe", {"frame": "see two"})),
         calls(("look", {"n": 3}), UPDATE),
@@ -188,7 +188,8 @@ async def test_a_fork_has_the_journal_of_its_step_and_nothing_later(world: Any, 
     def answers(body: dict[str, Any]) -> Answer:
         if "This is a fork of run" in json.dumps(body["messages"]):
             return calls(("ask_human", {"question": "Well?"})) if len(said(body)) and not _asked(body) else FINISH
-        return script[sum(message["role"] == "assistant" for message in body["messages"])]
+        turn: int = sum(message["role"] == "assistant" for message in body["messages"])
+        return script[turn]
 
     look = ScriptedTool("look", lambda arguments, _: f"view {arguments['n']}")
     async with world(answers, look) as it:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from temporalio.client import WorkflowFailureError
-from temporalio.exceptions import ApplicationError, CancelledError
+from temporalio.exceptions import ApplicationError
 
 from testkit import model_server
 from testkit.model_server import broken_json, calls, cut, fails, says
@@ -59,16 +59,6 @@ async def test_a_refusal_ends_the_run_at_once_and_never_shows_the_key(
     assert cause.type == "ModelRefused"
     assert f"({status})" in cause.message
     assert KEY not in caplog.text
-
-
-async def test_a_goal_that_is_too_long_for_the_model_is_brought_before_a_person(world: Any) -> None:
-    async with world([fails(400, message="prompt is too long: 250000 tokens > 200000 maximum")]) as it:
-        run = await it.start()
-        assert (await it.until_state(run, question=True))["question"]["kind"] == "recovery"
-        await run.execute_update("answer", {"decision": "stop"})
-        with pytest.raises(WorkflowFailureError) as failure:
-            await asyncio.wait_for(run.result(), 20)
-        assert isinstance(failure.value.cause, CancelledError)
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 529])

@@ -1,7 +1,7 @@
 """Continue-as-new in mid-run, workers with an empty cache, and how often a byte lies in history: once."""
 
 import asyncio
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -95,9 +95,12 @@ async def test_results_and_answers_sent_around_a_rotation_are_not_lost(
 
 
 async def test_a_cancel_during_rotations_ends_canceled(world: Any, short_history_client: Client) -> None:
-    async with world(
-        lambda _: calls(("look", {})), ScriptedTool("look"), server=short_history_client, max_steps=1000
-    ) as it:
+    numbers = count()
+
+    def script(body: dict[str, Any]) -> Reply:
+        return calls(("look", {"n": next(numbers)}))
+
+    async with world(script, ScriptedTool("look"), server=short_history_client, max_steps=1000) as it:
         runs = [await it.start() for _ in range(4)]
         for number, run in enumerate(runs):
             await it.until(lambda number=number: len(it.model.requests) > 20 * (number + 1))
@@ -191,7 +194,7 @@ async def test_large_bytes_lie_in_history_once_also_across_rotations_and_retries
 
 
 async def test_history_grows_by_the_same_bytes_and_events_at_every_step(world: Any) -> None:
-    look = ScriptedTool("look", lambda *_: "y" * 2048)
+    look = ScriptedTool("look", lambda arguments, _: f"{arguments['n']:04}" + "y" * 2044)
     sizes = {}
     for number in (5, 15, 25):
         async with world(steps(number), look, max_steps=number) as it:
