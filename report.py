@@ -80,7 +80,7 @@ def print_run(console: Console, found: Found, view: RunView | None, end: Ended |
 
 def _print_view(console: Console, view: RunView) -> None:
     usage = view.usage
-    cost = f", USD {view.cost_usd:.4f}" if view.cost_usd else ""
+    cost = ", USD unknown" if view.cost_usd is None else f", USD {view.cost_usd:.4f}" if view.cost_usd else ""
     reframes = f"{view.reframes} of {view.max_reframes} reframes"
     console.print(f"  goal     {escape(cut(view.goal, 500))}")
     if view.origin:

@@ -12,7 +12,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.definition import definition_of
 from activities.heartbeat import beating
-from activities.model import ModelCall, ModelReply
+from activities.model import ModelCall
 from activities.observation import learn
 from activities.price import cost
 from activities.project import Project
@@ -72,7 +72,7 @@ class Summaries:
             after_messages=0,
             model=written.model,
             usage=written.usage,
-            cost_usd=cost(written.usage, self._project.prices.get(written.model)) if written.model else 0.0,
+            cost_usd=cost(written.usage, self._project.prices.get(written.asked)) if written.asked else 0.0,
             duration_ms=round((perf_counter() - started) * 1000),
         )
         summary = _measured(redacted(summary, self._project.secrets), parts, front)
@@ -101,18 +101,18 @@ class Summaries:
                 raise
             activity.logger.warning("no model summarised the conversation, so it is cut down: %s", error)
             return _Written(truncated(parts))
-        return _Written.by(reply, name) if text_of(reply.content) else _Written(truncated(parts))
+        text = text_of(reply.content)
+        return _Written(text or truncated(parts), name if text else "", name, reply.usage)
 
 
 @dataclass(frozen=True)
 class _Written:
+    """`asked` is the model that is to be paid, also where its reply was of no use."""
+
     text: str
     model: str = ""
+    asked: str = ""
     usage: Usage = field(default_factory=Usage)
-
-    @classmethod
-    def by(cls, reply: ModelReply, name: str) -> "_Written":
-        return cls(text_of(reply.content), name, reply.usage)
 
 
 def _nothing_done(tokens: int, messages: int) -> Summary:

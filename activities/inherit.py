@@ -21,6 +21,7 @@ from contracts.failures import RunFailure
 from contracts.run import Inherited, InheritRequest, RunState, RunStatus, Snapshot
 from contracts.transcript import Part, Segment
 from decisions.ids import run_id_of, run_workflow_id
+from decisions.journal import render, shown
 from decisions.resume import NoSuchStep, continued, cut_after, forked, refusal, resumed
 from decisions.transcript import Transcript
 
@@ -54,6 +55,7 @@ class Inheritances:
             try:
                 conversation = (await self._transcripts.at(wanted)).transcript
                 state, parts = _continued(snapshot.state, conversation.parts, request, own)
+                await asyncio.to_thread(self._write_journal, state, own)
                 if state.definition:
                     await asyncio.to_thread(keep, ours, await definition_of(theirs, state.definition))
             except FileNotFoundError as error:
@@ -68,9 +70,14 @@ class Inheritances:
         ours.create()
         if (theirs.root / ARTIFACTS).is_dir():
             shutil.copytree(theirs.root / ARTIFACTS, ours.root / ARTIFACTS, ignore=_no_files, dirs_exist_ok=True)
-        for name in ("context.md", "plan.md", "memory.md"):
+        for name in ("context.md", "plan.md"):
             if (theirs.root / name).is_file():
                 ours.write_own(name, theirs.read_own(name), durable=False)
+
+    def _write_journal(self, state: RunState, own: str) -> None:
+        """As it was at the step that the run goes on from; the origin's file may hold later entries."""
+        journal = render(shown(state.journal, state.goal, state.last_finding))
+        self._project.workspace(own).write_own("memory.md", journal.encode(), durable=False)
 
 
 def _no_files(folder: str, names: list[str]) -> list[str]:

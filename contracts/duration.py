@@ -4,10 +4,13 @@ import re
 from datetime import timedelta
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _WRITTEN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*")
+
+MOST = timedelta(days=366)
+EXPECTED = "expected a duration above zero and up to 366 days"
 
 
 def _read(value: Any) -> Any:
@@ -16,12 +19,19 @@ def _read(value: Any) -> Any:
     if isinstance(value, str) and (written := _WRITTEN.fullmatch(value)):
         value = float(written[1]) * _UNITS[written[2]]
     if isinstance(value, int | float):
-        if not 0 < value <= 366 * 86400:
-            raise ValueError("expected a duration above zero and up to 366 days")
+        if not 0 < value <= MOST.total_seconds():
+            raise ValueError(EXPECTED)
         return timedelta(seconds=value)
     if isinstance(value, str) and not value.startswith("P"):
         raise ValueError('expected a duration such as "500ms", "30s", "15m", "2h" or "7d"')
     return value
 
 
-Duration = Annotated[timedelta, BeforeValidator(_read)]
+def _passes(value: timedelta) -> timedelta:
+    """However it was written: "PT0S" and "0.0001ms" are nothing too."""
+    if not timedelta() < value <= MOST:
+        raise ValueError(EXPECTED)
+    return value
+
+
+Duration = Annotated[timedelta, BeforeValidator(_read), AfterValidator(_passes)]

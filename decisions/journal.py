@@ -9,8 +9,11 @@ from contracts.failures import ToolFault
 from contracts.journal import Journal
 from contracts.tool import ToolOutcome, failed
 from contracts.transcript import Part, PartKind
-from decisions.builtins import APPEND_JOURNAL, GET_JOURNAL, LIST_SECTIONS, TEXT_SECTIONS, UPDATE_JOURNAL
+from decisions.builtins import APPEND_JOURNAL, GET_JOURNAL, LIST_SECTIONS, REFRAME, TEXT_SECTIONS, UPDATE_JOURNAL
+from decisions.calls import text_of
+from decisions.framing import framing
 
+EXCERPT = 600  # characters of an objective, a finding or a plan that the run keeps by itself
 MOST_TEXT = 4000  # characters of a section, or of an entry
 MOST_ENTRIES = 100  # of a list
 MOST_BYTES = 64 * 1024  # of all of it: the model is shown it after each summary, and a run carries it along
@@ -68,7 +71,8 @@ def _appended(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, 
 
 
 def _size(journal: Journal) -> int:
-    return len(to_json(journal))
+    """Without the artifacts, which are short and have a bound of their own: the runtime notes them too."""
+    return len(to_json(journal.model_copy(update={"artifacts": ()})))
 
 
 def _unfit(what: str) -> ToolOutcome:
@@ -83,22 +87,35 @@ def is_written(journal: Journal) -> bool:
 
 
 def with_artifacts(journal: Journal, artifacts: Sequence[str]) -> Journal:
-    """Whatever a tool wrote down is noted, beside what the agent noted itself."""
+    """What a tool has just written down is noted, beside what the agent noted itself."""
     new = tuple(path for path in dict.fromkeys(artifacts) if path not in journal.artifacts)
-    return journal.model_copy(update={"artifacts": (*journal.artifacts, *new)}) if new else journal
+    noted = (*journal.artifacts, *new)[-MOST_ENTRIES:]
+    return journal.model_copy(update={"artifacts": noted}) if new else journal
 
 
-def refolded(parts: Sequence[Part], objective: str) -> Journal:
+def framed(journal: Journal, goal: str, text: str) -> Journal:
+    """What the model says in its first turn: its frame, or else the goal, is the objective."""
+    return journal.model_copy(update={"objective": (framing(text).frame or goal)[:EXCERPT]})
+
+
+def reframed(journal: Journal, frame: str) -> Journal:
+    return journal.model_copy(update={"objective": frame[:EXCERPT] or journal.objective})
+
+
+def refolded(parts: Sequence[Part], goal: str) -> Journal:
     """The journal as it was after these parts of the conversation: for a run that is forked from there."""
     outcomes = {p.content[0]["tool_use_id"]: p.content[0] for p in parts if p.kind is PartKind.result}
-    journal = Journal(objective=objective)
-    for part in parts:
-        if part.kind is not PartKind.reply:
-            continue
-        for use in part.content:
-            is_done = use.get("id") in outcomes and not outcomes[use["id"]].get("is_error")
-            if use.get("type") == "tool_use" and is_done and use["name"] in (UPDATE_JOURNAL, APPEND_JOURNAL):
-                journal, _ = kept(journal, use["name"], use["input"])
+    done = {use for use, outcome in outcomes.items() if not outcome.get("is_error")}
+    journal = Journal()
+    for number, part in enumerate(part for part in parts if part.kind is PartKind.reply):
+        if number == 0 and (text := text_of(part.content)):
+            journal = framed(journal, goal, text)
+        uses = [use for use in part.content if use.get("type") == "tool_use" and use.get("id") in done]
+        for use in (use for use in uses if use["name"] in (UPDATE_JOURNAL, APPEND_JOURNAL)):
+            journal, _ = kept(journal, use["name"], use["input"])
+        for use in (use for use in uses if use["name"] == REFRAME):
+            frame = use["input"].get("frame")
+            journal = reframed(journal, frame if isinstance(frame, str) else "")
     return journal
 
 

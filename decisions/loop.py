@@ -14,17 +14,16 @@ from contracts.failures import Escalation, RunFailure, ToolFault
 from contracts.run import Call, Ending, Forced, Pending, RunState, RunStatus
 from contracts.tool import ToolKind, ToolOutcome, failed
 from contracts.turn import ModelTurn
-from decisions.builtins import ESCALATE, FINISH, REFRAME
+from decisions.builtins import CONTROL, ESCALATE, FINISH, JOURNAL, REFRAME
 from decisions.calls import calls_of, next_batch, question_in, text_of
 from decisions.framing import framing
 from decisions.ids import call_digest
-from decisions.journal import kept, with_artifacts
+from decisions.journal import EXCERPT, framed, kept, reframed, with_artifacts
 from decisions.limits import escalation, is_nearly_out_of_time, is_out_of_time, timed_out, used_up
 from decisions.thrash import Looked, looked
 
 MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
 IN_DOUBT = failed(ToolFault.in_doubt, "interrupted; may have happened")
-EXCERPT = 600  # characters of a finding or plan that the state keeps for people
 
 
 @dataclass(frozen=True)
@@ -64,15 +63,21 @@ Move = Think | Act | CloseTurn | Rotate | Wind | End
 
 def next_move(state: RunState, *, history_is_long: bool) -> Move:
     """What the run does next. Nothing is in flight when this is asked."""
-    if is_out_of_time(state):
+    batch = next_batch(state)
+    if is_out_of_time(state) and not _takes_no_time(batch):
         return End(timed_out(state))
-    if batch := next_batch(state):
+    if batch:
         return Act(batch)
     if state.calls:
         return CloseTurn()
     if ending := state.ending or used_up(state):
         return End(ending)
     return _onward(state, history_is_long=history_is_long)
+
+
+def _takes_no_time(batch: tuple[Call, ...]) -> bool:
+    """What is settled inside the workflow: an outcome that is there already is not refused for the time it took."""
+    return bool(batch) and all(call.tool in (*CONTROL, *JOURNAL) for call in batch)
 
 
 def _onward(state: RunState, *, history_is_long: bool) -> Move:
@@ -143,11 +148,14 @@ def _still_forced(state: RunState, calls: tuple[Call, ...]) -> Forced | None:
 
 def _last_turn(state: RunState, calls: tuple[Call, ...], text: str) -> TurnTaken:
     """Whatever it says is the outcome. It can call nothing any more, except `finish`."""
-    said = next((c.arguments for c in calls if c.tool == FINISH and isinstance(c.arguments.get("outcome"), str)), {})
+    finish = next((c for c in calls if c.tool == FINISH and isinstance(c.arguments.get("outcome"), str)), None)
+    said = finish.arguments if finish else {}
     refused = failed(ToolFault.budget, "the time of this run is used up")
     state = out_of_time(state, said.get("outcome", "").strip() or text, _artifacts_in(said))
+    told = {call.tool_use_id: ToolOutcome(result="finished") if call is finish else refused for call in calls}
     calls = tuple(
-        call if call.outcome else call.model_copy(update={"step": None, "outcome": refused}) for call in calls
+        call if call.outcome else call.model_copy(update={"step": None, "outcome": told[call.tool_use_id]})
+        for call in calls
     )
     return TurnTaken(state.model_copy(update={"calls": calls}), keep=bool(calls or text))
 
@@ -192,9 +200,8 @@ def _heard(state: RunState, text: str) -> RunState:
         return state
     if state.turns > 1:
         return state.model_copy(update={"last_finding": text[:EXCERPT]})
-    said = framing(text)
-    journal = state.journal.model_copy(update={"objective": (said.frame or state.goal)[:EXCERPT]})
-    return state.model_copy(update={"plan": said.plan[:EXCERPT], "journal": journal})
+    journal = framed(state.journal, state.goal, text)
+    return state.model_copy(update={"plan": framing(text).plan[:EXCERPT], "journal": journal})
 
 
 def issued(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunState:
@@ -239,7 +246,7 @@ def settled(state: RunState, call: Call, outcome: ToolOutcome, now: datetime) ->
         "calls": _changed(state, call, outcome=outcome).calls,
         "artifacts": artifacts,
         "pending": tuple(p for p in state.pending if p.step != call.step),
-        "journal": with_artifacts(state.journal, artifacts),
+        "journal": with_artifacts(state.journal, outcome.artifacts),
         "active_ms": state.active_ms + outcome.duration_ms,
         "updated_at": now,
     }
@@ -289,8 +296,7 @@ def _reframe(state: RunState, call: Call, frame: str, now: datetime) -> RunState
     if count > most:
         state = _escalated(state, Escalation.reframe_budget, f"all {most} reframes are used up")
         return settled(state, call, failed(ToolFault.budget, f"reframes used up ({most})"), now)
-    journal = state.journal.model_copy(update={"objective": frame[:EXCERPT] or state.journal.objective})
-    state = state.model_copy(update={"reframes": count, "journal": journal})
+    state = state.model_copy(update={"reframes": count, "journal": reframed(state.journal, frame)})
     return settled(state, call, ToolOutcome(result=f"reframed ({count} of {most})"), now)
 
 

@@ -87,7 +87,7 @@ def cut_after(origin: RunState, parts: Sequence[Part], step: int, say: str | Non
     Later calls of the same turn are answered as not made, so that each tool use has its result. Raises NoSuchStep.
     """
     kept = _through(parts, step)
-    journal = refolded(kept, origin.journal.objective)
+    journal = refolded(kept, origin.goal)
     told = [journal_of(journal, origin.goal, "")] if is_written(journal) else []
     return (*kept, *told, note_part(_told(origin, parts, step, say)))
 
@@ -123,7 +123,7 @@ def forked(origin: RunState, kept: Sequence[Part], step: int, run_id: str, execu
         "usage": Usage(),
         "cost_usd": 0.0,
         "artifacts": (),
-        "journal": refolded(kept, origin.journal.objective),
+        "journal": refolded(kept, origin.goal),
         "last_finding": "",
         # Only for the lineage: later steps are this run's own, however they are numbered in the origin.
         "inherited": (_heritage(origin, step),),

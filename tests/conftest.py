@@ -41,6 +41,17 @@ async def client() -> AsyncIterator[Client]:
 
 
 @pytest.fixture(scope="session")
+async def skipping() -> AsyncIterator[WorkflowEnvironment]:
+    """A server where time can be skipped: by itself for runs that `client` starts, unless a test switches that off."""
+    config = dynamic_config(**{"frontend.WorkflowTimeSkippingEnabled": True})
+    async with await WorkflowEnvironment.start_time_skipping_v2(
+        dev_server_existing_path=TEMPORAL, dev_server_extra_args=config, data_converter=data_converter
+    ) as environment:
+        await register_search_attributes(environment.client)
+        yield environment
+
+
+@pytest.fixture(scope="session")
 async def short_history_client() -> AsyncIterator[Client]:
     """A server that suggests continue-as-new after `SHORT_HISTORY` events."""
     async with await server(**{"limit.historyCount.suggestContinueAsNew": SHORT_HISTORY}) as environment:

@@ -53,14 +53,15 @@ async def _ask_in_its_place(run: LiveRun, forced: Forced) -> None:
 
 
 async def _reply(run: LiveRun) -> ModelTurn | None:
-    """None where the run has changed instead: it failed, or a person decided what its definition is."""
-    while True:
-        reply = await _answered(run)
-        if not isinstance(reply, ContextFull):
-            return reply
-        await make_room(run, reply)
-        if run.state.ending is not None:
-            return None
+    """None where the run has changed instead: it failed, a person decided what its definition is, or room was made.
+
+    What made room has cost tokens and time, so the limits are looked at before the model is asked again.
+    """
+    reply = await _answered(run)
+    if not isinstance(reply, ContextFull):
+        return reply
+    await make_room(run, reply)
+    return None
 
 
 async def _answered(run: LiveRun) -> ModelTurn | ContextFull | None:

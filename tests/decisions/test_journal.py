@@ -97,15 +97,18 @@ def test_artifacts_are_noted_once_beside_the_agent_s_own() -> None:
     assert with_artifacts(journal, ("a.md",)).artifacts == ("doc 7", "a.md")
 
 
+def reply(use: str, tool: str, arguments: Any, *, text: str = "") -> Part:
+    said = [{"type": "text", "text": text}] if text else []
+    return Part(kind=PartKind.reply, content=[*said, {"type": "tool_use", "id": use, "name": tool, "input": arguments}])
+
+
+def result(use: str, *, fails: bool = False) -> Part:
+    return Part(kind=PartKind.result, content=[{"type": "tool_result", "tool_use_id": use, "is_error": fails}])
+
+
 def test_a_fork_has_the_journal_of_its_step() -> None:
-    def reply(use: str, tool: str, arguments: Any) -> Part:
-        return Part(kind=PartKind.reply, content=[{"type": "tool_use", "id": use, "name": tool, "input": arguments}])
-
-    def result(use: str, *, fails: bool = False) -> Part:
-        return Part(kind=PartKind.result, content=[{"type": "tool_result", "tool_use_id": use, "is_error": fails}])
-
     parts = [
-        reply("a", UPDATE, {"current_state": "one"}),
+        reply("a", UPDATE, {"current_state": "one"}, text="Plan: go"),
         result("a"),
         reply("b", UPDATE, {"mood": "x"}),
         result("b", fails=True),
@@ -114,6 +117,22 @@ def test_a_fork_has_the_journal_of_its_step() -> None:
     ]
     assert refolded(parts, "o") == Journal(objective="o", current_state="one", decisions=("go",))
     assert refolded(parts[:4], "o") == Journal(objective="o", current_state="one")
+    assert refolded([], "o") == Journal()
+
+
+def test_a_fork_has_the_objective_of_its_step() -> None:
+    parts = [
+        reply("a", "look", {}, text="Frame: see it\nPlan: look"),
+        result("a"),
+        reply("b", "reframe", {"frame": "hear it"}),
+        result("b"),
+        reply("c", "reframe", {"frame": "smell it"}),
+        result("c", fails=True),
+        reply("d", UPDATE, {"objective": "taste it"}),
+        result("d"),
+    ]
+    objectives = [refolded(parts[:length], "goal").objective for length in (2, 4, 6, 8)]
+    assert objectives == ["see it", "hear it", "hear it", "taste it"]
 
 
 def test_a_journal_that_is_full_drops_old_entries_of_the_section_and_none_of_another() -> None:

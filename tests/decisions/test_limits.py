@@ -4,10 +4,24 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from contracts.failures import Escalation, RunFailure
 from contracts.limits import LimitOverrides, limits_in
-from decisions.limits import DEFAULTS, effective
+from contracts.run import Ending, RunStatus
+from contracts.turn import Usage
+from decisions.limits import (
+    DEFAULTS,
+    effective,
+    is_nearly_out_of_time,
+    is_out_of_time,
+    set_in,
+    timed_out,
+    used_up,
+    with_requested,
+)
 
 
 def test_the_defaults_are_the_sources() -> None:
@@ -47,7 +61,101 @@ def test_a_duration_is_read_as_people_write_it(written: Any, seconds: float) -> 
     assert LimitOverrides.model_validate({"turn_timeout": written}).turn_timeout == timedelta(seconds=seconds)
 
 
-@pytest.mark.parametrize("written", ["soon", "", "5", "0s", 0, -5, True, "367d", "5 weeks"])
+@pytest.mark.parametrize(
+    "written", ["soon", "", "5", "0s", 0, -5, True, "367d", "5 weeks", "PT0S", "-PT5S", "P400D", "0.0001ms"]
+)
 def test_a_duration_that_is_none_is_refused(written: Any) -> None:
     with pytest.raises(ValidationError, match="duration"):
         LimitOverrides.model_validate({"turn_timeout": written})
+
+
+@given(
+    active=st.integers(0, 10**8),
+    soft=st.integers(1, 10**8),
+    hard=st.integers(1, 10**8),
+    is_closing=st.booleans(),
+    has_ended=st.booleans(),
+)
+def test_time_is_up_at_the_limit_and_not_before(
+    new_state: Any, active: int, soft: int, hard: int, is_closing: bool, has_ended: bool
+) -> None:
+    ending = Ending(status=RunStatus.completed, text="done") if has_ended else None
+    limits = {"soft_limit": timedelta(milliseconds=soft), "hard_limit": timedelta(milliseconds=hard)}
+    state = new_state(active_ms=active, is_closing=is_closing, ending=ending, **limits)
+    assert is_out_of_time(state) == (active >= hard and not has_ended)
+    assert is_nearly_out_of_time(state) == (active >= soft and not is_closing)
+    assert timed_out(state).reason == RunFailure.hard_limit
+
+
+MONEY = st.one_of(st.none(), st.floats(0, 1000, allow_nan=False))
+
+
+@given(
+    turns=st.integers(0, 50),
+    most=st.integers(1, 50),
+    usage=st.tuples(*[st.integers(0, 10**6)] * 4),
+    budget_tokens=st.one_of(st.none(), st.integers(1, 4 * 10**6)),
+    spent=MONEY,
+    budget_usd=MONEY,
+)
+def test_a_run_is_used_up_exactly_where_a_budget_is_reached(
+    new_state: Any, turns: int, most: int, usage: Any, budget_tokens: Any, spent: Any, budget_usd: Any
+) -> None:
+    counted = dict(zip(("input", "output", "cache_read", "cache_write"), usage, strict=True))
+    limits = {"max_turns": most, "budget_tokens": budget_tokens, "budget_usd": budget_usd}
+    state = new_state(turns=turns, usage=Usage(**counted), cost_usd=spent, **limits)
+    reached = [
+        *([Escalation.turn_budget] if turns >= most else []),
+        *([Escalation.token_budget] if budget_tokens is not None and sum(usage) >= budget_tokens else []),
+        *([Escalation.money_budget] if None not in (budget_usd, spent) and spent >= budget_usd else []),
+    ]
+    ending = used_up(state)
+    assert (ending.reason if ending else None) == next(iter(reached), None)
+    assert ending is None or (ending.status, "\n" in ending.text) == (RunStatus.escalated, False)
+
+
+@given(st.data())
+def test_what_is_used_up_stays_used_up(new_state: Any, data: Any) -> None:
+    """Spending more never opens a budget again."""
+    numbers = st.integers(0, 1000)
+    before = new_state(
+        turns=data.draw(numbers),
+        usage=Usage(input=data.draw(numbers)),
+        cost_usd=data.draw(numbers) / 100,
+        active_ms=data.draw(numbers),
+        max_turns=500,
+        budget_tokens=500,
+        budget_usd=5,
+        hard_limit=timedelta(milliseconds=500),
+    )
+    after = before.model_copy(
+        update={
+            "turns": before.turns + data.draw(numbers),
+            "usage": before.usage + Usage(output=data.draw(numbers)),
+            "cost_usd": before.cost_usd + data.draw(numbers) / 100,
+            "active_ms": before.active_ms + data.draw(numbers),
+        }
+    )
+    assert used_up(before) is None or used_up(after) is not None
+    assert not is_out_of_time(before) or is_out_of_time(after)
+
+
+DURATIONS = st.one_of(st.none(), st.integers(1, 10**9).map(lambda ms: timedelta(milliseconds=ms)))
+OVERRIDES = st.builds(
+    LimitOverrides,
+    max_steps=st.one_of(st.none(), st.integers(1, 100_000)),
+    soft_limit=DURATIONS,
+    hard_limit=DURATIONS,
+    budget_tokens=st.one_of(st.none(), st.integers(1, 10**9)),
+    budget_usd=st.one_of(st.none(), st.floats(0, exclude_min=True, allow_nan=False, allow_infinity=False)),
+)
+
+
+@given(st.lists(OVERRIDES, max_size=4))
+def test_of_every_limit_the_nearest_setting_counts_also_after_a_way_through_json(layers: list[LimitOverrides]) -> None:
+    limits = effective(*layers)
+    for name in ("max_steps", "soft_limit", "hard_limit", "budget_tokens", "budget_usd"):
+        found = [value for layer in layers if (value := getattr(layer, name)) is not None]
+        assert getattr(limits, name) == (found[0] if found else getattr(DEFAULTS, name))
+    assert with_requested(DEFAULTS, set_in(LimitOverrides())) == DEFAULTS
+    assert type(limits).model_validate_json(limits.model_dump_json()) == limits

@@ -1,6 +1,8 @@
 """The run's state machine: examples of each rule, and a machine that plays random models and tools against it."""
 
+import math
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from contracts.failures import Escalation, RunFailure, ToolFault
 from contracts.run import RunState, RunStatus
 from contracts.tool import ToolOutcome, failed
 from decisions import loop
-from decisions.builtins import CONTROL
+from decisions.builtins import CONTROL, JOURNAL
 from decisions.transcript import Transcript, call_part, goal_part, note_part, reply_part
 
 OK = ToolOutcome(result="fine")
@@ -28,6 +30,7 @@ class Player:
     transcript: Transcript = field(default_factory=Transcript)
     issued: list[int] = field(default_factory=list)
     endings: int = 0
+    winds: int = 0
 
     def __post_init__(self) -> None:
         self.transcript.append(goal_part("see", {}))
@@ -51,6 +54,9 @@ class Player:
                     for call in self.state.calls:
                         self.transcript.append(call_part(call))
                     self.state = loop.closed_turn(self.state).state
+                case loop.Wind():
+                    self.state = loop.wound_up(self.state)
+                    self.winds += 1
                 case _:
                     self.endings += isinstance(move, loop.End)
                     return move
@@ -63,6 +69,8 @@ class Player:
         for call in batch:
             if call.tool in CONTROL:
                 self.state = loop.controlled(self.state, call, self.now)
+            elif call.tool in JOURNAL:
+                self.state = loop.journaled(self.state, call, self.now)
             else:
                 self.state = loop.settled(self.state, call, self.outcomes.get(call.tool, OK), self.now)
         assert self.state.pending == before
@@ -116,6 +124,93 @@ def test_whatever_models_and_tools_do_a_run_ends_once_within_its_budgets(
     uses = [block["id"] for block in blocks if block["type"] == "tool_use"]
     results = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
     assert results == uses
+
+
+LIMITS = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_turns": st.integers(1, 12),
+        "budget_tokens": st.integers(1, 30),
+        "budget_usd": st.floats(0.01, 0.3),
+        "hard_limit": st.integers(1, 200).map(lambda ms: timedelta(milliseconds=ms)),
+        "soft_limit": st.integers(1, 200).map(lambda ms: timedelta(milliseconds=ms)),
+    },
+).filter(bool)
+ANYTHING = st.tuples(
+    st.sampled_from(["", "thought"]),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["look", "save", "charge", "finish", "reframe", "get_run_journal", "nothing"]),
+            st.sampled_from([{}, {"outcome": "done"}, {"frame": "anew"}]),
+        ),
+        max_size=3,
+    ),
+    st.sampled_from([None, None, "max_tokens", "pause_turn"]),
+)
+
+
+@settings(max_examples=300)
+@given(limits=LIMITS, replies=st.lists(ANYTHING, min_size=1, max_size=8), failing=st.booleans())
+def test_whatever_replies_come_a_run_with_a_limit_ends_one_turn_beyond_it_at_most(
+    new_state: Any, new_turn: Any, now: Any, limits: Any, replies: Any, failing: bool
+) -> None:
+    """Each turn takes 10 ms, 2 tokens and USD 0.01. Neither steps nor reframes nor anything but `limits` ends it."""
+    player = Player(
+        new_state(**{"max_steps": 10**4, "max_turns": 10**4, "max_reframes": 10**4, **limits}),
+        now,
+        dict.fromkeys(("look", "save"), BAD if failing else OK),
+    )
+    most = [
+        limits.get("max_turns"),
+        limits.get("budget_tokens") and -(-limits["budget_tokens"] // 2),
+        limits.get("budget_usd") and math.ceil(round(limits["budget_usd"] / 0.01, 6)) + 1,  # sums of floats
+        limits.get("hard_limit") and math.ceil(limits["hard_limit"] / timedelta(milliseconds=10)),
+        limits.get("soft_limit") and math.ceil(limits["soft_limit"] / timedelta(milliseconds=10)) + 1,
+    ]
+    move = player.settle()
+    while not isinstance(move, loop.End):
+        text, uses, stop = replies[player.state.turns % len(replies)]
+        reply = new_turn(text, *uses, stop=stop, prefix=f"t{player.state.turns}-", duration_ms=10, cost_usd=0.01)
+        player.turn(reply)
+        move = player.settle()
+        assert player.state.turns <= min(each for each in most if each is not None)
+    assert player.winds <= 1
+    assert player.endings == 1
+    state = loop.halted(player.state, (), now)
+    assert all(call.outcome is not None for call in state.calls)
+    partial = player.state.ending is not None and player.state.ending.is_partial
+    assert not partial or (player.winds == 1 and move.ending.status is RunStatus.completed)
+
+
+def test_after_the_soft_limit_one_turn_is_left_and_its_finish_is_the_outcome(player: Any, new_turn: Any) -> None:
+    it = player(soft_limit=timedelta(milliseconds=5))
+    it.turn(new_turn("", ("look", {})))
+    assert it.settle() == loop.Think()
+    assert (it.state.is_closing, it.winds) == (True, 1)
+    it.turn(new_turn("", ("look", {}), ("finish", {"outcome": "half"}), ("finish", {"outcome": "all"}), prefix="l"))
+    move = it.settle()
+    assert (move.ending.text, move.ending.is_partial) == ("half", True)
+    assert [part.content[0].get("is_error", False) for part in it.transcript.parts[-3:]] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("uses", "reason"),
+    [
+        ([("finish", {"outcome": "done"})], ""),
+        ([("get_run_journal", {}), ("finish", {"outcome": "done"})], ""),
+        ([("escalate", {"reason": "stuck"})], Escalation.asked),
+        ([("look", {}), ("finish", {"outcome": "done"})], RunFailure.hard_limit),
+        ([("reframe", {"frame": "anew"})], RunFailure.hard_limit),
+        ([("get_run_journal", {})], RunFailure.hard_limit),
+    ],
+)
+def test_an_ending_that_takes_no_more_time_is_not_refused_at_the_hard_limit(
+    player: Any, new_turn: Any, uses: Any, reason: str
+) -> None:
+    it = player(hard_limit=timedelta(milliseconds=5))
+    it.turn(new_turn("", *uses))
+    assert it.settle().ending.reason == reason
+    assert it.issued == []
 
 
 def test_a_run_thinks_first_and_rotates_only_between_turns(player: Any, new_turn: Any) -> None:

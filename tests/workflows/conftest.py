@@ -184,11 +184,12 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
         secrets: Secrets = NO_SECRETS,
         window: int | None = None,
         prices: Mapping[str, Price] = MappingProxyType({}),
+        agent_limits: Mapping[str, Any] = MappingProxyType({}),
         **limits: Any,
     ) -> AsyncIterator[World]:
         names = tuple(tool.route.name for tool in tools) if allowed is None else tuple(allowed)
         project = Project(
-            agents={"default": Agent(name="default", tools=names)},
+            agents={"default": Agent(name="default", tools=names, limits=LimitOverrides(**agent_limits))},
             tools={tool.route.name: tool for tool in tools},
             model="scripted",
             max_tokens=1024,

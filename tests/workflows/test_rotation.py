@@ -97,7 +97,7 @@ async def test_results_and_answers_sent_around_a_rotation_are_not_lost(
 async def test_a_cancel_during_rotations_ends_canceled(world: Any, short_history_client: Client) -> None:
     numbers = count()
 
-    def script(body: dict[str, Any]) -> Reply:  # noqa: ARG001 - it looks further for ever
+    def script(body: dict[str, Any]) -> Reply:
         return calls(("look", {"n": next(numbers)}))
 
     async with world(script, ScriptedTool("look"), server=short_history_client, max_steps=1000) as it:

@@ -1,0 +1,346 @@
+"""Time limits of a run: of active time, which activities report, and no waiting counts as (B6)."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import WorkflowEnvironment
+
+from contracts.run import RunStatus
+from contracts.tool import Effect, ToolKind
+from decisions.loop import LAST_TURN
+from runs import ended, find, resume
+from testkit.model_server import Answer, Reply, calls, fails, says
+from testkit.tools import ScriptedTool
+from workflows.attributes import AGENT_STATUS
+
+FINISH = calls(("finish", {"outcome": "done"}))
+LOOK = calls(("look", {}), text="On it.")
+
+
+class Clock:
+    """Stands for `perf_counter`: whatever is measured by it takes so many minutes."""
+
+    def __init__(self, minutes: float) -> None:
+        self.minutes = minutes
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += self.minutes * 60
+        return self._now
+
+
+@pytest.fixture
+def takes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
+    """`takes("tool", 16)`: from now on calls of tools report 16 minutes; "turn" and "context" likewise."""
+
+    def let(module: str, minutes: float) -> Clock:
+        clock = Clock(minutes)
+        monkeypatch.setattr(f"activities.{module}.perf_counter", clock)
+        return clock
+
+    return let
+
+
+def looks(last: Answer) -> Callable[[dict[str, Any]], Answer]:
+    """Looks again and again; `last` is said where no tool may be called."""
+    return lambda body: last if is_last(body) else LOOK
+
+
+def is_last(body: dict[str, Any]) -> bool:
+    return body.get("tool_choice") == {"type": "none"}
+
+
+def looking() -> ScriptedTool:
+    """Each look brings something else, so that the run does not seem to go in circles."""
+    views = itertools.count()
+    return ScriptedTool("look", lambda *_: f"view {next(views)}")
+
+
+async def result(run: Any) -> dict[str, Any]:
+    event: dict[str, Any] = await asyncio.wait_for(run.result(), 30)
+    return event
+
+
+async def failure(run: Any) -> ApplicationError:
+    with pytest.raises(WorkflowFailureError) as failed:
+        await result(run)
+    assert isinstance(failed.value.cause, ApplicationError)
+    return failed.value.cause
+
+
+def events(folder: Path, name: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == name]
+
+
+async def unanswered(it: Any, run: Any) -> list[str]:
+    """Tool uses of the conversation that have no result."""
+    parts = await it.parts(run)
+    blocks = [block for part in parts for block in part["content"]]
+    results = {block["tool_use_id"] for block in blocks if block["type"] == "tool_result"}
+    return [block["id"] for block in blocks if block["type"] == "tool_use" and block["id"] not in results]
+
+
+@pytest.mark.parametrize(
+    ("last", "outcome"),
+    [
+        (says("I saw one half."), "I saw one half."),
+        (calls(("finish", {"outcome": "Saw it all.", "artifacts": ["a.md"]})), "Saw it all."),
+        (calls(("finish", {"outcome": " "}), text="Saw some."), "Saw some."),
+        (calls(("look", {}), ("ask_human", {"question": "More?"}), text="Half."), "Half."),
+        (calls(("look", {})), "The wall is white."),
+        (says(""), "The wall is white."),
+    ],
+    ids=["text", "finish", "finish-without-outcome", "other-tools", "other-tools-in-silence", "empty"],
+)
+async def test_after_the_soft_limit_one_last_turn_delivers_a_partial_outcome(
+    world: Any, skipping: WorkflowEnvironment, takes: Any, tmp_path: Path, last: Reply, outcome: str
+) -> None:
+    takes("tool", 8)
+    says_first = calls(("update_run_journal", {"current_state": "The wall is white."}), ("look", {}))
+    look = looking()
+
+    def script(body: dict[str, Any]) -> Answer:
+        return last if is_last(body) else says_first if len(body["messages"]) == 1 else calls(("look", {}))
+
+    async with world(script, look, server=skipping.client) as it:
+        run = await it.start()
+        event = await result(run)
+        requests = it.model.requests
+        assert await unanswered(it, run) == []
+        state = await it.state(run)
+        results = dict(await it.results(run))
+    payload = event["payload"]
+    assert (event["type"], payload["partial"], payload["outcome"]) == ("agent.completed", True, outcome)
+    assert payload["artifacts"] == (["a.md"] if outcome == "Saw it all." else [])
+    assert [is_last(request) for request in requests] == [False, False, True]
+    assert LAST_TURN in json.dumps(requests[-1]["messages"][-1])
+    assert requests[-1]["tools"] == requests[0]["tools"], "the provider's cache has them"
+    assert len(look.calls) == payload["steps_taken"] == 2
+    assert state["active_seconds"] == pytest.approx(16 * 60, abs=10)
+    (told,) = events(tmp_path / run.id.removeprefix("run:"), "agent.exhaustion.soft_limit")
+    assert (told["turns"], told["steps"], told["active_seconds"] >= 900) == (2, 2, True)
+    (finish,) = [text for use, text in results.items() if use.startswith("toolu_2_0")] or [None]
+    if last.calls:
+        assert finish == ("finished" if last.calls[0][0] == "finish" else "budget: the time of this run is used up")
+
+
+async def test_a_run_that_ends_in_time_is_not_partial(
+    world: Any, skipping: WorkflowEnvironment, takes: Any, tmp_path: Path
+) -> None:
+    takes("tool", 14)
+    async with world([LOOK, FINISH], looking(), server=skipping.client) as it:
+        run = await it.start(run_id="in-time")
+        assert "partial" not in (await result(run))["payload"]
+    assert events(tmp_path / "in-time", "agent.exhaustion.soft_limit") == []
+
+
+async def test_an_outcome_that_comes_after_the_limits_is_whole(
+    world: Any, skipping: WorkflowEnvironment, takes: Any
+) -> None:
+    """Nothing is taken from an agent that has finished, however long its last turn was."""
+    takes("turn", 30)
+    async with world([FINISH], server=skipping.client) as it:
+        event = await result(await it.start())
+    assert (event["type"], event["payload"]["outcome"], event["payload"].get("partial")) == (
+        "agent.completed",
+        "done",
+        None,
+    )
+
+
+async def test_model_turns_are_active_time_too_and_the_last_one_may_pass_the_hard_limit(
+    world: Any, skipping: WorkflowEnvironment, takes: Any
+) -> None:
+    takes("turn", 8)
+    async with world(looks(says("half")), looking(), server=skipping.client) as it:
+        event = await result(await it.start())
+        assert (event["payload"]["partial"], len(it.model.requests)) == (True, 3)
+
+
+async def test_at_the_hard_limit_the_run_fails_with_every_tool_use_answered_and_can_be_resumed(
+    world: Any, skipping: WorkflowEnvironment, takes: Any
+) -> None:
+    clock = takes("tool", 21)
+    both = calls(("save", {"n": 1}), ("save", {"n": 2}), ("update_run_journal", {"current_state": "never written"}))
+    save = ScriptedTool("save", effect=Effect.keyed)
+
+    def script(body: dict[str, Any]) -> Answer:
+        return FINISH if "interrupted here" in json.dumps(body["messages"]) else both
+
+    async with world(script, save, server=skipping.client) as it:
+        run = await it.start("save both", run_id="out-of-time")
+        error = await failure(run)
+        assert await unanswered(it, run) == []
+        results = [text for _, text in await it.results(run)]
+        found, end = await find(it.client, "out-of-time"), await ended(it.client, "out-of-time")
+        state = await it.state(run)
+        said = found.execution.typed_search_attributes.get(AGENT_STATUS)
+        clock.minutes = 1
+        again = await resume(it.client, it.queue, "out-of-time")
+        it.started.append(again.id)
+        event = await result(again)
+        fresh = await it.state(again)
+        requests = it.model.requests
+    assert (error.type, error.non_retryable) == ("HardLimit", True)
+    assert "Objective: save both" in error.details[0]["handoff"]
+    assert "Blocker: 1260 s of active time are used" in error.details[0]["handoff"]
+    assert found.execution.status is not None
+    assert found.execution.status.name == "FAILED"
+    assert [said, found.status, end.status, state["status"]] == [RunStatus.timed_out] * 4
+    assert results[0].startswith("ok")
+    assert [text.partition(":")[0] for text in results[1:]] == ["interrupted", "interrupted"]
+    assert [arguments["n"] for arguments, _ in save.calls] == [1], "what was not begun is not made behind the model"
+    assert (event["type"], event["payload"].get("partial")) == ("agent.completed", None)
+    assert (state["active_seconds"] > 1200, fresh["active_seconds"] < 60) == (True, True)
+    assert not any(is_last(request) for request in requests), "a hard limit leaves no time for a last turn"
+
+
+async def test_days_of_waiting_for_a_person_are_no_active_time(world: Any, skipping: WorkflowEnvironment) -> None:
+    script = [calls(("ask_human", {"question": "Which?"})), FINISH]
+    with _manually(skipping):
+        async with world(script, server=skipping.client) as it:
+            run = await it.start()
+            before = await it.until_state(run, question=True)
+            await skipping.fast_forward(run, timedelta(days=3))
+            await run.signal("human_input", {"text": "the left one"})
+            event = await result(run)
+            state = await it.state(run)
+    assert "partial" not in event["payload"]
+    assert _days(before["updated_at"], state["updated_at"]) >= 3
+    assert state["active_seconds"] < 60
+
+
+async def test_days_of_waiting_for_a_result_from_outside_are_no_active_time(
+    world: Any, skipping: WorkflowEnvironment
+) -> None:
+    vote = ScriptedTool("vote", kind=ToolKind.signal, timeout=timedelta(days=30))
+    with _manually(skipping):
+        async with world([calls(("vote", {})), FINISH], vote, server=skipping.client) as it:
+            run = await it.start()
+            await it.until_pending(run, 1)
+            before = await it.state(run)
+            await skipping.fast_forward(run, timedelta(days=3))
+            await it.send_result(run, 1, "vote")
+            event = await result(run)
+            state = await it.state(run)
+    assert "partial" not in event["payload"]
+    assert _days(before["updated_at"], state["updated_at"]) >= 3
+    assert state["active_seconds"] < 60
+
+
+async def test_a_day_without_a_worker_is_no_active_time(world: Any, skipping: WorkflowEnvironment) -> None:
+    script = [calls(("ask_human", {"question": "Which?"})), FINISH]
+    with _manually(skipping):
+        async with world(script, works=False, server=skipping.client) as it:
+            async with it.worker():
+                run = await it.start()
+                before = await it.until_state(run, question=True)
+            await skipping.fast_forward(run, timedelta(days=1))
+            await run.signal("human_input", {"text": "the left one"})
+            async with it.worker():
+                event = await result(run)
+                state = await it.state(run)
+            await it.replay()
+    assert "partial" not in event["payload"]
+    assert _days(before["updated_at"], state["updated_at"]) >= 1
+    assert state["active_seconds"] < 60
+
+
+async def test_waiting_for_an_overloaded_model_is_no_active_time(world: Any, skipping: WorkflowEnvironment) -> None:
+    """The limits are shorter than the pauses between the tries, which are skipped here."""
+    script = [fails(529, times=5, then=FINISH)]
+    async with world(script, server=skipping.client, soft_limit="30s", hard_limit="60s") as it:
+        run = await it.start()
+        event = await result(run)
+        state = await it.state(run)
+        assert len(it.model.requests) == 6
+    assert "partial" not in event["payload"]
+    assert _days(state["created_at"], state["updated_at"]) * 86400 >= 100
+    assert state["active_seconds"] < 10
+
+
+@pytest.mark.parametrize(
+    ("file", "agent", "start", "steps"),
+    [
+        ({"soft_limit": "2m"}, {}, {}, 2),
+        ({"soft_limit": "2m"}, {"soft_limit": "3m"}, {}, 3),
+        ({"soft_limit": "3m"}, {"soft_limit": "2m"}, {}, 2),
+        ({}, {"soft_limit": "3m"}, {"context": {"soft_limit": "1m"}}, 1),
+        ({"soft_limit": "1m"}, {}, {"context": {"soft_limit": 240}}, 4),
+        ({}, {"soft_limit": "3m"}, {"limits": {"soft_limit": "1m"}}, 1),
+        (
+            {"soft_limit": "3m"},
+            {"soft_limit": "4m"},
+            {"context": {"soft_limit": "1m"}, "limits": {"soft_limit": "2m"}},
+            2,
+        ),
+    ],
+)
+async def test_the_nearest_setting_of_a_limit_wins(
+    world: Any, skipping: WorkflowEnvironment, takes: Any, file: Any, agent: Any, start: Any, steps: int
+) -> None:
+    takes("tool", 1)
+    async with world(looks(says("so far")), looking(), server=skipping.client, agent_limits=agent, **file) as it:
+        event = await result(await it.start(**start))
+    assert (event["payload"]["partial"], event["payload"]["steps_taken"]) == (True, steps)
+
+
+async def test_a_hard_limit_below_the_soft_one_is_a_backstop_all_the_same(
+    world: Any, skipping: WorkflowEnvironment, takes: Any
+) -> None:
+    takes("tool", 1)
+    async with world(looks(says("so far")), looking(), server=skipping.client, hard_limit="2m") as it:
+        run = await it.start()
+        assert (await failure(run)).type == "HardLimit"
+        assert (await it.state(run))["step"] == 2
+
+
+async def test_time_that_summaries_take_counts_before_the_model_is_asked_again(
+    world: Any, skipping: WorkflowEnvironment, takes: Any
+) -> None:
+    takes("context", 16)
+    made = iter(range(1, 100))
+
+    def script(body: dict[str, Any]) -> Answer:
+        if "You summarise the earlier part" in str(body["system"]):
+            return says("Read much.")
+        return says("so far") if is_last(body) else calls(("read", {"n": next(made)}))
+
+    read = ScriptedTool("read", lambda arguments, _: f"{arguments['n']}:" + "lorem ipsum " * 330)
+    async with world(script, read, server=skipping.client, window=20_000, max_steps=50) as it:
+        event = await result(await it.start())
+        kinds = ["summary" if "You summarise" in str(body["system"]) else is_last(body) for body in it.model.requests]
+    assert (event["payload"]["partial"], event["payload"]["outcome"]) == (True, "so far")
+    assert kinds[-2:] == ["summary", True]
+    assert kinds.count("summary") == 1
+
+
+async def test_the_last_turn_comes_also_after_a_rotation(world: Any, short_history_client: Any, takes: Any) -> None:
+    """Active time and the mark of the last turn are carried over continue-as-new."""
+    takes("tool", 0.4)
+    async with world(looks(says("so far")), looking(), server=short_history_client, max_steps=99) as it:
+        run = await it.start()
+        event = await result(run)
+        rotations = [e async for e in it.client.list_workflows(f"WorkflowId = '{run.id}'")]
+        assert sum(is_last(request) for request in it.model.requests) == 1
+    assert len(rotations) >= 2
+    assert (event["payload"]["partial"], event["payload"]["steps_taken"]) == (True, 38)
+
+
+def _manually(skipping: WorkflowEnvironment) -> Any:
+    """Runs started in here skip time only where the test says so."""
+    return skipping.with_time_skipping_disabled()
+
+
+def _days(before: str, after: str) -> float:
+    """Of the run's own clock."""
+    return (datetime.fromisoformat(after) - datetime.fromisoformat(before)) / timedelta(days=1)
