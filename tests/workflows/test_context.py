@@ -3,13 +3,15 @@
 import asyncio
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from contracts.failures import Escalation
-from testkit.model_server import Answer, Cut, calls, cut, fails, says
+from testkit.model_server import Answer, Cut, Reply, calls, cut, fails, says, slow
 from testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
@@ -189,3 +191,39 @@ async def test_what_was_sent_before_stays_as_it_was(world: Any) -> None:
 def _bytes(request: dict[str, Any]) -> str:
     """In the order in which the provider's cache reads it."""
     return json.dumps([request["tools"], request["system"], request["messages"]])
+
+
+def dawdles(body: dict[str, Any], answers: Callable[[dict[str, Any]], Answer]) -> Answer:
+    answer = answers(body)
+    return slow(answer, 20) if is_summary(body) and isinstance(answer, Reply) else answer
+
+
+@pytest.mark.parametrize("door", ["signal", "native"])
+async def test_a_cancel_during_a_summary_ends_the_run_as_any_cancel_does(
+    world: Any, door: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr("activities.heartbeat.ALIVE_EVERY", 0.1)  # a beat hears of the cancel
+    answers = reads(16)
+    async with world(lambda body: dawdles(body, answers), reader(), window=WINDOW, max_steps=50) as it:
+        run = await it.start(run_id=f"unsummed-{door}")
+        await it.until(lambda: any(is_summary(request) for request in it.model.requests))
+        await (run.signal("cancel", {"reason": "enough"}) if door == "signal" else run.cancel())
+        with pytest.raises(WorkflowFailureError):
+            await ended(run)
+        assert (await run.describe()).status is WorkflowExecutionStatus.CANCELED
+        assert (await it.state(run))["status"] == "cancelled"
+    assert events(tmp_path / f"unsummed-{door}", "agent_run.cancelled")
+
+
+async def test_a_summary_has_all_the_time_of_a_turn(world: Any) -> None:
+    """Were it cut off before it has given its model up, it would be tried, and cut off, for ever."""
+    async with world(reads(16), reader(), window=WINDOW, max_steps=50, turn_timeout="30m") as it:
+        run = await it.start()
+        await ended(run)
+        given = [
+            event.activity_task_scheduled_event_attributes
+            async for event in run.fetch_history_events()
+            if event.HasField("activity_task_scheduled_event_attributes")
+        ]
+    (summary, *_) = [each for each in given if each.activity_type.name == "summarize"]
+    assert summary.start_to_close_timeout.ToTimedelta() > timedelta(minutes=30)
