@@ -62,7 +62,8 @@ def _unfit(what: str) -> ToolOutcome:
 
 def with_artifacts(journal: Journal, artifacts: Sequence[str]) -> Journal:
     """Whatever a tool wrote down is noted, beside what the agent noted itself."""
-    new = tuple(path for path in dict.fromkeys(artifacts) if path not in journal.artifacts)
+    known = frozenset(journal.artifacts)  # there may be thousands, and this is asked after each call
+    new = tuple(path for path in dict.fromkeys(artifacts) if path not in known)
     return journal.model_copy(update={"artifacts": (*journal.artifacts, *new)}) if new else journal
 
 
