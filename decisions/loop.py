@@ -114,7 +114,8 @@ def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
     if not calls:
         return _said(state, turn, text)
     state = _heard(state, text)
-    if state.step >= state.limits.max_steps and any(_asks_for_a_step(call) for call in calls):
+    is_over_budget = state.step >= state.limits.max_steps and any(_asks_for_a_step(call) for call in calls)
+    if is_over_budget and state.forced is None:
         detail = f"all {state.limits.max_steps} steps are used up, and the agent asked for one more"
         state = _escalated(state, Escalation.step_budget, detail)
     last = max([call.step for call in calls if call.step is not None], default=state.step)
@@ -136,8 +137,9 @@ def _said(state: RunState, turn: ModelTurn, text: str) -> TurnTaken:
 def _still_forced(state: RunState, calls: tuple[Call, ...]) -> Forced | None:
     """A question that was to be asked, and is asked by this reply, keeps its cause."""
     forced = state.forced
-    asks = forced is not None and forced.asks is not None and any(call.tool == forced.tool for call in calls)
-    return forced if asks else None
+    if forced is None or forced.asks is None:
+        return None
+    return forced if any(call.tool == forced.tool and call.outcome is None for call in calls) else None
 
 
 def _last_turn(state: RunState, calls: tuple[Call, ...], text: str) -> TurnTaken:

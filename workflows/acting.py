@@ -65,11 +65,12 @@ async def _carry_out(run: LiveRun, call: Call) -> ToolOutcome:
 
 
 async def _ask(run: LiveRun, call: Call) -> ToolOutcome:
-    text = call.arguments.get("question")
-    if not isinstance(text, str) or not text.strip():
-        return failed(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
-    if run.state.forced is not None:
+    asked = call.arguments.get("question")
+    text = asked if isinstance(asked, str) and asked.strip() else ""
+    if run.state.forced is not None:  # then there is something to ask, whatever the model says to it
         return ToolOutcome(result=await direction(run, run.state.forced, text, call))
+    if not text:
+        return failed(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
     offered = call.arguments.get("options")
     options = [o for o in offered if isinstance(o, str)] if isinstance(offered, list) else []
     answer = await run.ask(QuestionKind.question, text, options, about=call)
