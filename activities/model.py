@@ -23,7 +23,14 @@ from contracts.turn import Usage
 MOST_BYTES = 1024 * 1024  # of a reply's JSON; the server takes 2 MiB, and the longest replies of today are half of this
 MOST_WAIT = 60.0  # seconds; a server that asks for more is asked again by then
 REFUSED = frozenset({400, 401, 402, 403, 404, 413, 422})
-TOO_LONG = ("prompt is too long", "exceed_context_size", "context length", "maximum context", "context size")
+TOO_LONG = (
+    "prompt is too long",
+    "exceed_context_size",
+    "exceed context limit",
+    "context length",
+    "maximum context",
+    "context size",
+)
 
 
 @dataclass(frozen=True)

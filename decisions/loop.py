@@ -23,6 +23,7 @@ from decisions.limits import escalation, is_nearly_out_of_time, is_out_of_time, 
 from decisions.thrash import Looked, looked
 
 MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
+CUT_OFF = ("max_tokens", "model_context_window_exceeded")  # stop reasons of a reply that is not whole
 IN_DOUBT = failed(ToolFault.in_doubt, "interrupted; may have happened")
 EXCERPT = 600  # characters of a finding or plan that the state keeps for people
 
@@ -126,7 +127,7 @@ def _said(state: RunState, turn: ModelTurn, text: str) -> TurnTaken:
     """A reply without any tool call: the outcome, if it is whole."""
     if turn.stop_reason == "pause_turn":
         return TurnTaken(state)
-    if turn.stop_reason == "max_tokens":
+    if turn.stop_reason in CUT_OFF:
         note = "Your reply was cut off by the length limit. Go on in smaller pieces."
         return _unusable(state, keep=bool(text), note=note)
     if not text:

@@ -104,6 +104,11 @@ async def test_an_empty_reply_has_no_blocks(server: ScriptedModel) -> None:
         ([fails(404)], "ModelRefused", True),
         ([fails(413)], "ModelRefused", True),
         ([fails(400, message="prompt is too long: 9 > 8")], "ContextTooLong", True),
+        (
+            [fails(400, message="input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000, …")],
+            "ContextTooLong",
+            True,
+        ),
         ([fails(400, message="request exceeds the available context length")], "ContextTooLong", True),
         ([fails(429)], "RateLimited", False),
         ([fails(500)], "ModelUnavailable", False),
