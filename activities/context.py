@@ -101,7 +101,8 @@ class Summaries:
         try:
             async with asyncio.timeout(request.timeout.total_seconds()):
                 reply = await self._model.reply(ModelCall(definition=asked, messages=[message]))
-        except (ApplicationError, TimeoutError) as error:
+        except Exception as error:
+            # Whatever it is: the work must not stand still for want of a summary.
             passes = not (isinstance(error, ApplicationError) and error.non_retryable)
             if passes and activity.info().attempt < TRIES:
                 raise

@@ -26,11 +26,11 @@ async def make_room(run: LiveRun, full: ContextFull) -> None:
     if full.was_refused:
         run.update(window=full.window)
     stage = next_recovery(run.state.recoveries, run.state.turns)
+    if run.state.is_closing and stage in (Recovery.ask, None):
+        run.state = loop.out_of_time(run.state)
+        return
     if stage is None:
         run.state = loop.overflowed(run.state, full)
-        return
-    if run.state.is_closing and stage is Recovery.ask:
-        run.state = loop.out_of_time(run.state)
         return
     run.update(recoveries=recovered(run.state.recoveries, stage, run.state.turns))
     rung = run.state.recoveries.used

@@ -3,16 +3,22 @@
 import asyncio
 import json
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
+from activities.model import MessagesModel, ModelCall, ModelReply
+from contracts.context import ContextFull, Recoveries
 from contracts.failures import Escalation
+from contracts.run import RunState
+from decisions.limits import DEFAULTS
 from testkit.model_server import Answer, Cut, Reply, calls, cut, fails, says, slow
 from testkit.tools import ScriptedTool
+from workflows.context import make_room
 
 FINISH = calls(("finish", {"outcome": "done"}))
 SUMMARY = "You summarise the earlier part"
@@ -227,3 +233,38 @@ async def test_a_summary_has_all_the_time_of_a_turn(world: Any) -> None:
         ]
     (summary, *_) = [each for each in given if each.activity_type.name == "summarize"]
     assert summary.start_to_close_timeout.ToTimedelta() > timedelta(minutes=30)
+
+
+async def test_whatever_goes_wrong_with_a_summary_the_run_goes_on(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even what nobody thought of."""
+    monkeypatch.setattr("activities.context.TRIES", 1)
+    reply = MessagesModel.reply
+
+    async def odd(self: MessagesModel, call: ModelCall) -> ModelReply:
+        if not call.definition.tools:
+            raise IndexError("a stream that makes no sense")
+        return await reply(self, call)
+
+    monkeypatch.setattr(MessagesModel, "reply", odd)
+    async with world(reads(16), reader(), window=WINDOW, max_steps=50) as it:
+        assert (await ended(await it.start()))["type"] == "agent.completed"
+
+
+async def test_a_last_turn_that_does_not_fit_still_leaves_a_partial_outcome() -> None:
+    now = datetime.now(UTC)
+    state = RunState(
+        run_id="r",
+        goal="read",
+        agent="a",
+        context={},
+        conversation_id=None,
+        created_at=now,
+        updated_at=now,
+        limits=DEFAULTS,
+        is_closing=True,
+        recoveries=Recoveries(used=4),
+        last_finding="half is read",
+    )
+    run: Any = SimpleNamespace(state=state)
+    await make_room(run, ContextFull(tokens=9000, window=8000, messages=9))
+    assert (run.state.ending.is_partial, run.state.ending.text) == (True, "half is read")
