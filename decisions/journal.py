@@ -11,6 +11,7 @@ from decisions.builtins import APPEND_JOURNAL, GET_JOURNAL, LIST_SECTIONS, TEXT_
 
 MOST_TEXT = 4000  # characters of a section, or of an entry
 MOST_ENTRIES = 100  # of a list
+MOST_BYTES = 60_000  # of all that the agent writes: the model is shown it whole, and a run carries it along
 DIGEST = 500  # characters
 
 
@@ -19,10 +20,26 @@ def kept(journal: Journal, tool: str, arguments: Mapping[str, Any]) -> tuple[Jou
     if tool == GET_JOURNAL:
         return journal, ToolOutcome(result=render(journal))
     if tool == UPDATE_JOURNAL:
-        return _updated(journal, arguments)
+        return _fitting(journal, *_updated(journal, arguments))
     if tool == APPEND_JOURNAL:
-        return _appended(journal, arguments)
+        return _fitting(journal, *_appended(journal, arguments))
     raise AssertionError(f"{tool} is no journal tool")
+
+
+def _fitting(before: Journal, after: Journal, outcome: ToolOutcome) -> tuple[Journal, ToolOutcome]:
+    """What is too large already may still become smaller."""
+    size = _size(after)
+    if size <= MOST_BYTES or size <= _size(before):
+        return after, outcome
+    full = (
+        f"not written: the journal would have {size:,} bytes, and {MOST_BYTES:,} is the most; say old sections shorter"
+    )
+    return before, failed(ToolFault.invalid_arguments, full)
+
+
+def _size(journal: Journal) -> int:
+    """Without the artifacts, which the runtime notes as well."""
+    return len(render(journal.model_copy(update={"artifacts": ()})).encode(errors="replace"))
 
 
 def _updated(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from contracts.journal import Journal
 from contracts.transcript import Part, PartKind
 from decisions.builtins import LIST_SECTIONS, TEXT_SECTIONS
-from decisions.journal import DIGEST, MOST_ENTRIES, digest, kept, refolded, render, shown, with_artifacts
+from decisions.journal import DIGEST, MOST_BYTES, MOST_ENTRIES, digest, kept, refolded, render, shown, with_artifacts
 
 UPDATE, APPEND, GET = "update_run_journal", "append_run_journal_entry", "get_run_journal"
 
@@ -48,6 +48,21 @@ def test_what_does_not_fit_changes_nothing_and_says_what_would(tool: str, argume
     assert after == before
     assert told.error is not None
     assert says in told.error.message
+
+
+def test_a_journal_that_would_fill_the_window_by_itself_is_not_written_but_can_be_made_shorter() -> None:
+    journal, refused = Journal(), []
+    for section in LIST_SECTIONS:
+        for _ in range(MOST_ENTRIES):
+            entry = "漢" * 1000
+            journal, told = kept(journal, APPEND, {"section": section, "entry": entry})
+            refused += [told] if told.error else []
+    assert "say old sections shorter" in str(refused[0].error)
+    assert len(render(journal.model_copy(update={"artifacts": ()})).encode()) <= MOST_BYTES
+    journal, told = kept(journal, UPDATE, {section: [] for section in LIST_SECTIONS})
+    assert (told.error, journal) == (None, Journal())
+    too_large = Journal(decisions=("x" * 2 * MOST_BYTES, "y"))
+    assert kept(too_large, UPDATE, {"decisions": ["x" * 4000] * 20})[0].decisions == ("x" * 4000,) * 20
 
 
 def test_a_full_section_drops_its_oldest_entry_and_says_so() -> None:
