@@ -27,6 +27,8 @@ TOO_LONG = (
     "prompt is too long",
     "exceed_context_size",
     "exceed context limit",
+    "context window",
+    "input is too long",
     "context length",
     "maximum context",
     "context size",
@@ -277,7 +279,8 @@ def translated(error: Exception, secret: str | None = None) -> ApplicationError:
 
 def window_told(message: str) -> int | None:
     """The window, in tokens, that a provider names when it refuses a prompt as too long."""
-    told = re.search(r"(?:>|context length (?:is|of)|context size \(?|n_ctx\D{0,4})\s*([\d,]{4,})", message)
+    before = r">|context (?:length|window) (?:is|of)|context size \(?|n_ctx\D{0,4}"
+    told = re.search(rf"(?:{before})\s*(\d[\d,]{{3,}})", message)
     return int(told[1].replace(",", "")) if told else None
 
 
