@@ -55,10 +55,13 @@ class Summaries:
             cut = divided(parts, request.keep, window, is_deep=request.is_deep)
             front, messages = front_tokens(definition), conversation.messages()
             before = estimate(parts, messages, front)
-            if cut.messages == 0:
+            if cut.messages == 0 and cut.cut is None:
                 return _nothing_done(before, len(messages))
             started = perf_counter()
-            written = await self._written(definition, parts[: cut.tail], request)
+            without = truncated(parts, cut.tail, window) or "Nothing else came before what follows."
+            written = _Written(without)
+            if cut.messages:
+                written = await self._written(definition, parts, cut.tail, request, without)
         summary = Summary(
             text=written.text,
             tail=cut.tail,
@@ -79,7 +82,10 @@ class Summaries:
         record(workspace, _trace(request, summary))
         return summary
 
-    async def _written(self, definition: Definition, parts: Sequence[Part], request: SummaryRequest) -> "_Written":
+    async def _written(
+        self, definition: Definition, parts: Sequence[Part], tail: int, request: SummaryRequest, without: str
+    ) -> "_Written":
+        """By the model; where it does not bring any, `without` one."""
         name = self._project.summary_model_of(definition.model)
         learn(model=name)
         most = round(READ_SHARE * self._project.window_of(name) * BYTES_PER_TOKEN)
@@ -90,19 +96,20 @@ class Summaries:
             system=files("activities").joinpath("prompts/summarize.md").read_text(encoding="utf-8"),
             tools=(),
         )
-        told = f"# Goal\n\n{text_of(parts[0].content)[:20_000]}\n\n# Messages\n\n{narrated(parts, most)}"
+        told = f"# Goal\n\n{text_of(parts[0].content)[:20_000]}\n\n# Messages\n\n{narrated(parts, tail, most)}"
         message = {"role": "user", "content": [{"type": "text", "text": told}]}
         try:
             async with asyncio.timeout(request.timeout.total_seconds()):
                 reply = await self._model.reply(ModelCall(definition=asked, messages=[message]))
-        except (ApplicationError, TimeoutError) as error:
+        except Exception as error:
+            # Whatever it is: the work must not stand still for want of a summary.
             passes = not (isinstance(error, ApplicationError) and error.non_retryable)
             if passes and activity.info().attempt < TRIES:
                 raise
             activity.logger.warning("no model summarised the conversation, so it is cut down: %s", error)
-            return _Written(truncated(parts))
+            return _Written(without)
         text = text_of(reply.content)
-        return _Written(text or truncated(parts), name if text else "", name, reply.usage)
+        return _Written(text or without, name if text else "", name, reply.usage)
 
 
 @dataclass(frozen=True)

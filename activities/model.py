@@ -23,7 +23,16 @@ from contracts.turn import Usage
 MOST_BYTES = 1024 * 1024  # of a reply's JSON; the server takes 2 MiB, and the longest replies of today are half of this
 MOST_WAIT = 60.0  # seconds; a server that asks for more is asked again by then
 REFUSED = frozenset({400, 401, 402, 403, 404, 413, 422})
-TOO_LONG = ("prompt is too long", "exceed_context_size", "context length", "maximum context", "context size")
+TOO_LONG = (
+    "prompt is too long",
+    "exceed_context_size",
+    "exceed context limit",
+    "context window",
+    "input is too long",
+    "context length",
+    "maximum context",
+    "context size",
+)
 
 
 @dataclass(frozen=True)
@@ -271,7 +280,8 @@ def translated(error: Exception, secret: str | None = None) -> ApplicationError:
 
 def window_told(message: str) -> int | None:
     """The window, in tokens, that a provider names when it refuses a prompt as too long."""
-    told = re.search(r"(?:>|context length (?:is|of)|context size \(?|n_ctx\D{0,4})\s*([\d,]{4,})", message)
+    before = r">|context (?:length|window) (?:is|of)|context size \(?|n_ctx\D{0,4}"
+    told = re.search(rf"(?:{before})\s*(\d[\d,]{{3,}})", message)
     return int(told[1].replace(",", "")) if told else None
 
 

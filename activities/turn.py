@@ -135,7 +135,14 @@ class Turns:
 
 def renamed(reply: ModelReply, used: Collection[str], turn: int) -> ModelReply:
     """Some servers count their tool uses anew when the conversation gets shorter; a result must belong to one."""
-    names = {b["id"]: f"{b['id']}_t{turn}" for b in reply.content if b.get("type") == "tool_use" and b["id"] in used}
+    taken = {*used, *(block.get("id") for block in reply.content)}
+    names: dict[str, str] = {}
+    for block in reply.content:
+        if block.get("type") == "tool_use" and block["id"] in used:
+            name = block["id"]
+            while name in taken:  # a fork counts its turns anew
+                name += f"_t{turn}"
+            names[block["id"]] = name
     if not names:
         return reply
     content = [{**block, "id": names[block["id"]]} if block.get("id") in names else block for block in reply.content]

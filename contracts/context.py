@@ -57,7 +57,7 @@ class SummaryRequest(Value):
 
 class Summary(Value):
     """What stands for the parts before `tail`. `pins` are the parts whose results are quoted beside it, each of them
-    cut to `pin_chars`; results in the tail are cut to `cut` characters, if that is set.
+    cut to `pin_chars` bytes; results in the tail are cut to `cut` bytes, if that is set.
 
     `model` is empty where no model wrote it and the old messages were cut down instead. Tokens are estimates. Without
     anything before the tail nothing was done, and `tail` is 0.

@@ -36,14 +36,20 @@ def calls_of(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
         call = _refused(block, turn, routes) if len(calls) < MOST_CALLS else _beyond(block)
         if call is None:
             route = routes[block["name"]]
-            call = _asked(block, route, step + 1 if route.takes_step else None)
-            if route.takes_step and step >= state.limits.max_steps:
+            is_used_up = route.takes_step and step >= state.limits.max_steps
+            call = _asked(block, route, step + 1 if route.takes_step and not is_used_up else None)
+            if is_used_up and not _is_wanted(state, call):
                 used_up = f"step budget used up ({state.limits.max_steps} steps): finish with what there is"
-                call = call.model_copy(update={"step": None, "outcome": failed(ToolFault.budget, used_up)})
-            elif route.takes_step:
+                call = call.model_copy(update={"outcome": failed(ToolFault.budget, used_up)})
+            elif route.takes_step and not is_used_up:
                 step += 1
         calls.append(call)
     return tuple(calls)
+
+
+def _is_wanted(state: RunState, call: Call) -> bool:
+    """A question that the runtime itself wants asked is asked without a step, where none is left."""
+    return state.forced is not None and state.forced.asks is not None and call.tool == state.forced.tool
 
 
 def _asked(block: dict[str, Any], route: ToolRoute, step: int | None) -> Call:

@@ -21,8 +21,9 @@ BYTES_PER_TOKEN = 2.5  # of tool results and calls; docs/health.md has what this
 IMAGE_TOKENS = 1600
 PINNED_SHARE = 0.15  # of the window, for all pinned results together
 CUT_SHARE = 0.35  # of the window, for what a deep prune leaves as it is
-MOST_GOAL = 20_000  # characters of the goal that a summary repeats
-MOST_TRUNCATED = 24_000  # characters of what replaces a summary
+MOST_GOAL = 20_000  # bytes of the goal that a summary repeats
+MOST_TRUNCATED = 24_000  # bytes of what replaces a summary
+TRUNCATED_SHARE = 0.2  # of the window, for the same
 
 Message = dict[str, Any]
 
@@ -101,7 +102,8 @@ def summary_part(summary: Summary) -> Part:
 class Cut:
     """Where a conversation is divided: parts before `tail` are summarised, later ones stay as they are.
 
-    `messages` are those before the tail, `pins` the parts among them whose results stay in sight.
+    `messages` are those before the tail, `pins` the parts among them whose results stay in sight. Where there are none,
+    there may still be a `cut`: results of the tail that fill the window alone.
     """
 
     tail: int
@@ -119,7 +121,7 @@ def divided(parts: Sequence[Part], keep: int, window: int, *, is_deep: bool) -> 
     first = max(len(messages) - keep, 0)
     if first and parts[messages[first][0]].kind is PartKind.result:
         first -= 1
-    tail = messages[first][0] if messages else len(parts)
+    tail = max(messages[first][0], 1) if messages else len(parts)  # the summary repeats the goal
     pins = _pins(parts[:tail])
     pin_chars = round(PINNED_SHARE * window * BYTES_PER_TOKEN / max(len(pins), 1))
     results = [i for i in range(tail, len(parts)) if parts[i].kind is PartKind.result]
@@ -167,33 +169,35 @@ def _cut(part: Part, most: int | None) -> Part:
 
 
 def _shortened(text: str, most: int) -> str:
-    """Its beginning and end, where it is longer."""
-    if len(text) <= most:
+    """Its beginning and end, where it takes more bytes."""
+    data = text.encode(errors="replace")
+    if len(data) <= most:
         return text
     half = max(most // 2, 1)
-    return f"{text[:half]}\n… ({len(text) - 2 * half:,} characters left out) …\n{text[-half:]}"
+    begin, end = data[:half].decode(errors="ignore"), data[-half:].decode(errors="ignore")
+    return f"{begin}\n… ({len(text) - len(begin) - len(end):,} characters left out) …\n{end}"
 
 
-def narrated(parts: Sequence[Part], most: int) -> str:
-    """Old parts as plain text of about `most` characters, for whoever summarises them."""
+def narrated(parts: Sequence[Part], tail: int, most: int) -> str:
+    """What came before the tail, as plain text of about `most` bytes, for whoever summarises it."""
     each = 4000
-    while len(text := "\n\n".join(_told(parts, each))) > most and each > 100:
+    while len((text := "\n\n".join(_told(parts, tail, each))).encode(errors="replace")) > most and each > 100:
         each //= 2
     return _shortened(text, most)
 
 
-def truncated(parts: Sequence[Part]) -> str:
+def truncated(parts: Sequence[Part], tail: int, window: int) -> str:
     """What stands for old parts where no model can summarise them: what was said and called, cut down."""
-    return narrated(parts, MOST_TRUNCATED)
+    return narrated(parts, tail, min(MOST_TRUNCATED, round(TRUNCATED_SHARE * window * BYTES_PER_TOKEN)))
 
 
-def _told(parts: Sequence[Part], each: int) -> Iterator[str]:
-    """The latest summary stands for what came before it; the goal is told elsewhere."""
+def _told(parts: Sequence[Part], tail: int, each: int) -> Iterator[str]:
+    """The latest summary stands for what came before its own tail; the goal is told elsewhere."""
     at = _latest_summary(parts)
     if at is not None:
         yield text_of(parts[at].content)
     start = parts[at].about["tail"] if at is not None else 1
-    for i in range(start, len(parts)):
+    for i in range(start, tail):
         part = parts[i]
         if part.kind is PartKind.reply:
             yield from _said(part, each)

@@ -15,7 +15,7 @@ from contracts.run import Call, Ending, Forced, Pending, RunState, RunStatus
 from contracts.tool import ToolKind, ToolOutcome, failed
 from contracts.turn import ModelTurn
 from decisions.builtins import CONTROL, ESCALATE, FINISH, JOURNAL, REFRAME
-from decisions.calls import calls_of, next_batch, question_in, text_of
+from decisions.calls import calls_of, next_batch, text_of
 from decisions.framing import framing
 from decisions.ids import call_digest
 from decisions.journal import EXCERPT, framed, kept, reframed, with_artifacts
@@ -23,6 +23,7 @@ from decisions.limits import escalation, is_nearly_out_of_time, is_out_of_time, 
 from decisions.thrash import Looked, looked
 
 MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
+CUT_OFF = ("max_tokens", "model_context_window_exceeded")  # stop reasons of a reply that is not whole
 IN_DOUBT = failed(ToolFault.in_doubt, "interrupted; may have happened")
 
 
@@ -119,7 +120,8 @@ def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
     if not calls:
         return _said(state, turn, text)
     state = _heard(state, text)
-    if state.step >= state.limits.max_steps and any(_asks_for_a_step(call) for call in calls):
+    is_over_budget = state.step >= state.limits.max_steps and any(_asks_for_a_step(call) for call in calls)
+    if is_over_budget and state.forced is None:
         detail = f"all {state.limits.max_steps} steps are used up, and the agent asked for one more"
         state = _escalated(state, Escalation.step_budget, detail)
     last = max([call.step for call in calls if call.step is not None], default=state.step)
@@ -130,7 +132,7 @@ def _said(state: RunState, turn: ModelTurn, text: str) -> TurnTaken:
     """A reply without any tool call: the outcome, if it is whole."""
     if turn.stop_reason == "pause_turn" and turn.content:
         return TurnTaken(state)
-    if turn.stop_reason == "max_tokens":
+    if turn.stop_reason in CUT_OFF:
         note = "Your reply was cut off by the length limit. Go on in smaller pieces."
         return _unusable(state, keep=bool(text), note=note)
     if not text:
@@ -143,7 +145,7 @@ def _still_forced(state: RunState, calls: tuple[Call, ...]) -> Forced | None:
     forced = state.forced
     if forced is None or forced.asks is None:
         return None
-    return forced if any(call.tool == forced.tool and question_in(call) for call in calls) else None
+    return forced if any(call.tool == forced.tool and call.outcome is None for call in calls) else None
 
 
 def _last_turn(state: RunState, calls: tuple[Call, ...], text: str) -> TurnTaken:

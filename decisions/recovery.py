@@ -4,7 +4,7 @@
 | --- | --- |
 | the first time | R1: compact, the last ten messages stay |
 | again within 20 turns of that | R2: deep prune, the last four stay |
-| again within 20 turns of that | R3: a person is asked |
+| again within 20 turns of that | R3: a person is asked; it makes no room, so the next is a deep prune |
 | after four of these | nothing more: the run goes on to its limits, as long as the model takes it |
 """
 
@@ -29,9 +29,9 @@ def next_recovery(done: Recoveries, turn: int) -> Recovery | None:
 
 def recovered(done: Recoveries, stage: Recovery, turn: int) -> Recoveries:
     """One more of them was used."""
-    changes: dict[str, int] = {"used": done.used + 1}
+    changes: dict[str, int | None] = {"used": done.used + 1}
     if stage is Recovery.compact:
         changes["compacted_at"] = turn
-    if stage is Recovery.prune:
-        changes["pruned_at"] = turn
+    if stage is not Recovery.compact:
+        changes["pruned_at"] = turn if stage is Recovery.prune else None
     return done.model_copy(update=changes)

@@ -151,9 +151,12 @@ def _climbed(state: RunState, thrash: Thrash, seen: tuple[Thrash, ...]) -> Looke
 
 
 def _directive_tool(state: RunState) -> str | None:
-    """None where forcing it would end the run: no reframe is left."""
+    """None where forcing it would end the run: no step, or no reframe, is left for it."""
     named = state.limits.directive_tool
-    tool = named if any(route.name == named for route in state.tools) else REFRAME
+    route = next((route for route in state.tools if route.name == named), None)
+    if route is not None and route.takes_step and state.step >= state.limits.max_steps:
+        return None
+    tool = named if route is not None else REFRAME
     return None if tool == REFRAME and state.reframes >= state.limits.max_reframes else tool
 
 

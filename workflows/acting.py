@@ -66,10 +66,10 @@ async def _carry_out(run: LiveRun, call: Call) -> ToolOutcome:
 
 async def _ask(run: LiveRun, call: Call) -> ToolOutcome:
     text = question_in(call)
+    if run.state.forced is not None:  # then there is something to ask, whatever the model says to it
+        return ToolOutcome(result=await direction(run, run.state.forced, text or "", call))
     if text is None:
         return failed(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
-    if run.state.forced is not None:
-        return ToolOutcome(result=await direction(run, run.state.forced, text, call))
     offered = call.arguments.get("options")
     options = [o for o in offered if isinstance(o, str)] if isinstance(offered, list) else []
     answer = await run.ask(QuestionKind.question, text, options, about=call)

@@ -18,7 +18,7 @@ from workflows import events
 from workflows.asking import direction
 from workflows.fate import fail
 from workflows.live_run import LiveRun
-from workflows.policies import FILES, WAIT_FOR_END
+from workflows.policies import FILES, SUMMARY_MARGIN, WAIT_FOR_END
 
 
 async def make_room(run: LiveRun, full: ContextFull) -> None:
@@ -42,26 +42,8 @@ async def make_room(run: LiveRun, full: ContextFull) -> None:
 
 
 async def _summarise(run: LiveRun, *, is_deep: bool) -> None:
-    request = SummaryRequest(
-        length=run.transcript.length,
-        head=run.transcript.head,
-        definition=run.state.definition,
-        keep=KEPT_DEEP if is_deep else KEPT,
-        is_deep=is_deep,
-        window=run.state.window,
-        timeout=run.state.limits.turn_timeout,
-        told=events.untold(run),
-    )
-    kind = "deep prune" if is_deep else "compact"
-    call = workflow.execute_activity_method(
-        Summaries.summarize,
-        request,
-        cancellation_type=WAIT_FOR_END,
-        summary=f"{kind} · turn {run.state.turns}",
-        **FILES,
-    )
     try:
-        summary: Summary = await run.halt.stoppable(call)
+        summary = await run.halt.stoppable(_summary(run, is_deep=is_deep))
     except ActivityError as error:
         fail(run, error, RunFailure.model_unavailable)
         return
@@ -75,6 +57,28 @@ async def _summarise(run: LiveRun, *, is_deep: bool) -> None:
         events.emit(run, "agent.recovery.fired", stage=Recovery.prune, **figures)
     else:
         events.emit(run, "agent.compaction.run", **figures)
+
+
+async def _summary(run: LiveRun, *, is_deep: bool) -> Summary:
+    timeout = run.state.limits.turn_timeout
+    request = SummaryRequest(
+        length=run.transcript.length,
+        head=run.transcript.head,
+        definition=run.state.definition,
+        keep=KEPT_DEEP if is_deep else KEPT,
+        is_deep=is_deep,
+        window=run.state.window,
+        timeout=timeout,
+        told=events.untold(run),
+    )
+    kind = "deep prune" if is_deep else "compact"
+    return await workflow.execute_activity_method(
+        Summaries.summarize,
+        request,
+        cancellation_type=WAIT_FOR_END,
+        summary=f"{kind} · turn {run.state.turns}",
+        **FILES | {"start_to_close_timeout": timeout + SUMMARY_MARGIN},
+    )
 
 
 async def _ask(run: LiveRun, full: ContextFull) -> None:

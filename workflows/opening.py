@@ -57,6 +57,7 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
         tools=opening.tools,
         workspace=opening.workspace,
         limits=with_requested(opening.limits, run.state.requested),
+        window=None,  # of another model, perhaps
     )
 
 

@@ -49,6 +49,10 @@ FILES: dict[str, Any] = {
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
 }
 
+# Beyond the summarising model's own time: reading the conversation, writing the trace. The activity gives the model up
+# by itself, and then does without one; where Temporal cut it off first, it would be tried for ever.
+SUMMARY_MARGIN = timedelta(minutes=2)
+
 # Only with this the run hears how an activity ended that it asked to stop.
 WAIT_FOR_END = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 

@@ -10,7 +10,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from temporalio.exceptions import ApplicationError
 
-from activities.model import MessagesModel, ModelCall, ModelReply, read_arguments, translated
+from activities.model import TOO_LONG, MessagesModel, ModelCall, ModelReply, read_arguments, translated, window_told
 from contracts.agent import Definition, ToolSchema
 from testkit.model_server import ScriptedModel, broken_json, calls, cut, fails, says, slow
 
@@ -104,6 +104,11 @@ async def test_an_empty_reply_has_no_blocks(server: ScriptedModel) -> None:
         ([fails(404)], "ModelRefused", True),
         ([fails(413)], "ModelRefused", True),
         ([fails(400, message="prompt is too long: 9 > 8")], "ContextTooLong", True),
+        (
+            [fails(400, message="input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000, …")],
+            "ContextTooLong",
+            True,
+        ),
         ([fails(400, message="request exceeds the available context length")], "ContextTooLong", True),
         ([fails(429)], "RateLimited", False),
         ([fails(500)], "ModelUnavailable", False),
@@ -196,3 +201,21 @@ def test_arguments_nested_too_deep_are_refused_without_a_crash(depth: int) -> No
 def test_ordinary_arguments_are_read_as_they_were_written() -> None:
     written = '{"b": [1, 2.5, null, true], "a": "ü \\u00fc", "n": 123456789012345678901234567890}'
     assert read_arguments(written) == {"b": [1, 2.5, None, True], "a": "ü ü", "n": 123456789012345678901234567890}
+
+
+@pytest.mark.parametrize(
+    ("message", "window"),
+    [
+        ("prompt is too long: 210000 tokens > 200,000 maximum", 200_000),
+        ("input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000, decrease …", 200_000),
+        ("This model's maximum context length is 4096 tokens. However, you requested 5000", 4096),
+        ("request (5000 tokens) exceeds the available context size (4096 tokens)", 4096),
+        ("exceed_context_size_error: n_prompt_tokens=9000, n_ctx=8192", 8192),
+        ("Requested tokens (9000) exceed context window of 8192", 8192),
+        ("Input is too long for requested model.", None),
+        ("the context length is ,,,, tokens", None),
+    ],
+)
+def test_providers_say_in_many_words_that_a_prompt_is_too_long(message: str, window: int | None) -> None:
+    assert any(sign in message.lower() for sign in TOO_LONG)
+    assert window_told(message) == window

@@ -7,11 +7,14 @@ from typing import Any, cast
 import pytest
 from temporalio.client import Client
 
+from activities.model import ModelReply
 from activities.store import LocalStore
 from activities.transcript import TranscriptMismatch, Transcripts, Wanted, keep_segment
+from activities.turn import renamed
 from activities.workspace import Workspace
 from contracts.tool import ToolOutcome
 from contracts.transcript import Page, Part, PartKind, Segment
+from contracts.turn import Usage
 from decisions.transcript import Transcript, goal_part, note_part, result_part
 
 
@@ -210,3 +213,15 @@ async def test_a_conversation_that_is_dropped_while_it_is_filled_leaves_no_weigh
     monkeypatch.setattr(run, "query", dropping)  # the moment between two awaits, made certain
     await worker.at()
     assert worker.cache._bytes == 0
+
+
+@pytest.mark.parametrize("used", [{"call_0"}, {"call_0", "call_0_t3"}, {"call_0", "call_0_t3", "call_0_t3_t3"}])
+def test_a_tool_use_id_that_was_there_before_gets_a_name_that_was_not(used: set[str]) -> None:
+    """Also in a fork, whose turns are counted anew."""
+    uses: list[dict[str, Any]] = [
+        {"type": "tool_use", "id": use, "name": "look", "input": {}} for use in ("call_0", "call_1", "call_1_t3")
+    ]
+    after = renamed(ModelReply(uses, "tool_use", "m", Usage(), ("call_0",)), used, 3)
+    first, *others = [block["id"] for block in after.content]
+    assert first not in used
+    assert (others, after.broken) == (["call_1", "call_1_t3"], (first,))

@@ -139,8 +139,17 @@ def test_a_second_compaction_takes_the_first_one_up() -> None:
     after = shown(parts)
     assert len(after) == 13
     assert is_sound(after)
-    assert "THE SUMMARY" in narrated(parts[: parts[-2].about["tail"]], 10_000)
-    assert "seen u3" not in narrated(parts[: parts[-2].about["tail"]], 10_000)
+    told = narrated(parts[:-2], parts[-2].about["tail"], 10_000)
+    assert "THE SUMMARY" in told
+    assert "seen u3" not in told
+
+
+def test_a_compaction_right_after_another_builds_on_it_as_well() -> None:
+    """Its tail begins before the summary that it takes up."""
+    parts = compacted([GOAL, *turns(20)])
+    told = narrated(parts, divided(parts, KEPT_DEEP, WINDOW, is_deep=True).tail, 10_000)
+    assert told.startswith("THE SUMMARY\n\n[agent]")
+    assert [n for n in range(14, 21) if f"seen u{n}" in told] == [16, 17, 18]
 
 
 def test_what_a_deep_prune_leaves_is_cut_where_it_alone_would_fill_the_window() -> None:
@@ -151,6 +160,22 @@ def test_what_a_deep_prune_leaves_is_cut_where_it_alone_would_fill_the_window() 
     assert "characters left out" in str(after[-1])
     assert after[-10:] == shown(compacted(long, KEPT_DEEP, is_deep=True))[-10:]
     assert "x" * 30_000 in str(shown(compacted(long))), "a compaction leaves its tail as it is"
+
+
+def test_a_few_results_that_fill_the_window_are_cut_too() -> None:
+    """There is nothing to summarise yet."""
+    parts = [GOAL, reply("a", "b"), result("a", 1, "x" * 30_000), result("b", 2, "y" * 30_000)]
+    assert estimate(compacted(parts), shown(compacted(parts, KEPT_DEEP, is_deep=True)), 0) < 0.7 * WINDOW
+    again = compacted(compacted(parts, KEPT_DEEP, is_deep=True), KEPT_DEEP, is_deep=True)
+    assert is_sound(shown(again))
+
+
+def test_room_is_measured_in_bytes_as_tokens_are() -> None:
+    """In scripts whose letters take three bytes, a result would else be left three times as long."""
+    parts = [GOAL, *turns(5), reply("z"), result("z", 6, "漢" * 30_000)]
+    after = compacted(parts, KEPT_DEEP, is_deep=True)
+    assert estimate(after, shown(after), 0) < 0.7 * WINDOW
+    assert len(narrated(parts, len(parts), 3000).encode()) < 3100
 
 
 def test_what_came_last_is_counted_and_only_the_rest_is_estimated() -> None:

@@ -310,7 +310,15 @@ def test_escalate_tells_the_models_reason(player: Any, new_turn: Any) -> None:
     assert it.issued == [1]
 
 
-@pytest.mark.parametrize("reply", [{"text": ""}, {"text": "   "}, {"text": "half", "stop": "max_tokens"}])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"text": ""},
+        {"text": "   "},
+        {"text": "half", "stop": "max_tokens"},
+        {"text": "half", "stop": "model_context_window_exceeded"},
+    ],
+)
 def test_three_unusable_replies_in_a_row_end_the_run_typed(player: Any, new_turn: Any, reply: Any) -> None:
     it = player()
     for _ in range(3):

@@ -13,7 +13,7 @@ WAYS = {
     "again later": ([10, 31], [C, C]),
     "to the top": ([10, 11, 12], [C, P, A]),
     "to the top, each at the last moment": ([10, 30, 50], [C, P, A]),
-    "four and no more": ([1, 2, 3, 4, 5, 99], [C, P, A, A, None, None]),
+    "four and no more": ([1, 2, 3, 4, 5, 99], [C, P, A, P, None, None]),
     "far apart, four and no more": ([10, 40, 70, 100, 130], [C, C, C, C, None]),
     "a prune that held begins anew": ([10, 20, 41], [C, P, C]),
 }

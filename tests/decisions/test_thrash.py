@@ -141,6 +141,7 @@ def test_the_forced_tool_can_be_chosen_and_a_person_comes_first_where_it_would_e
     assert forced(directive_tool="peek") == (D, "peek")
     assert forced(directive_tool="no_such_tool") == (D, "reframe")
     assert forced(reframes=2) == (A, "ask_human")
+    assert forced(directive_tool="peek", step=20) == (A, "ask_human"), "it would take a step, and none is left"
 
 
 @given(st.lists(st.tuples(st.sampled_from([SEARCH, LOOK]), st.integers(0, 2), st.integers(0, 2)), max_size=30))

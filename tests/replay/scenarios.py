@@ -349,7 +349,7 @@ SCENARIOS = (
         "context-too-long",
         "escalated context",
         [TOO_LONG],
-        play=answers({"decision": "continue"}, {"text": "be brief"}),
+        play=answers({"decision": "continue"}),
     ),
     Scenario("model-declined", "escalated model_declined", [says("I will not.", stop_reason="refusal")]),
     # failed

@@ -3,14 +3,22 @@
 import asyncio
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
+from activities.model import MessagesModel, ModelCall, ModelReply
+from contracts.context import ContextFull, Recoveries
 from contracts.failures import Escalation
-from testkit.model_server import Answer, Cut, calls, cut, fails, says
+from contracts.run import RunState
+from decisions.limits import DEFAULTS
+from testkit.model_server import Answer, Cut, Reply, calls, cut, fails, says, slow
 from testkit.tools import ScriptedTool
+from workflows.context import make_room
 
 FINISH = calls(("finish", {"outcome": "done"}))
 SUMMARY = "You summarise the earlier part"
@@ -157,17 +165,11 @@ async def test_where_nothing_fits_the_run_escalates_after_four_recoveries(world:
 
     async with world(script, reader(), window=WINDOW) as it:
         run = await it.start(run_id="nothing-fits")
-        for number in (1, 2):
-            await it.until(lambda n=number: _asked(it, run, n))
-            await run.execute_update("answer", {"decision": "continue"})
+        await it.until_state(run, question=True)
+        await run.execute_update("answer", {"decision": "continue"})
         event = await ended(run)
         assert (event["type"], event["payload"]["reason"]) == ("agent.escalated", Escalation.context)
         assert "Blocker: about" in event["payload"]["handoff"]
-
-
-async def _asked(it: Any, run: Any, number: int) -> bool:
-    question = (await it.state(run))["question"]
-    return question is not None and question["id"].endswith(str(number))
 
 
 async def test_what_was_sent_before_stays_as_it_was(world: Any) -> None:
@@ -189,3 +191,74 @@ async def test_what_was_sent_before_stays_as_it_was(world: Any) -> None:
 def _bytes(request: dict[str, Any]) -> str:
     """In the order in which the provider's cache reads it."""
     return json.dumps([request["tools"], request["system"], request["messages"]])
+
+
+def dawdles(body: dict[str, Any], answers: Callable[[dict[str, Any]], Answer]) -> Answer:
+    answer = answers(body)
+    return slow(answer, 20) if is_summary(body) and isinstance(answer, Reply) else answer
+
+
+@pytest.mark.parametrize("door", ["signal", "native"])
+async def test_a_cancel_during_a_summary_ends_the_run_as_any_cancel_does(
+    world: Any, door: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr("activities.heartbeat.ALIVE_EVERY", 0.1)  # a beat hears of the cancel
+    answers = reads(16)
+    async with world(lambda body: dawdles(body, answers), reader(), window=WINDOW, max_steps=50) as it:
+        run = await it.start(run_id=f"unsummed-{door}")
+        await it.until(lambda: any(is_summary(request) for request in it.model.requests))
+        await (run.signal("cancel", {"reason": "enough"}) if door == "signal" else run.cancel())
+        with pytest.raises(WorkflowFailureError):
+            await ended(run)
+        assert (await run.describe()).status is WorkflowExecutionStatus.CANCELED
+        assert (await it.state(run))["status"] == "cancelled"
+    assert events(tmp_path / f"unsummed-{door}", "agent_run.cancelled")
+
+
+async def test_a_summary_has_all_the_time_of_a_turn(world: Any) -> None:
+    """Were it cut off before it has given its model up, it would be tried, and cut off, for ever."""
+    async with world(reads(16), reader(), window=WINDOW, max_steps=50, turn_timeout="30m") as it:
+        run = await it.start()
+        await ended(run)
+        given = [
+            event.activity_task_scheduled_event_attributes
+            async for event in run.fetch_history_events()
+            if event.HasField("activity_task_scheduled_event_attributes")
+        ]
+    (summary, *_) = [each for each in given if each.activity_type.name == "summarize"]
+    assert summary.start_to_close_timeout.ToTimedelta() > timedelta(minutes=30)
+
+
+async def test_whatever_goes_wrong_with_a_summary_the_run_goes_on(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even what nobody thought of."""
+    monkeypatch.setattr("activities.context.TRIES", 1)
+    reply = MessagesModel.reply
+
+    async def odd(self: MessagesModel, call: ModelCall) -> ModelReply:
+        if not call.definition.tools:
+            raise IndexError("a stream that makes no sense")
+        return await reply(self, call)
+
+    monkeypatch.setattr(MessagesModel, "reply", odd)
+    async with world(reads(16), reader(), window=WINDOW, max_steps=50) as it:
+        assert (await ended(await it.start()))["type"] == "agent.completed"
+
+
+async def test_a_last_turn_that_does_not_fit_still_leaves_a_partial_outcome() -> None:
+    now = datetime.now(UTC)
+    state = RunState(
+        run_id="r",
+        goal="read",
+        agent="a",
+        context={},
+        conversation_id=None,
+        created_at=now,
+        updated_at=now,
+        limits=DEFAULTS,
+        is_closing=True,
+        recoveries=Recoveries(used=4),
+        last_finding="half is read",
+    )
+    run: Any = SimpleNamespace(state=state)
+    await make_room(run, ContextFull(tokens=9000, window=8000, messages=9))
+    assert (run.state.ending.is_partial, run.state.ending.text) == (True, "half is read")

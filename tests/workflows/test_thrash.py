@@ -9,7 +9,7 @@ from temporalio.exceptions import CancelledError
 
 from contracts.failures import ToolFault
 from contracts.tool import Effect, failed
-from testkit.model_server import Answer, calls, fails, says
+from testkit.model_server import Answer, broken_json, calls, fails, says
 from testkit.tools import ScriptedTool
 
 SAME = calls(("search", {"q": "x"}))
@@ -127,3 +127,25 @@ async def test_calls_that_were_refused_are_circles_too(world: Any) -> None:
     async with world(script, broken) as it:
         run = await it.start()
         assert (await run.result())["payload"]["outcome"] == "I give up: the tool is down."
+
+
+@pytest.mark.parametrize(
+    ("asks", "limits"),
+    [
+        (calls(("ask_human", {})), {}),
+        (broken_json("ask_human"), {}),
+        (calls(("ask_human", {"question": "Where?"})), {"max_steps": 5}),
+        (calls(("ask_human", {"question": "Where?"}), ("search", {"q": "y"})), {"max_steps": 5}),
+    ],
+    ids=["without a question", "in broken JSON", "after the last step", "beside one step too many"],
+)
+async def test_the_person_is_asked_however_the_model_does_it(world: Any, asks: Answer, limits: dict[str, int]) -> None:
+    def script(body: dict[str, Any]) -> Answer:
+        return asks if body.get("tool_choice", {}).get("name") == "ask_human" else obedient(body)
+
+    async with world(script, search(), max_turns=12, **limits) as it:
+        run = await it.start()
+        state = await it.until_state(run, question=True)
+        assert state["question"]["kind"] == "thrash"
+        await run.execute_update("answer", {"text": "look in the attic"})
+        assert (await run.result())["payload"]["outcome"] == "done"
