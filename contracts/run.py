@@ -104,6 +104,7 @@ class RunState(Value):
     active_ms: int = 0  # of the run's activities, as they report it: no waiting counts (B6)
     is_closing: bool = False  # the soft limit is reached: the next turn is the last one
     recent: tuple[Made, ...] = ()  # the latest calls, oldest first
+    sighted: tuple[str, ...] = ()  # what the last turn looked like, of thrashes
     rung: int = 0  # of the ladder out of a thrash; 0 is the floor
     calm: int = 0  # calls since the last rung was climbed
     forced: Forced | None = None

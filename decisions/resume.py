@@ -62,6 +62,7 @@ def resumed(origin: RunState, run_id: str, execution: str, now: datetime) -> Run
         "active_ms": 0,
         "is_closing": False,
         "recent": (),
+        "sighted": (),
         "rung": 0,
         "calm": 0,
         "forced": None,

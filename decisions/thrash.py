@@ -118,10 +118,16 @@ def looked(state: RunState, calls: Sequence[Call]) -> Looked:
         recent = remembered(recent, call, pollable=call.tool in pollable)
     state = state.model_copy(update={"recent": recent, "calm": state.calm + len(made)})
     seen = thrashes(recent, len(made)) if made else ()
+    state = state.model_copy(update={"sighted": tuple(sighting(thrash) for thrash in seen)})
     barren = next((thrash for thrash in seen if thrash.is_barren and _is_due(state, thrash)), None)
     if barren is not None and state.ending is None:
         return _climbed(state, barren, seen)
     return Looked(state if state.calm < WINDOW else state.model_copy(update={"rung": 0}), seen)
+
+
+def sighting(thrash: Thrash) -> str:
+    """What is the same from turn to turn while it goes on."""
+    return f"{thrash.tier}:{thrash.tool}"
 
 
 def _is_due(state: RunState, thrash: Thrash) -> bool:

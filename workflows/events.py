@@ -11,11 +11,16 @@ from decisions import metrics
 from workflows.live_run import LiveRun
 
 
-def emit(run: LiveRun, name: str, **figures: Any) -> None:
-    """`name` is one of the requirement's: `agent.tool.retry`, `agent_run.resume_unsafe`, ..."""
+def emit(run: LiveRun, name: str, *, is_traced: bool = True, **figures: Any) -> None:
+    """`name` is one of the requirement's: `agent.tool.retry`, `agent_run.resume_unsafe`, ...
+
+    What the trace is told goes through history, as an activity's input: a thing that goes on is told when it begins.
+    """
     event = {"event": name, "run_id": run.state.run_id, **figures}
     workflow.logger.info(name, extra={"event": event})
     count(workflow.metric_meter(), metrics.of_event(name, figures))
+    if not is_traced:
+        return
     number = run.state.events + 1
     told = {"key": f"event:{number}", "at": workflow.now().isoformat(timespec="milliseconds"), **event}
     run.update(events=number, untold=(*run.state.untold, told))

@@ -104,14 +104,16 @@ async def test_the_directive_s_tool_is_configurable(world: Any) -> None:
         assert (await run.result())["type"] == "agent.completed"
 
 
-async def test_one_shell_tool_is_no_circle_and_a_look_at_the_ladder_survives_a_rotation(world: Any) -> None:
+async def test_one_shell_tool_is_no_circle(world: Any, tmp_path: Any) -> None:
     tool = ScriptedTool("shell", lambda arguments, _: f"out {arguments['n']}", effect=Effect.once)
     script = [*(calls(("shell", {"n": n})) for n in range(12)), FINISH]
     async with world(script, tool) as it:
-        run = await it.start()
+        run = await it.start(run_id="one-shell")
         await run.result()
         assert choices(it.model.requests) == [None] * 13
         assert not [part for part in await it.parts(run) if part["kind"] == "note"]
+    (detected,) = events(tmp_path / "one-shell", "agent.loop.detected")
+    assert (detected["tier"], detected["advanced"]) == ("pattern", False), "told once, when it began"
 
 
 async def test_calls_that_were_refused_are_circles_too(world: Any) -> None:
