@@ -115,7 +115,9 @@ def happening_json(happening: Happening) -> str:
     """`{"happening": its kind, …}`."""
 
     def plain(value: Any) -> Any:
-        return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
+        if isinstance(value, BaseModel):
+            return value.model_dump(mode="json")
+        return value if isinstance(value, dict) else str(value)
 
     fields = {f.name: getattr(happening, f.name) for f in dataclasses.fields(happening)}
     return json.dumps({"happening": type(happening).__name__.lower(), **fields}, default=plain, ensure_ascii=False)

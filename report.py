@@ -17,6 +17,7 @@ from contracts.question import QuestionKind
 from contracts.run import QuestionView, RunStatus, RunView
 from decisions.endings import handoff_sections
 from decisions.narrate import cut
+from decisions.question import DIRECTED
 from decisions.reconcile import MEND
 from runs import Ended, Found
 
@@ -111,7 +112,8 @@ def ways_to_answer(run_id: str, question: QuestionView) -> tuple[str, ...]:
         return (f'perdure answer {run_id} "…"',)
     if question.kind == QuestionKind.approval:
         return (f"perdure approve {run_id} --call {question.call}", f'perdure deny {run_id} --reason "…"')
-    return (f"perdure answer {run_id} --decision {'|'.join(question.options)}",)
+    decide = f"perdure answer {run_id} --decision {'|'.join(question.options)}"
+    return (decide, f'perdure answer {run_id} "…"') if question.kind in DIRECTED else (decide,)
 
 
 def _print_end(console: Console, end: Ended, files: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live as LiveLine
@@ -13,8 +14,10 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
+from contracts.context import Summary
 from contracts.run import QuestionView, RunStatus
 from contracts.signals import Decision, HumanInput
+from contracts.thrash import Rung
 from contracts.tool import ToolOutcome
 from contracts.turn import Usage
 from decisions.calls import text_of
@@ -24,19 +27,28 @@ from runs import Ended
 from watch import (
     Called,
     Calling,
+    Crowded,
     Failed,
     Happening,
     Live,
+    Noticed,
     Over,
     Resumed,
     Retrying,
     Rotated,
+    Shortened,
     Signalled,
     Started,
     Thinking,
     Thought,
     Waiting,
 )
+
+RUNGS = {
+    Rung.nudge: "told to try something else",
+    Rung.directive: "told to do something else, with a forced tool",
+    Rung.ask: "a person is asked",
+}
 
 
 class Screen:
@@ -73,6 +85,8 @@ class Screen:
                 self._doing = f"{phase} · turn {turn}"
             case Thought():
                 self._thought(happening)
+            case Crowded() | Shortened() | Noticed() | Signalled() | Rotated():
+                self._aside(happening)
             case Calling(call):
                 self._doing = f"{call_line(call.tool, call.arguments or {})} · step {call.step}"
             case Called(call, outcome):
@@ -89,10 +103,6 @@ class Screen:
             case Live(text):
                 room = max(self.console.width - 50, 20)
                 self._doing = f"{self._doing.split(' │ ')[0]} │ …{' '.join(text.split())[-room:]}"
-            case Signalled(signal):
-                self.console.print(f"  [dim]signal {escape(signal)}[/]")
-            case Rotated():
-                self.console.print("  [dim]history was long: continued as new[/]")
             case Started() | Resumed() | Over():
                 self._doing = ""
 
@@ -106,6 +116,24 @@ class Screen:
         self._said = text_of(thought.reply.content)
         if self._said:
             self.console.print(Padding(Text(self._said), (0, 0, 0, 2), expand=False))
+
+    def _aside(self, happening: Crowded | Shortened | Noticed | Signalled | Rotated) -> None:
+        """What the run does about itself, or hears from outside."""
+        match happening:
+            case Crowded(full):
+                self._doing = "making room"
+                said = f"[yellow]![/] the context is full: about {full.tokens:,} of {full.window:,} tokens"
+            case Shortened(summary):
+                self.usage += summary.usage
+                said = f"[yellow]![/] {_shortened(summary)}"
+            case Noticed(event):
+                said = _noticed(event)
+            case Signalled(signal):
+                said = f"[dim]signal {escape(signal)}[/]"
+            case Rotated():
+                said = "[dim]history was long: continued as new[/]"
+        if said:
+            self.console.print(f"  {said}")
 
     def _called(self, called: Called) -> None:
         call, outcome = called.call, called.outcome
@@ -187,6 +215,22 @@ async def _read_line(prompt: str) -> str:
         return await ready
     finally:
         loop.remove_reader(sys.stdin.fileno())
+
+
+def _noticed(event: dict[str, Any]) -> str:
+    """A full context is told by what is done about it."""
+    if event.get("ladder") == "thrash":
+        return f"[yellow]![/] goes in circles: {RUNGS[event['stage']]}"
+    return "" if "ladder" in event else "[yellow]![/] the time is used up: one last turn"
+
+
+def _shortened(summary: Summary) -> str:
+    if not summary.tail:
+        return "there was nothing to summarise"
+    messages = f"{summary.before_messages} → {summary.after_messages} messages"
+    tokens = f"about {summary.before_tokens:,} → {summary.after_tokens:,} tokens"
+    how = f"summarised by {summary.model}" if summary.model else "cut down without a summary"
+    return escape(f"{messages}, {tokens}: {how}")
 
 
 def _told(outcome: ToolOutcome, width: int) -> str:

@@ -9,7 +9,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.enums.v1 import EventType
@@ -18,6 +18,7 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
+from contracts.context import ContextFull, Summary
 from contracts.run import QuestionView, RunStatus
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, TurnRequest
@@ -26,6 +27,8 @@ from decisions.narrate import cut
 from runs import NoSuchRun, find, state
 from workflows.attributes import AGENT_STATUS, WAITING_FOR
 
+# What else is told to the trace, people see anyway: as a call, a summary, a question, or the end.
+TOLD_TO_PEOPLE = ("agent.guardrail.escalated", "agent.exhaustion.soft_limit")
 LOOK_EVERY = 0.3  # seconds between looks at what is not in history yet
 
 
@@ -45,6 +48,27 @@ class Thought:
     phase: str
     turn: int
     reply: ModelTurn
+
+
+@dataclass(frozen=True)
+class Crowded:
+    """The model was not asked, or refused: the conversation is too long for it."""
+
+    full: ContextFull
+
+
+@dataclass(frozen=True)
+class Shortened:
+    """A summary stands for the older messages now."""
+
+    summary: Summary
+
+
+@dataclass(frozen=True)
+class Noticed:
+    """What the run did about itself: one of `TOLD_TO_PEOPLE`, with its figures."""
+
+    event: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -117,6 +141,9 @@ Happening = (
     Started
     | Thinking
     | Thought
+    | Crowded
+    | Shortened
+    | Noticed
     | Calling
     | Called
     | Failed
@@ -138,8 +165,6 @@ _ENDS = frozenset(
         EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TIMED_OUT,
     }
 )
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -234,7 +259,8 @@ class Watch:
         if kind in ("plan", "reflect"):
             request = await self._decoded(scheduled.input, TurnRequest)
             self._scheduled[event.event_id] = (kind, request)
-            return [Thinking(kind, request.turn)]
+            noticed = [Noticed(told) for told in request.told if told["event"] in TOLD_TO_PEOPLE]
+            return [*noticed, Thinking(kind, request.turn)]
         if kind == "call_tool":
             call = await self._decoded(scheduled.input, ToolCall)
             self._scheduled[event.event_id] = (kind, call)
@@ -245,7 +271,10 @@ class Watch:
     async def _completed(self, scheduled: int, result: Payloads) -> list[Happening]:
         kind, request = self._scheduled.pop(scheduled, ("", None))
         if kind in ("plan", "reflect"):
-            return [Thought(kind, request.turn, await self._decoded(result, ModelTurn))]
+            reply: ModelTurn | ContextFull = await self._decoded(result, ModelTurn | ContextFull)
+            return [Crowded(reply) if isinstance(reply, ContextFull) else Thought(kind, request.turn, reply)]
+        if kind == "summarize":
+            return [Shortened(await self._decoded(result, Summary))]
         if kind == "call_tool":
             return [Called(request, await self._decoded(result, ToolOutcome))]
         return []
@@ -301,9 +330,8 @@ class Watch:
         beat = (await self.client.data_converter.decode(details.payloads))[0]
         return str(beat.get("text", "")) if isinstance(beat, dict) else ""
 
-    async def _decoded(self, payloads: Payloads, kind: type[T]) -> T:
-        value: T = (await self.client.data_converter.decode(payloads.payloads, [kind]))[0]
-        return value
+    async def _decoded(self, payloads: Payloads, kind: Any) -> Any:
+        return (await self.client.data_converter.decode(payloads.payloads, [kind]))[0]
 
 
 def _goal(given: list[Any]) -> str:
