@@ -71,8 +71,7 @@ def _appended(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, 
 
 
 def _size(journal: Journal) -> int:
-    """Without the artifacts, which are short and have a bound of their own: the runtime notes them too."""
-    return len(to_json(journal.model_copy(update={"artifacts": ()})))
+    return len(to_json(journal))
 
 
 def _unfit(what: str) -> ToolOutcome:

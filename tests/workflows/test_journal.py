@@ -263,4 +263,4 @@ async def test_the_fullest_journal_fits_into_the_run_s_state(world: Any, short_h
         journal = Journal.model_validate(await run.query("journal"))
         assert await it.failed_tasks(run) == 0
         assert (await run.describe()).run_id != run.first_execution_run_id
-    assert [bool(getattr(journal, name)) for name in lists] == [True, True, False, False, False]
+    assert [bool(getattr(journal, name)) for name in lists] == [True, False, False, False, False]

@@ -174,7 +174,7 @@ async def test_at_the_hard_limit_the_run_fails_with_every_tool_use_answered_and_
     save = ScriptedTool("save", effect=Effect.keyed)
 
     def script(body: dict[str, Any]) -> Answer:
-        return FINISH if "interrupted here" in json.dumps(body["messages"]) else both
+        return FINISH if "the run ended before this call" in json.dumps(body["messages"]) else both
 
     async with world(script, save, server=skipping.client) as it:
         run = await it.start("save both", run_id="out-of-time")

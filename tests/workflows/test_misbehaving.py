@@ -171,7 +171,7 @@ async def test_of_a_flood_in_one_reply_only_the_first_two_hundred_are_made(world
     """A server refuses a workflow task that leaves 2,000 activities pending, and would do so for ever."""
     tool = look()
     flood = calls(*(("look", {"n": n}) for n in range(2_100)))
-    async with world([flood, says("enough")], tool, max_steps=3_000) as it:
+    async with world([flood, says("enough")], tool, max_steps=3_000, window=100_000_000) as it:
         run = await it.start()
         assert await ended(run) == "completed"
         await must_be_sound(it, run)
