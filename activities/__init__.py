@@ -2,6 +2,7 @@
 
 turn         `plan` and `reflect`: one model call each
 model        the Messages API behind them, and the translation of its failures
+context      `summarize`: what stands for old messages
 tool         `call_tool`
 ledger       claims and results of `once` calls
 attempts     whether the attempt before this one was lost with its worker

@@ -6,10 +6,12 @@ events      the agentic.* events, field for field as their source has them
 signals     what people send to a run: answers and cancel requests
 question    the one open question of a run
 agent       an agent's definition and the snapshot a run keeps of it
-limits      steps, turns, reframes, time
+limits      steps, turns, reframes, time, budgets
 tool        what a tool is, one call of it, what came back
 turn        one model call: request and reply
 transcript  parts, cursor, page, segment: the conversation by reference
+context     how full the window is, and what stands for old messages
+thrash      the latest calls of a run, and what was seen in them
 journal     the eight sections of the run journal
 run         a run's state, and the view of it that `state` answers
 reconcile   what the reconciler finds, and the mark by which it knows a store again

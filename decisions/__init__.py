@@ -1,17 +1,20 @@
 """What next: pure functions and values. No clock, no randomness, no I/O; these come in as facts.
 
 ids         every id and dedupe key, one function each
-limits      which limit is in force
+limits      which limit is in force, and which is used up
 builtins    the tools that are decisions themselves, and their schemas
 calls       a reply of the model -> the calls it asks for, in batches
 framing     frame and plan, read from the first turn
 loop        the run's state machine: what to do next, and what each answer makes of the state
+thrash      does the run go in circles, and what is done about it
+context     what of a long conversation the model is shown, and how full its window is
+recovery    what is done about a full window, rung by rung
 resume      how a run goes on from another one
 correlate   what a `tool_result` means to this run (A5)
 question    which answers a question takes
 transcript  the conversation as a hash chain of parts
 endings     how a run's end is told: completion and escalation events, hand-off
-journal     the journal as Markdown
+journal     the run journal: written by its tools, shown whole or as a digest
 reconcile   what is wrong with runs, claims and stores, and which of it may be repaired
 metrics     what is counted of runs, and under which names
 spans       what a span says of a run, an attempt, an event

@@ -2,7 +2,12 @@
 
 agent_run     `AgentRun`: plan, act, reflect, until there is an ending
 live_run      a run while a worker has it in memory
+opening       how a run begins: what it goes on from, the snapshot of its agent
+thinking      a model call, whatever stands in its way
+context       what is done when the window is full
+asking        a person's word on how a run goes on
 acting        carrying out the calls of a turn
+closing       the end of a turn, and the look for circles
 fate          what became of an activity that failed
 halt          how a run is stopped from outside without cutting an effect in half
 handlers      how signals, updates and queries read their one argument
