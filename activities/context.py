@@ -26,7 +26,17 @@ from contracts.journal import Journal
 from contracts.transcript import Part
 from contracts.turn import Usage
 from decisions.calls import text_of
-from decisions.context import BYTES_PER_TOKEN, divided, estimate, messages_of, narrated, summary_part, truncated
+from decisions.context import (
+    BYTES_PER_TOKEN,
+    divided,
+    estimate,
+    figures_of,
+    goal_in,
+    messages_of,
+    narrated,
+    summary_part,
+    truncated,
+)
 from decisions.ids import run_id_of
 from decisions.resume import journal_of
 
@@ -66,7 +76,7 @@ class Summaries:
             text=written.text,
             tail=cut.tail,
             pins=cut.pins,
-            pin_chars=cut.pin_chars,
+            pin_bytes=cut.pin_bytes,
             cut=cut.cut,
             is_deep=request.is_deep,
             before_tokens=before,
@@ -96,7 +106,7 @@ class Summaries:
             system=files("activities").joinpath("prompts/summarize.md").read_text(encoding="utf-8"),
             tools=(),
         )
-        told = f"# Goal\n\n{text_of(parts[0].content)[:20_000]}\n\n# Messages\n\n{narrated(parts, tail, most)}"
+        told = f"# Goal\n\n{goal_in(parts)}\n\n# Messages\n\n{narrated(parts, tail, most)}"
         message = {"role": "user", "content": [{"type": "text", "text": told}]}
         try:
             async with asyncio.timeout(request.timeout.total_seconds()):
@@ -143,12 +153,9 @@ def _measured(summary: Summary, parts: Sequence[Part], front: int) -> Summary:
 
 
 def _trace(request: SummaryRequest, summary: Summary) -> dict[str, Any]:
-    figures = summary.model_dump(include={"before_tokens", "after_tokens", "before_messages", "after_messages"})
     return {
         "key": f"summary:{request.length}",
         "event": "deep prune" if summary.is_deep else "compact",
-        **figures,
-        "model": summary.model or None,
+        **figures_of(summary),
         "usage": summary.usage.model_dump(),
-        "ms": summary.duration_ms,
     }

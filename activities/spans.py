@@ -36,7 +36,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 
 from activities.observation import facts
 from activities.secrets import Secrets
-from contracts.run import CloseRequest
+from contracts.run import CloseRequest, RunStatus
 from decisions.ids import root_span_id, trace_id
 from decisions.spans import MODEL_TURNS, about_event, about_facts, about_request, about_result, about_run, name_of
 
@@ -179,7 +179,7 @@ class Spans(Interceptor):
                     }
                 ),
             )
-        if status == "failed":
+        if status in (RunStatus.failed, RunStatus.timed_out):
             span.set_status(StatusCode.ERROR)
         span.end()
 

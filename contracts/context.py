@@ -57,7 +57,7 @@ class SummaryRequest(Value):
 
 class Summary(Value):
     """What stands for the parts before `tail`. `pins` are the parts whose results are quoted beside it, each of them
-    cut to `pin_chars` bytes; results in the tail are cut to `cut` bytes, if that is set.
+    cut to `pin_bytes` bytes; results in the tail are cut to `cut` bytes, if that is set.
 
     `model` is empty where no model wrote it and the old messages were cut down instead. Tokens are estimates. Without
     anything before the tail nothing was done, and `tail` is 0.
@@ -66,7 +66,7 @@ class Summary(Value):
     text: str
     tail: int
     pins: tuple[int, ...] = ()
-    pin_chars: int = 0
+    pin_bytes: int = 0
     cut: int | None = None
     is_deep: bool = False
     before_tokens: int

@@ -1,7 +1,7 @@
 """How a run's end is told: exactly one event, and what a person needs to take over."""
 
 from contracts.events import CompletedEvent, CompletedPayload, EscalatedEvent, EscalatedPayload
-from contracts.run import RunState, RunStatus
+from contracts.run import Ending, RunState, RunStatus
 
 
 def ending_event(state: RunState) -> CompletedEvent | EscalatedEvent:
@@ -30,6 +30,13 @@ def ending_event(state: RunState) -> CompletedEvent | EscalatedEvent:
             handoff=handoff(state),
         )
     )
+
+
+def ended_event(ending: Ending | None) -> str:
+    """The structured event of a run's end (B12). To Temporal, and so here, a run out of time has failed."""
+    if ending is None:
+        return f"agent_run.{RunStatus.cancelled}"
+    return f"agent_run.{RunStatus.failed if ending.status is RunStatus.timed_out else ending.status}"
 
 
 def handoff(state: RunState) -> str:

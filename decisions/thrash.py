@@ -35,6 +35,7 @@ from contracts.run import Call, Forced, RunState
 from contracts.thrash import Made, Rung, Thrash, Tier
 from contracts.tool import Effect, ToolKind, ToolOutcome
 from decisions.builtins import ASK_HUMAN, CONTROL, REFRAME
+from decisions.ids import call_digest
 
 WINDOW = 6
 IDENTICAL, PATTERN = 3, 4  # calls of the window
@@ -45,7 +46,7 @@ RUNGS = (Rung.nudge, Rung.directive, Rung.ask)
 
 def remembered(recent: Sequence[Made], call: Call, *, pollable: bool = False) -> tuple[Made, ...]:
     """The latest calls, with one more that has its outcome."""
-    arguments = _digest(call.arguments)
+    arguments = call_digest(call.tool, call.arguments)
     result = None if call.outcome is None else _brought(call.outcome)
     alike = [made for made in recent if made.tool == call.tool]
     tells_something = result is not None and result not in {made.result for made in alike}

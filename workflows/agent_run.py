@@ -19,7 +19,7 @@ from contracts.run import CloseRequest, Continuation, RunStatus, RunView, Snapsh
 from contracts.signals import CancelRequest, HumanInput
 from contracts.transcript import Page, TranscriptQuery
 from decisions import loop, narrate
-from decisions.endings import ending_event, handoff
+from decisions.endings import ended_event, ending_event, handoff
 from decisions.journal import shown
 from decisions.transcript import note_part
 from workflows import events, halt
@@ -109,7 +109,7 @@ class AgentRun:
         close_turn(run)
         ending = run.state.ending
         journal = shown(run.state.journal, run.state.goal, run.state.last_finding)
-        events.emit(run, f"agent_run.{ending.status if ending else RunStatus.cancelled}", **narrate.figures(run.state))
+        events.emit(run, ended_event(ending), **narrate.figures(run.state))
         # A halt leaves the question that it interrupted.
         run.set_status(RunStatus.cancelled if ending is None else ending.status, question=None)
         if ending is None:

@@ -10,12 +10,12 @@ from contracts.question import QuestionKind
 from contracts.run import Forced
 from decisions import loop
 from decisions.builtins import ASK_HUMAN
-from decisions.context import KEPT, KEPT_DEEP, summary_part
+from decisions.context import KEPT, KEPT_DEEP, figures_of, summary_part
 from decisions.recovery import QUESTION, next_recovery, recovered
 from decisions.resume import journal_of
 from decisions.transcript import note_part
 from workflows import events
-from workflows.asking import direction
+from workflows.asking import ask_in_its_place
 from workflows.fate import fail
 from workflows.live_run import LiveRun
 from workflows.policies import FILES, SUMMARY_MARGIN, WAIT_FOR_END
@@ -51,8 +51,7 @@ async def _summarise(run: LiveRun, *, is_deep: bool) -> None:
     if summary.tail:
         run.transcript.append(summary_part(summary))
         run.transcript.append(journal_of(run.state.journal, run.state.goal, run.state.last_finding))
-    figures = summary.model_dump(include={"before_tokens", "after_tokens", "before_messages", "after_messages"})
-    figures |= {"model": summary.model or None, "ms": summary.duration_ms}
+    figures = figures_of(summary)
     if is_deep:
         events.emit(run, "agent.recovery.fired", stage=Recovery.prune, **figures)
     else:
@@ -86,9 +85,7 @@ async def _ask(run: LiveRun, full: ContextFull) -> None:
     events.emit(run, "agent.recovery.fired", stage=Recovery.ask, before_tokens=full.tokens)
     forced = Forced(tool=ASK_HUMAN, asks=QuestionKind.recovery, text=QUESTION)
     if full.was_refused:
-        run.update(forced=None)
-        said = await direction(run, forced)
-        run.transcript.append(note_part(f"A person was asked: {QUESTION}\nThe answer: {said}"))
+        await ask_in_its_place(run, forced)
         return
     note = f"The context is nearly full. Call `{ASK_HUMAN}` now: say how far you are, and ask: {QUESTION}"
     run.transcript.append(note_part(note))

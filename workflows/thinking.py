@@ -9,14 +9,13 @@ from activities.turn import Turns
 from contracts.context import ContextFull
 from contracts.failures import RunFailure, Stop
 from contracts.question import QuestionKind
-from contracts.run import Forced
 from contracts.signals import Decision
 from contracts.turn import ModelTurn, TurnRequest
 from decisions import loop, narrate
 from decisions.recovery import MOST
 from decisions.transcript import note_part, reply_part
 from workflows import events
-from workflows.asking import direction
+from workflows.asking import ask_in_its_place
 from workflows.closing import close_turn
 from workflows.confidential import readable
 from workflows.context import make_room
@@ -41,15 +40,10 @@ async def think(run: LiveRun) -> None:
     if taken.note:
         run.transcript.append(note_part(taken.note))
     if forced is not None and forced.asks and run.state.forced is None and run.state.ending is None:
-        await _ask_in_its_place(run, forced)
-
-
-async def _ask_in_its_place(run: LiveRun, forced: Forced) -> None:
-    """The model was to ask a person and did something else: some providers force nothing."""
-    run.state = loop.refused_before(run.state, "not made: a person is asked first", workflow.now())
-    close_turn(run)
-    said = await direction(run, forced)
-    run.transcript.append(note_part(f"A person was asked: {forced.text}\nThe answer: {said}"))
+        # It was to ask a person and did something else: some providers force nothing.
+        run.state = loop.refused_before(run.state, "not made: a person is asked first", workflow.now())
+        close_turn(run)
+        await ask_in_its_place(run, forced)
 
 
 async def _reply(run: LiveRun) -> ModelTurn | None:

@@ -40,7 +40,7 @@ def compacted(parts: Sequence[Part], keep: int = KEPT, *, is_deep: bool = False)
         text="THE SUMMARY",
         tail=cut.tail,
         pins=cut.pins,
-        pin_chars=cut.pin_chars,
+        pin_bytes=cut.pin_bytes,
         cut=cut.cut,
         is_deep=is_deep,
         before_tokens=0,

@@ -12,6 +12,7 @@ from contracts.failures import Escalation, RunFailure
 from contracts.limits import LimitOverrides, limits_in
 from contracts.run import Ending, RunStatus
 from contracts.turn import Usage
+from decisions.endings import ended_event
 from decisions.limits import (
     DEFAULTS,
     effective,
@@ -159,3 +160,17 @@ def test_of_every_limit_the_nearest_setting_counts_also_after_a_way_through_json
         assert getattr(limits, name) == (found[0] if found else getattr(DEFAULTS, name))
     assert with_requested(DEFAULTS, set_in(LimitOverrides())) == DEFAULTS
     assert type(limits).model_validate_json(limits.model_dump_json()) == limits
+
+
+@pytest.mark.parametrize(
+    ("status", "event"),
+    [
+        (RunStatus.completed, "agent_run.completed"),
+        (RunStatus.escalated, "agent_run.escalated"),
+        (RunStatus.failed, "agent_run.failed"),
+        (RunStatus.timed_out, "agent_run.failed"),
+    ],
+)
+def test_a_run_at_its_hard_limit_is_told_as_failed(status: Any, event: str) -> None:
+    assert ended_event(Ending(status=status, text="")) == event
+    assert ended_event(None) == "agent_run.cancelled"

@@ -103,6 +103,14 @@ def test_work_is_never_nudged(new_state: New, turns: Any) -> None:
     assert set(climbed(new_state(), turns)) == {None}
 
 
+def test_arguments_in_another_order_are_the_same(new_state: New) -> None:
+    one, other = {"q": "x", "n": 1}, {"n": 1, "q": "x"}
+    assert climbed(new_state(), [call(SEARCH, a, "r") for a in (one, other, one)]) == [None, None, N]
+    turned = call(SEARCH, 0, "r").model_copy(update={"arguments": other})
+    straight = turned.model_copy(update={"arguments": one})
+    assert climbed(new_state(), [straight, turned, straight]) == [None, None, N]
+
+
 def test_what_is_seen_is_told_even_where_nothing_is_done(new_state: New) -> None:
     seen = played(new_state(), WORK["paging"])
     assert [len(each.seen) for each in seen[:5]] == [0, 0, 0, 1, 1]

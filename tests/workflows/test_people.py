@@ -1,7 +1,7 @@
 """Questions, approvals and doubts: one open question, answered once, by whoever may."""
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -188,8 +188,9 @@ async def test_an_answer_that_waited_for_a_worker_past_the_time_comes_too_late(w
     async with world([calls(("charge", {})), FINISH], charge, works=False) as it:
         async with it.worker():
             run = await it.start()
-            await it.until_state(run, question=True)
-        await asyncio.sleep(1.2)  # past the time, however long the worker took to stop
+            state = await it.until_state(run, question=True)
+        expires = datetime.fromisoformat(state["question"]["expires_at"])
+        await it.until(lambda: datetime.now(UTC) > expires)
         await run.signal("human_input", {"decision": "approve"})
         async with it.worker():
             await run.result()
