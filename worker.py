@@ -39,6 +39,7 @@ from activities.rehearsal import RehearsalTransport
 from activities.run import Runs
 from activities.secrets import secrets_of
 from activities.signal_tool import SignalTool
+from activities.standing import Standings
 from activities.store import Stores
 from activities.tool import ToolCalls
 from activities.toolkit import Tool
@@ -180,6 +181,7 @@ def build(  # noqa: PLR0913 - what a worker is made of
             runs.close_segment,
             inheritances.inherit,
             reconciliations.reconcile,
+            Standings(client).watch_run,
         ],
         workflow_runner=workflow_runner(),
         interceptors=[Observation(), *observers, Redaction(project.secrets), *_told(client)],

@@ -39,12 +39,14 @@ TOO_LONG = (
 class ModelCall:
     """`on_text` is told the text so far, each time there is more of it.
 
-    `digest` is the journal's. The reply must call `force`, if that is set; with `is_closing` it may call no tool.
+    `digest` is the journal's, `brief` what this turn is told beside the system prompt. The reply must call `force`, if
+    that is set; with `is_closing` it may call no tool.
     """
 
     definition: Definition
     messages: list[dict[str, Any]]
     digest: str = ""
+    brief: str = ""
     force: str | None = None
     is_closing: bool = False
     on_text: Callable[[str], object] = lambda _: None
@@ -110,6 +112,7 @@ def request_of(call: ModelCall) -> dict[str, Any]:
     if last["content"][-1].get("type") in ("thinking", "redacted_thinking"):
         marked = last
     front = [definition.system, *([f"Your run journal, in short:\n{call.digest}"] if call.digest else [])]
+    front += [call.brief] if call.brief else []
     system: list[dict[str, Any]] = [{"type": "text", "text": text} for text in front]
     system[-1] |= mark
     request: dict[str, Any] = {

@@ -19,7 +19,7 @@ from contracts.agent import Definition, Opening, OpeningRequest
 from contracts.journal import Journal
 from contracts.run import Closed, CloseRequest
 from decisions import builtins
-from decisions.calls import text_of
+from decisions.context import goal_of
 from decisions.ids import run_id_of
 from decisions.journal import render
 from decisions.limits import effective
@@ -42,7 +42,7 @@ class Runs:
             agent = agent_of(self._project, request.agent)
             workspace, store = self._project.workspace(_run_id()), self._project.stores.of(_run_id())
             conversation = await self._conversation(request.length, request.head, store)
-            goal = text_of(conversation.parts[0].content)
+            goal = goal_of(conversation.parts)
             definition = defined(self._project, agent)
             await asyncio.to_thread(_lay_out, workspace, goal, definition)
             ref = await asyncio.to_thread(keep, store, definition)

@@ -29,7 +29,7 @@ from contracts.failures import Stop
 from contracts.transcript import Part
 from contracts.turn import ModelTurn, TurnRequest
 from decisions.calls import text_of
-from decisions.context import COMPACT_AT, digest_of, estimate, tokens_of
+from decisions.context import COMPACT_AT, brief_of, digest_of, estimate, tokens_of
 from decisions.framing import framing
 from decisions.ids import run_id_of
 from decisions.narrate import call_line, cut
@@ -90,6 +90,7 @@ class Turns:
                 definition=definition,
                 messages=conversation.messages(),
                 digest=digest_of(conversation.transcript.parts),
+                brief=brief_of(conversation.transcript.parts),
                 force=request.force,
                 is_closing=request.is_closing,
                 on_text=lambda text: shown.update(text=text),

@@ -5,11 +5,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from contracts.conversation import MAX_ID_LENGTH, Headers
 from contracts.limits import LimitOverrides, limits_in
 from contracts.tool import ToolError
 from contracts.value import Edge, Value
-
-MAX_ID_LENGTH = 200
 
 
 class StartPayload(Edge):
@@ -63,6 +62,20 @@ class ResumeEvent(Edge):
 
     type: Literal["agentic.resume"]
     payload: ResumePayload
+
+
+class BeginEvent(Value):
+    """The input of an `AgentRun` that another workflow starts.
+
+    Of a turn of a conversation: `headers` are its request's, `brief` goes beside the system prompt, and `after` names
+    the turns whose conversation it goes on with, the latest first.
+    """
+
+    type: Literal["agentic.begin"] = "agentic.begin"
+    payload: StartPayload
+    headers: Headers = Headers()
+    brief: str = ""
+    after: tuple[str, ...] = ()
 
 
 class ToolRequestPayload(Value):

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from contracts.context import Recoveries
+from contracts.conversation import Headers
 from contracts.journal import Journal
 from contracts.limits import Limits
 from contracts.question import Question, QuestionKind
@@ -86,6 +87,7 @@ class RunState(Value):
     agent: str
     context: dict[str, Any]
     conversation_id: str | None
+    headers: Headers = Field(default=Headers(), exclude_if=lambda headers: headers == Headers())
     created_at: datetime
     updated_at: datetime
     limits: Limits

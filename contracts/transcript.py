@@ -13,7 +13,8 @@ from contracts.value import Edge, Value
 
 
 class PartKind(StrEnum):
-    goal = "goal"
+    goal = "goal"  # of the run; in a conversation, one each turn
+    brief = "brief"  # goes beside the system prompt, until the next goal
     reply = "reply"  # of the model
     result = "result"  # of one tool call
     note = "note"  # of the runtime to the model
@@ -30,12 +31,16 @@ class Part(Value):
 
 
 class Segment(Value):
-    """A closed stretch of the transcript in the run's store: parts [start, end), and the hash at its end."""
+    """A closed stretch of the transcript in a store: parts [start, end), and the hash at its end.
+
+    The store is the run's own, or that of `owner`: the conversation that the run is a turn of.
+    """
 
     ref: str
     start: int
     end: int
     head: str
+    owner: str | None = Field(default=None, exclude_if=lambda owner: owner is None)
 
 
 class TranscriptQuery(Edge):

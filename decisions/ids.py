@@ -17,6 +17,21 @@ def run_id_of(workflow_id: str) -> str:
     return workflow_id.removeprefix("run:")
 
 
+def conversation_workflow_id(conversation_id: str) -> str:
+    """Also the id of the store that the turns of this conversation share."""
+    return f"conversation:{conversation_id}"
+
+
+def conversation_id_of(workflow_id: str) -> str:
+    return workflow_id.removeprefix("conversation:")
+
+
+def turn_run_id(conversation_id: str, request_id: str) -> str:
+    """A request that comes again finds its run again, also after its lane has forgotten it."""
+    named = f"{conversation_id}\0{request_id}".encode("utf-8", "surrogatepass")
+    return "c-" + blake2b(named, digest_size=10).hexdigest()
+
+
 def run_id_for(dedupe_key: str) -> str:
     """Two starts with one dedupe key find the same run (A10)."""
     return "k-" + blake2b(dedupe_key.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()

@@ -78,6 +78,11 @@ def goal_part(goal: str, context: dict[str, Any]) -> Part:
     return Part(kind=PartKind.goal, content=[{"type": "text", "text": text}])
 
 
+def brief_part(text: str) -> Part:
+    """What one turn of a conversation is told beside the system prompt."""
+    return Part(kind=PartKind.brief, content=[{"type": "text", "text": text}])
+
+
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) else to_json(value).decode()
 
@@ -120,8 +125,10 @@ def journal_part(rendered: str, digest: str) -> Part:
 def add_message(messages: list[dict[str, Any]], part: Part) -> None:
     """Appends a part to Messages API messages; neighbours of one role become one message.
 
-    The journal becomes two: what the agent wrote down is its own word, and was asked for.
+    The journal becomes two: what the agent wrote down is its own word, and was asked for. A brief is no message.
     """
+    if part.kind is PartKind.brief:
+        return
     if part.kind is PartKind.journal:
         add_message(messages, note_part("Show your run journal before you go on."))
         add_message(messages, part.model_copy(update={"kind": PartKind.reply}))

@@ -14,6 +14,7 @@ from temporalio.common import SearchAttributeUpdate, TypedSearchAttributes
 
 from contracts.agent import DEFAULT_AGENT
 from contracts.events import (
+    BeginEvent,
     ResumeEvent,
     ResumePayload,
     StartEvent,
@@ -27,12 +28,12 @@ from contracts.question import Question, QuestionKind
 from contracts.run import Call, Continuation, RunState, RunStatus
 from contracts.signals import HumanInput
 from contracts.tool import Effect, ToolOutcome
-from contracts.transcript import Segment
+from contracts.transcript import Part, Segment
 from decisions import ids, loop, narrate
 from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
 from decisions.limits import DEFAULTS, set_in, with_requested
 from decisions.question import DECISIONS, refusal
-from decisions.transcript import PAGE_BYTES, Transcript, goal_part
+from decisions.transcript import PAGE_BYTES, Transcript, brief_part, goal_part
 from workflows import attributes
 from workflows.halt import Halt
 from workflows.handlers import invalid, read
@@ -51,6 +52,8 @@ class LiveRun:
     ) -> None:
         self.state = state
         self.origin = origin  # what this run goes on from
+        self.after: tuple[str, ...] = ()  # the turns of its conversation before it, the latest first
+        self.opening: tuple[Part, ...] = ()  # what it adds to their conversation
         self.transcript = transcript
         self.segments = segments
         self.halt = Halt()
@@ -241,15 +244,26 @@ def begin(args: Sequence[Any]) -> LiveRun:
     if _type_of(args) == "agentic.resume":
         origin = read(ResumeEvent, args).payload
         return LiveRun(_new(StartPayload(goal=f"go on from {origin.run_id}")), Transcript(), (), origin)
-    payload = read(StartEvent, args).payload
+    if _type_of(args) == "agentic.begin":
+        return _begun(read(BeginEvent, args))
+    return _begun(BeginEvent(payload=read(StartEvent, args).payload))
+
+
+def _begun(event: BeginEvent) -> LiveRun:
+    payload = event.payload
     requested = {**set_in(limits_in(payload.context)), **set_in(payload.limits)}
-    state = _new(payload).model_copy(update={"requested": requested, "limits": with_requested(DEFAULTS, requested)})
+    changes = {"requested": requested, "limits": with_requested(DEFAULTS, requested), "headers": event.headers}
+    parts = [brief_part(event.brief)] if event.brief else []
+    parts.append(goal_part(payload.goal, payload.context))
     transcript = Transcript()
-    transcript.append(goal_part(payload.goal, payload.context))
+    for part in parts:
+        transcript.append(part)
     if transcript.size > PAGE_BYTES:
         took = f"goal and context take {transcript.size:,} bytes of conversation, and {PAGE_BYTES:,} is the most"
         raise invalid(f"{took}: put the rest into a file that a tool can read")
-    return LiveRun(state, transcript, ())
+    run = LiveRun(_new(payload).model_copy(update=changes), transcript, ())
+    run.after, run.opening = event.after, tuple(parts)
+    return run
 
 
 def _type_of(args: Sequence[Any]) -> Any:

@@ -1,0 +1,48 @@
+"""The activity `watch_run`: waits for the end of a run that its watcher has no handle for."""
+
+from datetime import timedelta
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+from temporalio.service import RPCError, RPCStatusCode
+
+from contracts.reconcile import Standing
+
+FIRST_LOOK, LONGEST_PAUSE = 0.25, 5.0  # seconds; between looks nothing is held, and nothing enters history
+
+_STANDINGS = {
+    WorkflowExecutionStatus.COMPLETED: Standing.completed,
+    WorkflowExecutionStatus.FAILED: Standing.failed,
+    WorkflowExecutionStatus.CANCELED: Standing.cancelled,
+    WorkflowExecutionStatus.TERMINATED: Standing.terminated,
+    WorkflowExecutionStatus.TIMED_OUT: Standing.timed_out,
+}
+
+
+class Standings:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @activity.defn
+    async def watch_run(self, workflow_id: str) -> Standing:
+        """How the workflow ended; `gone` where the server does not know it. Over its continue-as-new.
+
+        While it is open this fails, to be tried again: that is the wait.
+        """
+        try:
+            described = await self._client.get_workflow_handle(workflow_id).describe()
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return Standing.gone
+            raise
+        standing = _STANDINGS.get(described.status or WorkflowExecutionStatus.RUNNING)
+        if standing is not None:
+            return standing
+        pause = min(FIRST_LOOK * activity.info().attempt, LONGEST_PAUSE)
+        raise ApplicationError(
+            f"{workflow_id} is still open",
+            type="StillOpen",
+            next_retry_delay=timedelta(seconds=pause),
+            category=ApplicationErrorCategory.BENIGN,
+        )
