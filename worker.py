@@ -24,6 +24,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 
 from activities.claude import PRICES
 from activities.context import Summaries
+from activities.conversation import Conversations
 from activities.fetch import FetchTool
 from activities.files import ListFiles, ReadFile, WriteFile
 from activities.http_tool import HttpTool
@@ -63,6 +64,7 @@ from settings import (
 from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
 from workflows.agent_run import AgentRun
 from workflows.confidential import Confidential
+from workflows.conversation import Conversation
 from workflows.reconcile import Reconcile
 from workflows.unknown import Unknown
 
@@ -70,7 +72,7 @@ GRACE = timedelta(seconds=30)  # SIGTERM is no cancel: what runs is finished wit
 RECOVERY = timedelta(seconds=1)  # a killed worker's runs are picked up by another after this
 SHOWN_WITHIN = timedelta(milliseconds=200)  # a partial answer reaches a watcher
 
-WORKFLOWS: tuple[type, ...] = (AgentRun, Reconcile, Unknown)
+WORKFLOWS: tuple[type, ...] = (AgentRun, Conversation, Reconcile, Unknown)
 
 
 def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
@@ -161,12 +163,13 @@ def build(  # noqa: PLR0913 - what a worker is made of
     observers: Sequence[Interceptor] = (),
 ) -> Worker:
     """A worker with everything that a run needs. `observers` see what may be told."""
-    transcripts = Transcripts(client)
+    transcripts = Transcripts(client, project.stores)
     turns = Turns(client, model, transcripts, project)
     summaries = Summaries(model, transcripts, project)
     calls = ToolCalls(client, transcripts, project, GRACE)
     runs = Runs(client, transcripts, project)
     inheritances = Inheritances(client, transcripts, project)
+    conversations = Conversations(client, transcripts, project)
     reconciliations = Reconciliations(client, project.stores, task_queue)
     return Worker(
         client,
@@ -180,6 +183,8 @@ def build(  # noqa: PLR0913 - what a worker is made of
             runs.open_run,
             runs.close_segment,
             inheritances.inherit,
+            conversations.join_conversation,
+            conversations.answer_turn,
             reconciliations.reconcile,
             Standings(client).watch_run,
         ],

@@ -9,6 +9,7 @@ attempts     whether the attempt before this one was lost with its worker
 toolkit      what every tool looks like to it
 run          `open_run` and `close_segment`: a run's files and its store
 definition   the snapshot of its agent, and how another one differs from it
+conversation `join_conversation` and `answer_turn`: what turns of a conversation hand on to each other
 standing     `watch_run`: waits for the end of a run that its watcher has no handle for
 inherit      `inherit`: what a resumed or forked run begins with
 store        a run's store on a disk (remote_store: on an object store)

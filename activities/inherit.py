@@ -69,7 +69,7 @@ class Inheritances:
         theirs, ours = self._project.workspace(origin), self._project.workspace(own)
         ours.create()
         if (theirs.root / ARTIFACTS).is_dir():
-            shutil.copytree(theirs.root / ARTIFACTS, ours.root / ARTIFACTS, ignore=_no_files, dirs_exist_ok=True)
+            shutil.copytree(theirs.root / ARTIFACTS, ours.root / ARTIFACTS, ignore=no_files, dirs_exist_ok=True)
         for name in ("context.md", "plan.md"):
             if (theirs.root / name).is_file():
                 ours.write_own(name, theirs.read_own(name), durable=False)
@@ -80,7 +80,7 @@ class Inheritances:
         self._project.workspace(own).write_own("memory.md", journal.encode(), durable=False)
 
 
-def _no_files(folder: str, names: list[str]) -> list[str]:
+def no_files(folder: str, names: list[str]) -> list[str]:
     """Links, pipes and the like stay where they are."""
     paths = [Path(folder) / name for name in names]
     return [path.name for path in paths if path.is_symlink() or not (path.is_file() or path.is_dir())]

@@ -9,6 +9,7 @@ from temporalio import activity
 from temporalio.client import Client
 
 from activities import trace
+from activities.conversation import keep_turn
 from activities.definition import agent_of, defined, keep
 from activities.heartbeat import beating
 from activities.project import Project
@@ -68,12 +69,16 @@ class Runs:
             transcript = await self._conversation(request.length, request.head, store)
             await asyncio.to_thread(workspace.create)  # a run that ended before it was opened has none
             segment = None
-            if request.length > request.start:
+            if request.turn is not None:
+                await keep_turn(self._project, _run_id(), request.turn, transcript)
+            elif request.length > request.start:
                 live = transcript.parts[request.start : request.length]
                 segment = await keep_segment(store, live, request.start, request.head)
             trace.record_all(workspace, request.told)
             if request.journal is not None:
                 await asyncio.to_thread(_finish_files, workspace, request.journal, request.event)
+                if request.turn is not None:
+                    self._transcripts.hand_on(info.workflow_id or "", request.turn.owner)
                 self._transcripts.forget(info.workflow_id or "")
             if request.cancel is not None:
                 handle = self._client.get_workflow_handle(info.workflow_id or "", run_id=info.workflow_run_id)

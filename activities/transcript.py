@@ -17,17 +17,20 @@ from pydantic_core import to_json
 from temporalio import activity
 from temporalio.client import Client
 
-from activities.store import Store
+from activities.store import Store, Stores
+from activities.workspace import folder_name
+from contracts.conversation import TurnRecord
 from contracts.transcript import Page, Part, Segment
 from decisions.context import messages_of
 from decisions.transcript import Transcript
 
 _PARTS = TypeAdapter(list[Part])
+_RECORD = "turn-"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A run's first `length` parts, whose hash is `head`; its closed segments lie in `store`."""
+    """A run's first `length` parts, whose hash is `head`; its own closed segments lie in `store`."""
 
     workflow_id: str
     run_id: str
@@ -93,8 +96,9 @@ class Conversation:
 class Transcripts:
     """Conversations by workflow id, the least recently used dropped above `max_bytes` of parts."""
 
-    def __init__(self, client: Client, max_bytes: int = 256 * 1024 * 1024) -> None:
+    def __init__(self, client: Client, stores: Stores, max_bytes: int = 256 * 1024 * 1024) -> None:
         self._client = client
+        self._stores = stores
         self._max_bytes = max_bytes
         self._held: OrderedDict[str, Conversation] = OrderedDict()
         self._bytes = 0
@@ -123,6 +127,14 @@ class Transcripts:
                 await self._refill(conversation, wanted)
             self._weigh(wanted.workflow_id, conversation)
         return conversation
+
+    def hand_on(self, workflow_id: str, heir: str) -> None:
+        """The heir's conversation begins with this one."""
+        conversation = self._held.pop(workflow_id, None)
+        if conversation is None:
+            return
+        self.forget(heir)
+        self._held[heir] = conversation
 
     def forget(self, workflow_id: str) -> None:
         if conversation := self._held.pop(workflow_id, None):
@@ -161,7 +173,8 @@ class Transcripts:
             page = await handle.query("transcript", {"from": before}, result_type=Page)
             for segment in page.segments:
                 if segment.end > transcript.length:
-                    _append_from(transcript, segment.start, await read_segment(wanted.store, segment))
+                    store = self._stores.of(segment.owner) if segment.owner else wanted.store
+                    _append_from(transcript, segment.start, await read_segment(store, segment))
             _append_from(transcript, page.start, page.parts)
             if transcript.length == before:
                 return
@@ -173,8 +186,21 @@ def _append_from(transcript: Transcript, start: int, parts: list[Part]) -> None:
 
 
 async def read_segment(store: Store, segment: Segment) -> list[Part]:
+    """Its parts; of a whole conversation, those of all the stretches that its record names."""
+    if segment.ref.startswith(_RECORD):
+        record = await read_record(store, segment.ref)
+        return [part for each in record.segments for part in await read_segment(store, each)]
     data = await asyncio.to_thread(store.read, segment.ref)
     return _PARTS.validate_json(data)
+
+
+def record_name(run_id: str) -> str:
+    return f"{_RECORD}{folder_name(run_id)}.json"
+
+
+async def read_record(store: Store, ref: str) -> TurnRecord:
+    """Raises FileNotFoundError where that turn has left none."""
+    return TurnRecord.model_validate_json(await asyncio.to_thread(store.read, ref))
 
 
 async def keep_segment(store: Store, parts: Sequence[Part], start: int, head: str) -> Segment:

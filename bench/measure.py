@@ -141,8 +141,9 @@ async def _miss(side: Side, handle: WorkflowHandle[Any, Any]) -> float:
 
 async def _transcript(side: Side, handle: WorkflowHandle[Any, Any], page: Page) -> list[Part]:
     """All parts of a run, proven by its hash chain."""
-    store = LocalStores(side.workspaces).of(run_id_of(handle.id))
-    conversation = await Transcripts(side.client).at(Wanted(handle.id, "", page.total, page.head, store))
+    stores = LocalStores(side.workspaces)
+    wanted = Wanted(handle.id, "", page.total, page.head, stores.of(run_id_of(handle.id)))
+    conversation = await Transcripts(side.client, stores).at(wanted)
     return conversation.transcript.parts
 
 

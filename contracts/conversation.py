@@ -1,12 +1,15 @@
 """What a lane takes and answers: requests, one run at a time (B8)."""
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import to_json
 
+from contracts.journal import Journal
 from contracts.limits import limits_in
+from contracts.transcript import Segment
 from contracts.value import Edge, Value
 
 MAX_ID_LENGTH = 200  # characters
@@ -92,3 +95,158 @@ class Submitted(Value):
     run_id: str
     position: int
     duplicate: bool
+
+
+class LaneFault(StrEnum):
+    """Why a lane does not take a request. The `type` of the refusal."""
+
+    invalid_input = "InvalidInput"
+    request_reused = "RequestIdReused"  # the id was used before, for something else
+    lane_full = "LaneFull"
+    lane_busy = "LaneBusy"  # and the request did not want to wait
+    lane_closing = "LaneClosing"  # it is being cancelled
+
+
+class Queued(Value):
+    """A request that was accepted. `size` is in bytes."""
+
+    request: SubmitRequest
+    run_id: str
+    size: int
+    at: datetime
+
+
+class Active(Value):
+    """The turn that runs. `is_started` is False until the server has taken its start."""
+
+    queued: Queued
+    is_started: bool = False
+
+
+class TurnEnd(StrEnum):
+    """How a request ended."""
+
+    completed = "completed"
+    escalated = "escalated"
+    failed = "failed"
+    cancelled = "cancelled"
+    timed_out = "timed_out"
+    steered = "steered"  # it joined a turn that was running
+    answered = "answered"  # it answered a question of one
+    dropped = "dropped"
+
+
+class Turn(Value):
+    """A request that has ended. `said` is the outcome, or why there is none; both texts are cut."""
+
+    request_id: str
+    run_id: str
+    asked: str
+    end: TurnEnd
+    said: str = ""
+    at: datetime
+
+
+class LaneState(Value):
+    """All that a lane knows, which is also what it carries over continue-as-new.
+
+    `seen` has a digest of each request by a digest of its id; `after` names the turns whose conversation the next one
+    goes on with, the latest first; `notices` tell of what had no effect.
+    """
+
+    type: Literal["conversation.continue"] = "conversation.continue"
+    conversation_id: str
+    agent: str | None = None  # that was spoken to last
+    queue: tuple[Queued, ...] = ()
+    active: Active | None = None
+    steering: tuple[Queued, ...] = ()  # handed to the active turn, which has not said yet that it took them
+    seen: dict[str, str] = Field(default_factory=dict)
+    after: tuple[str, ...] = ()
+    recent: tuple[Turn, ...] = ()
+    accepted: int = 0
+    refused: int = 0
+    notices: tuple[str, ...] = ()
+
+
+class ConversationStart(Edge):
+    """The input of `Conversation`. The id, if given, must be that of the workflow id."""
+
+    conversation_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+
+
+class DropRequest(Edge):
+    """The body of the signal `drop`: takes a request out of the queue."""
+
+    request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    by: str | None = Field(default=None, max_length=200)
+
+
+class SteerRequest(Edge):
+    """The body of the signal `steer` of a run: something more from its user, for its next model call."""
+
+    request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    text: str = Field(min_length=1, max_length=MOST_TEXT)
+
+
+class Steered(Edge):
+    """The body of the signal `steered`, by which the run tells its lane that it took the message."""
+
+    request_id: str
+
+
+class WaitingView(Value):
+    request_id: str
+    run_id: str
+    asked: str
+    at: datetime
+
+
+class LaneView(Value):
+    """The answer of the query `lane`. `waiting` has the first requests of the queue, `queued` counts all of them."""
+
+    conversation_id: str
+    agent: str | None
+    active: WaitingView | None
+    queued: int
+    most_queued: int
+    waiting: tuple[WaitingView, ...]
+    recent: tuple[Turn, ...]
+    accepted: int
+    refused: int
+    notices: tuple[str, ...]
+
+
+class JoinRequest(Value):
+    """The input of the activity `join_conversation`."""
+
+    conversation_id: str
+    after: tuple[str, ...]
+
+
+class Joined(Value):
+    """What a turn goes on with; nothing in a conversation that begins, and no journal where the agent keeps none."""
+
+    segment: Segment | None = None
+    journal: Journal | None = None
+    shows_journal: bool = False
+
+
+class TurnRecord(Value):
+    """How a turn has left its conversation. It lies in the conversation's store, under a name of the run's.
+
+    `shows_journal` says that the conversation does not show the journal as it is now.
+    """
+
+    segments: tuple[Segment, ...]
+    run_id: str
+    journal: Journal | None
+    shows_journal: bool
+
+
+class TurnAnswer(Value):
+    """The input of the activity `answer_turn`."""
+
+    run_id: str
+    question_id: str
+    text: str
+    request_id: str

@@ -67,15 +67,17 @@ class ResumeEvent(Edge):
 class BeginEvent(Value):
     """The input of an `AgentRun` that another workflow starts.
 
-    Of a turn of a conversation: `headers` are its request's, `brief` goes beside the system prompt, and `after` names
-    the turns whose conversation it goes on with, the latest first.
+    Of a turn of a conversation: `headers` are its request's, `brief` goes beside the system prompt, `after` names the
+    turns whose conversation it goes on with, the latest first, and `raw` is the sender's own.
     """
 
-    type: Literal["agentic.begin"] = "agentic.begin"
+    type: Literal["agentic.begin"]
     payload: StartPayload
     headers: Headers = Headers()
     brief: str = ""
+    is_turn: bool = False
     after: tuple[str, ...] = ()
+    raw: dict[str, Any] | None = None
 
 
 class ToolRequestPayload(Value):

@@ -87,6 +87,7 @@ class RunState(Value):
     agent: str
     context: dict[str, Any]
     conversation_id: str | None
+    is_turn: bool = Field(default=False, exclude_if=lambda is_turn: not is_turn)  # of that conversation, by its lane
     headers: Headers = Field(default=Headers(), exclude_if=lambda headers: headers == Headers())
     created_at: datetime
     updated_at: datetime
@@ -213,6 +214,14 @@ class RunView(Value):
     origin: str | None = None  # the run that this one resumes, or was forked from
 
 
+class TurnClose(Value):
+    """The end of a turn of a conversation, whose store is `owner`'s: what it began with, and the journal it leaves."""
+
+    owner: str
+    before: Segment | None
+    journal: Journal | None = Field(default=None, exclude_if=lambda journal: journal is None)
+
+
 class CloseRequest(Value):
     """The input of the activity `close_segment`: archive the live parts; at a run's end, finish its files."""
 
@@ -223,6 +232,7 @@ class CloseRequest(Value):
     event: dict[str, Any] | None = None  # the completion event
     cancel: str | None = None  # ask the server to cancel this run, for this reason
     told: tuple[dict[str, Any], ...] = Field(default=(), exclude_if=lambda told: not told)
+    turn: TurnClose | None = Field(default=None, exclude_if=lambda turn: turn is None)
 
 
 class Closed(Value):

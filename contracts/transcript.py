@@ -18,6 +18,7 @@ class PartKind(StrEnum):
     reply = "reply"  # of the model
     result = "result"  # of one tool call
     note = "note"  # of the runtime to the model
+    said = "said"  # by the user, while the run was at work
     summary = "summary"  # stands for all before its tail: `about` is {"tail", "pins", "is_deep"}
     journal = "journal"  # the run journal, where the run goes on: `about` has its "digest"
 

@@ -6,6 +6,7 @@ builtins    the tools that are decisions themselves, and their schemas
 calls       a reply of the model -> the calls it asks for, in batches
 framing     frame and plan, read from the first turn
 loop        the run's state machine: what to do next, and what each answer makes of the state
+conversation  a lane: which requests it takes, and in which order they become turns
 thrash      does the run go in circles, and what is done about it
 context     what of a long conversation the model is shown, and how full its window is
 recovery    what is done about a full window, rung by rung

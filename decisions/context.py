@@ -226,7 +226,7 @@ def _told(parts: Sequence[Part], tail: int, each: int) -> Iterator[str]:
     latest = _latest_goal(parts)
     for i in range(start, tail):
         part = parts[i]
-        if part.kind is PartKind.goal and i != latest:
+        if part.kind is PartKind.said or (part.kind is PartKind.goal and i != latest):
             yield f"[asked] {_shortened(text_of(part.content), each)}"
         if part.kind is PartKind.reply:
             yield from _said(part, each)

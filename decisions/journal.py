@@ -85,6 +85,11 @@ def is_written(journal: Journal) -> bool:
     return any(getattr(journal, name) for name in Journal.model_fields if name not in ("objective", "artifacts"))
 
 
+def handed_on(journal: Journal) -> Journal | None:
+    """What the next turn of a conversation begins with; its objective is its own. None where there is nothing."""
+    return journal.model_copy(update={"objective": ""}) if is_written(journal) else None
+
+
 def with_artifacts(journal: Journal, artifacts: Sequence[str]) -> Journal:
     """What a tool has just written down is noted, beside what the agent noted itself."""
     new = tuple(path for path in dict.fromkeys(artifacts) if path not in journal.artifacts)

@@ -59,10 +59,15 @@ class Wind:
     """The time is nearly used up: the next turn is the last one, and says what there is."""
 
 
-Move = Think | Act | CloseTurn | Rotate | Wind | End
+@dataclass(frozen=True)
+class Listen:
+    """Its user has said something more, which joins the conversation before the next model call."""
 
 
-def next_move(state: RunState, *, history_is_long: bool) -> Move:
+Move = Think | Act | CloseTurn | Rotate | Wind | Listen | End
+
+
+def next_move(state: RunState, *, history_is_long: bool, is_spoken_to: bool = False) -> Move:
     """What the run does next. Nothing is in flight when this is asked."""
     batch = next_batch(state)
     if is_out_of_time(state) and not _takes_no_time(batch):
@@ -71,9 +76,17 @@ def next_move(state: RunState, *, history_is_long: bool) -> Move:
         return Act(batch)
     if state.calls:
         return CloseTurn()
+    if is_spoken_to and _may_go_on(state):
+        return Listen()
     if ending := state.ending or used_up(state):
         return End(ending)
     return _onward(state, history_is_long=history_is_long)
+
+
+def _may_go_on(state: RunState) -> bool:
+    """Whether another turn can follow: an outcome is not risked for one that no budget is left for."""
+    ending = state.ending
+    return not state.is_closing and used_up(state) is None and (ending is None or ending.status is RunStatus.completed)
 
 
 def _takes_no_time(batch: tuple[Call, ...]) -> bool:
@@ -85,6 +98,11 @@ def _onward(state: RunState, *, history_is_long: bool) -> Move:
     if history_is_long:
         return Rotate()
     return Wind() if is_nearly_out_of_time(state) else Think()
+
+
+def reopened(state: RunState) -> RunState:
+    """There is more to do than was known when the outcome was given."""
+    return state.model_copy(update={"ending": None})
 
 
 LAST_TURN = (

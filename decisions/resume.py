@@ -73,6 +73,7 @@ def resumed(origin: RunState, run_id: str, execution: str, now: datetime) -> Run
         "inherited": (*origin.inherited, _heritage(origin, origin.step)),
         "doubtful": tuple(call.tool_use_id for call in _open_effects(origin)),
         "interrupted": bool(origin.definition),
+        "is_turn": False,
     }
     return origin.model_copy(update=changes)
 

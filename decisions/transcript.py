@@ -107,6 +107,10 @@ def call_part(call: Call) -> Part:
     return result_part(call.tool_use_id, call.tool, call.step, call.outcome)
 
 
+def said_part(text: str) -> Part:
+    return Part(kind=PartKind.said, content=[{"type": "text", "text": text}])
+
+
 def note_part(text: str) -> Part:
     return Part(kind=PartKind.note, content=[{"type": "text", "text": text}])
 

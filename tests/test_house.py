@@ -25,7 +25,7 @@ ORDER = (
     ("telemetry", "supervisor", "codec"),
     ("settings", "converter"),
     ("devserver", "runs"),
-    ("watch", "seal", "reconcile"),
+    ("watch", "seal", "reconcile", "lanes"),
     ("worker", "report"),
     ("session", "terminal"),
     ("follow", "doctor"),

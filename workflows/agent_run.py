@@ -13,6 +13,7 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from activities.run import Runs
+from contracts.conversation import SteerRequest
 from contracts.events import ToolResultEvent
 from contracts.journal import Journal
 from contracts.run import CloseRequest, Continuation, RunStatus, RunView, Snapshot
@@ -26,6 +27,7 @@ from workflows import events, halt
 from workflows.acting import act
 from workflows.closing import close_turn
 from workflows.handlers import invalid, read, read_optional
+from workflows.listening import listen
 from workflows.live_run import LiveRun, begin
 from workflows.opening import open_run
 from workflows.policies import FILES
@@ -66,11 +68,13 @@ class AgentRun:
 
     async def _work(self, run: LiveRun) -> bool:
         """Moves until there is an ending (False) or the history is long (True). Raises CancelledError at a halt."""
-        if run.state.status is RunStatus.queued:
-            await open_run(run)
+        await open_run(run)
         while True:
             run.halt.check()
-            match loop.next_move(run.state, history_is_long=workflow.info().is_continue_as_new_suggested()):
+            is_long = workflow.info().is_continue_as_new_suggested()
+            match loop.next_move(run.state, history_is_long=is_long, is_spoken_to=bool(run.said)):
+                case loop.Listen():
+                    await listen(run)
                 case loop.Think():
                     await think(run)
                 case loop.Act(batch):
@@ -84,7 +88,8 @@ class AgentRun:
                 case loop.Rotate():
                     await self._archive(run)
                     run.halt.check()
-                    return True
+                    if not run.said:
+                        return True
                 case loop.End(ending):
                     stopped = loop.halted(run.state, run.effects, workflow.now())
                     run.state = loop.ended(stopped, ending, workflow.now())
@@ -97,6 +102,7 @@ class AgentRun:
             length=run.transcript.length,
             head=run.transcript.head,
             told=events.untold(run),
+            turn=run.turn if end else None,
             **end,
         )
         summary = "finish the run's files" if end else "archive the transcript"
@@ -169,9 +175,16 @@ class AgentRun:
             raise invalid(reason)
         return answer
 
+    @workflow.signal(description='Say something to the run at work, for its next model call: {"request_id", "text"}')
+    def steer(self, *args: Any) -> None:
+        try:
+            self._run.said.append(read(SteerRequest, args))
+        except ApplicationError as refused:
+            self._ignore("steer", refused.message)
+
     @workflow.signal(dynamic=True)
     def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
-        self._ignore(narrate.cut(name, 80), "no such signal; there are tool_result, human_input and cancel")
+        self._ignore(narrate.cut(name, 80), "no such signal; there are tool_result, human_input, steer and cancel")
 
     def _ignore(self, signal: str, why: str) -> None:
         if isinstance(self._live, LiveRun):

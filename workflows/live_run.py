@@ -13,6 +13,7 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeUpdate, TypedSearchAttributes
 
 from contracts.agent import DEFAULT_AGENT
+from contracts.conversation import SteerRequest
 from contracts.events import (
     BeginEvent,
     ResumeEvent,
@@ -25,12 +26,13 @@ from contracts.events import (
 from contracts.failures import Escalation
 from contracts.limits import limits_in
 from contracts.question import Question, QuestionKind
-from contracts.run import Call, Continuation, RunState, RunStatus
+from contracts.run import Call, Continuation, RunState, RunStatus, TurnClose
 from contracts.signals import HumanInput
 from contracts.tool import Effect, ToolOutcome
 from contracts.transcript import Part, Segment
 from decisions import ids, loop, narrate
 from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
+from decisions.journal import handed_on
 from decisions.limits import DEFAULTS, set_in, with_requested
 from decisions.question import DECISIONS, refusal
 from decisions.transcript import PAGE_BYTES, Transcript, brief_part, goal_part
@@ -56,6 +58,7 @@ class LiveRun:
         self.opening: tuple[Part, ...] = ()  # what it adds to their conversation
         self.transcript = transcript
         self.segments = segments
+        self.said: list[SteerRequest] = []  # by its user, and not in the conversation yet
         self.halt = Halt()
         self.effects: list[str] = []  # tool uses that may be having their effect just now
         self._results: dict[int, ToolOutcome] = {}
@@ -71,6 +74,16 @@ class LiveRun:
         self.state, self.transcript, self.segments = state, transcript, segments
         self.effects = list(state.doubtful)
         self.tell()
+
+    @property
+    def turn(self) -> TurnClose | None:
+        """What it leaves to its conversation, if it is a turn of one."""
+        state = self.state
+        if not state.is_turn:
+            return None
+        before = next((segment for segment in self.segments if segment.owner), None)
+        owner = ids.conversation_workflow_id(state.conversation_id or "")
+        return TurnClose(owner=owner, before=before, journal=handed_on(state.journal))
 
     @property
     def archived(self) -> int:
@@ -246,13 +259,18 @@ def begin(args: Sequence[Any]) -> LiveRun:
         return LiveRun(_new(StartPayload(goal=f"go on from {origin.run_id}")), Transcript(), (), origin)
     if _type_of(args) == "agentic.begin":
         return _begun(read(BeginEvent, args))
-    return _begun(BeginEvent(payload=read(StartEvent, args).payload))
+    return _begun(BeginEvent(type="agentic.begin", payload=read(StartEvent, args).payload))
 
 
 def _begun(event: BeginEvent) -> LiveRun:
     payload = event.payload
     requested = {**set_in(limits_in(payload.context)), **set_in(payload.limits)}
-    changes = {"requested": requested, "limits": with_requested(DEFAULTS, requested), "headers": event.headers}
+    changes = {
+        "requested": requested,
+        "limits": with_requested(DEFAULTS, requested),
+        "headers": event.headers,
+        "is_turn": event.is_turn,
+    }
     parts = [brief_part(event.brief)] if event.brief else []
     parts.append(goal_part(payload.goal, payload.context))
     transcript = Transcript()

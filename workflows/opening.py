@@ -5,14 +5,17 @@ from typing import Any
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
+from activities.conversation import Conversations
 from activities.inherit import Inheritances
 from activities.run import Runs
 from contracts.agent import Opening, OpeningRequest
+from contracts.conversation import Joined, JoinRequest
 from contracts.events import ResumePayload
 from contracts.failures import RunFailure
 from contracts.run import Inherited, InheritRequest, RunStatus
 from decisions import narrate
 from decisions.limits import with_requested
+from decisions.resume import journal_of
 from decisions.transcript import Transcript
 from workflows import events
 from workflows.fate import fail
@@ -21,8 +24,12 @@ from workflows.policies import FILES, WAIT_FOR_END
 
 
 async def open_run(run: LiveRun) -> None:
+    if run.state.status is not RunStatus.queued:
+        return  # it goes on from an earlier execution
     if run.origin is not None:
         await _inherit(run, run.origin)
+    elif run.state.is_turn:
+        await _join(run)
     if run.state.ending is None and not run.state.definition:
         await take_snapshot(run)
     events.emit(run, "agent_run.started", agent=run.state.agent, origin=run.origin and run.origin.run_id)
@@ -38,6 +45,26 @@ async def _inherit(run: LiveRun, origin: ResumePayload) -> None:
         return
     last = inherited.segments[-1]
     run.take_over(inherited.state, Transcript(last.end, last.head), inherited.segments)
+
+
+async def _join(run: LiveRun) -> None:
+    """The turn's own words come after what the conversation holds already."""
+    request = JoinRequest(conversation_id=run.state.conversation_id or "", after=run.after)
+    try:
+        joined: Joined = await _read(run, Conversations.join_conversation, request, "read the conversation so far")
+    except ActivityError as error:
+        fail(run, error, RunFailure.bad_project)
+        return
+    if joined.segment is None:
+        return
+    last, state = joined.segment, run.state
+    if joined.journal is not None:
+        state = state.model_copy(update={"journal": joined.journal})
+    run.take_over(state, Transcript(last.end, last.head), (last,))
+    if joined.shows_journal:
+        run.transcript.append(journal_of(state.journal, "", ""))
+    for part in run.opening:
+        run.transcript.append(part)
 
 
 async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:

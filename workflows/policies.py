@@ -56,6 +56,19 @@ SUMMARY_MARGIN = timedelta(minutes=2)
 # Only with this the run hears how an activity ended that it asked to stop.
 WAIT_FOR_END = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 
+# To wait for a run is to look again and again; each look is short.
+WATCH: dict[str, Any] = {
+    "start_to_close_timeout": timedelta(seconds=20),
+    "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=5)),
+}
+
+# An answer that a person gave to a lane: its run takes it at once, or says that it does not fit. Where no worker has
+# the run, the answer must not hold up the lane for ever: it queues then.
+ANSWER: dict[str, Any] = {
+    "start_to_close_timeout": timedelta(seconds=20),
+    "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=5),
+}
+
 # A look of the reconciler. It repeats nothing that harms, so it is tried until it comes through: a second one would
 # not be started beside it.
 MOST_LOOKING = timedelta(minutes=10)

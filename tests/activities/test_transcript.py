@@ -8,7 +8,7 @@ import pytest
 from temporalio.client import Client
 
 from activities.model import ModelReply
-from activities.store import LocalStore
+from activities.store import LocalStore, LocalStores
 from activities.transcript import TranscriptMismatch, Transcripts, Wanted, keep_segment
 from activities.turn import renamed
 from activities.workspace import Workspace
@@ -52,7 +52,7 @@ class Run:
 class Worker:
     def __init__(self, run: Run, root: Path, max_bytes: int = 10**9) -> None:
         self.run, self.store = run, LocalStore(Workspace(root))
-        self.cache = Transcripts(cast("Client", run), max_bytes)
+        self.cache = Transcripts(cast("Client", run), LocalStores(root), max_bytes)
 
     async def at(self, length: int | None = None, workflow: str = "w") -> list[dict[str, Any]]:
         length = self.run.transcript.length if length is None else length

@@ -159,9 +159,9 @@ async def _conversation(it: Arena, run: str) -> tuple[Snapshot, list[Part]]:
     handle = it.client.get_workflow_handle(run_workflow_id(run))
     snapshot: Snapshot = await handle.query("snapshot", result_type=Snapshot)
     execution = (await handle.describe()).run_id
-    store = LocalStores(it.workspaces).of(run)
-    wanted = Wanted(handle.id, execution, snapshot.length, snapshot.head, store)
-    return snapshot, (await Transcripts(it.client).at(wanted)).transcript.parts
+    stores = LocalStores(it.workspaces)
+    wanted = Wanted(handle.id, execution, snapshot.length, snapshot.head, stores.of(run))
+    return snapshot, (await Transcripts(it.client, stores).at(wanted)).transcript.parts
 
 
 def _judge_tokens(found: Audit, run: str, snapshot: Snapshot, parts: list[Part]) -> None:

@@ -1,0 +1,169 @@
+"""What turns of a conversation hand on to each other, in the store that they share: its parts, and the journal.
+
+A turn leaves a record, which names stretches of the conversation. A later one begins with a reference to that record,
+so a turn costs as much history in a long conversation as in a short one.
+"""
+
+import asyncio
+import os
+import shutil
+from contextlib import suppress
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowQueryFailedError, WorkflowUpdateFailedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.heartbeat import beating
+from activities.inherit import no_files
+from activities.project import Project
+from activities.store import Store
+from activities.transcript import Transcripts, Wanted, keep_segment, read_record, record_name
+from activities.workspace import ARTIFACTS
+from contracts.conversation import Joined, JoinRequest, TurnAnswer, TurnRecord
+from contracts.journal import Journal
+from contracts.run import Snapshot, TurnClose
+from contracts.signals import HumanInput
+from contracts.transcript import PartKind, Segment
+from decisions.calls import text_of
+from decisions.ids import conversation_workflow_id, run_id_of, run_workflow_id
+from decisions.journal import handed_on
+from decisions.loop import halted
+from decisions.resume import journal_of
+from decisions.transcript import Transcript, call_part
+
+LATEST = "latest"  # of the conversation's store: the record of its latest turn, for a lane that begins anew
+
+
+class Conversations:
+    def __init__(self, client: Client, transcripts: Transcripts, project: Project) -> None:
+        self._client = client
+        self._transcripts = transcripts
+        self._project = project
+
+    @activity.defn
+    async def join_conversation(self, request: JoinRequest) -> Joined:
+        """What a turn goes on with: the conversation as the latest turn left it, its journal, and its files."""
+        owner = conversation_workflow_id(request.conversation_id)
+        store = self._project.stores.of(owner)
+        async with beating(lambda: {"conversation": request.conversation_id}):
+            record = await self._latest(store, request.after, owner)
+            if record is None:
+                return Joined()
+            own = activity.info().workflow_id or ""
+            self._transcripts.hand_on(owner, own)
+            await asyncio.to_thread(self._link_files, record.run_id, run_id_of(own))
+            last = record.segments[-1]
+            segment = Segment(
+                ref=record_name(record.run_id),
+                start=record.segments[0].start,
+                end=last.end,
+                head=last.head,
+                owner=owner,
+            )
+            return Joined(segment=segment, journal=record.journal, shows_journal=record.shows_journal)
+
+    async def _latest(self, store: Store, after: tuple[str, ...], owner: str) -> TurnRecord | None:
+        for run_id in after:
+            with suppress(FileNotFoundError):
+                return await read_record(store, record_name(run_id))
+            if record := await self._left_by(run_id, owner):
+                return record
+        with suppress(FileNotFoundError):
+            ref = (await asyncio.to_thread(store.read, LATEST)).decode()
+            return await read_record(store, ref)
+        return None
+
+    async def _left_by(self, run_id: str, owner: str) -> TurnRecord | None:
+        """Of a turn that could write nothing down any more, as its history tells."""
+        handle = self._client.get_workflow_handle(run_workflow_id(run_id))
+        try:
+            described = await handle.describe()
+            snapshot: Snapshot = await handle.query("snapshot", result_type=Snapshot)
+        except WorkflowQueryFailedError:
+            return None  # it was refused at its start
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return None
+            raise
+        if described.status is WorkflowExecutionStatus.RUNNING or snapshot.length == 0:
+            return None
+        wanted = Wanted(handle.id, described.run_id, snapshot.length, snapshot.head, self._project.stores.of(run_id))
+        conversation = (await self._transcripts.at(wanted)).transcript
+        whole = Transcript()
+        for part in conversation.parts:
+            whole.append(part)
+        in_flight = [call.tool_use_id for call in snapshot.state.calls]
+        for call in halted(snapshot.state, in_flight, snapshot.state.updated_at).calls:
+            whole.append(call_part(call))
+        before = next((each for each in snapshot.segments if each.owner == owner), None)
+        turn = TurnClose(owner=owner, before=before, journal=handed_on(snapshot.state.journal))
+        return await keep_turn(self._project, run_id, turn, whole)
+
+    def _link_files(self, before: str, own: str) -> None:
+        """The conversation speaks of them by their paths. They are replaced, never written into, so links do."""
+        theirs, ours = self._project.workspace(before), self._project.workspace(own)
+        ours.create()
+        source = theirs.root / ARTIFACTS
+        if source.is_dir():
+            target = ours.root / ARTIFACTS
+            shutil.copytree(source, target, ignore=no_files, copy_function=_link, dirs_exist_ok=True)
+
+    @activity.defn
+    async def answer_turn(self, request: TurnAnswer) -> bool:
+        """Whether the run took the answer to its question."""
+        handle = self._client.get_workflow_handle(run_workflow_id(request.run_id))
+        body = HumanInput(question_id=request.question_id, text=request.text)
+        said = body.model_dump(mode="json", exclude_none=True)
+        try:
+            await handle.execute_update("answer", said, id=request.request_id)
+        except WorkflowUpdateFailedError:
+            return False
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return False
+            raise
+        return True
+
+
+def _link(source: str, target: str) -> None:
+    with suppress(FileExistsError):
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            raise
+        except OSError:
+            shutil.copy2(source, target)
+
+
+async def keep_turn(project: Project, run_id: str, turn: TurnClose, whole: Transcript) -> TurnRecord:
+    """Writes down how a turn leaves its conversation.
+
+    Stretches are joined where the later ones have grown as long as the one before, so there are few of them, and each
+    part is written a few times only, however long the conversation gets.
+    """
+    store = project.stores.of(turn.owner)
+    project.workspace(turn.owner).root.mkdir(parents=True, exist_ok=True)
+    kept = list((await read_record(store, turn.before.ref)).segments) if turn.before else []
+    start = kept[-1].end if kept else 0
+    while kept and kept[-1].end - kept[-1].start <= whole.length - start:
+        start = kept.pop().start
+    if whole.length > start:
+        kept.append(await keep_segment(store, whole.parts[start:], start, whole.head))
+    record = TurnRecord(
+        segments=tuple(kept),
+        run_id=run_id,
+        journal=turn.journal,
+        shows_journal=turn.journal is not None and _text(turn.journal) != _last_shown(whole),
+    )
+    await asyncio.to_thread(store.put, record_name(run_id), record.model_dump_json().encode())
+    await asyncio.to_thread(store.put, LATEST, record_name(run_id).encode())
+    return record
+
+
+def _text(journal: Journal) -> str:
+    return text_of(journal_of(journal, "", "").content)
+
+
+def _last_shown(whole: Transcript) -> str:
+    latest = next((part for part in reversed(whole.parts) if part.kind is PartKind.journal), None)
+    return text_of(latest.content) if latest else ""

@@ -1,0 +1,273 @@
+"""A lane: which requests it takes, and in which order they become turns (B8).
+
+One turn at a time, first come, first served. Every request that was accepted ends once: as a turn, as part of one, or
+dropped by somebody.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import blake2b
+
+from pydantic_core import to_json
+
+from contracts.conversation import (
+    Active,
+    Headers,
+    LaneFault,
+    LaneState,
+    LaneView,
+    Queued,
+    SubmitRequest,
+    Submitted,
+    Turn,
+    TurnEnd,
+    WaitingView,
+    WhenBusy,
+)
+from contracts.events import BeginEvent, StartPayload
+from decisions.ids import turn_run_id
+from decisions.narrate import cut, markdown
+
+MOST_QUEUED = 2000
+MOST_BYTES = 1024 * 1024  # of all queued requests: they are carried over continue-as-new, which takes 2 MiB
+MOST_SEEN = 5000  # request ids that are known again; older ones find their run, which has ended
+MOST_RECENT, MOST_NOTICES, MOST_AFTER, MOST_SHOWN = 20, 20, 5, 50
+EXCERPT = 400  # characters of a request or an outcome
+RETRY_AFTER = 5.0  # seconds; about the time of a short turn
+
+
+@dataclass(frozen=True)
+class Refusal:
+    kind: LaneFault
+    why: str
+
+
+@dataclass(frozen=True)
+class Steer:
+    """Hand the message to the turn that runs."""
+
+    message: Queued
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Give the message to the turn that runs, as the answer to its question."""
+
+    message: Queued
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Cancel the turn `run_id`."""
+
+    run_id: str
+    reason: str
+
+
+Errand = Steer | Answer | Cancel
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What an accepted request makes of the lane, what is answered, and what is to be done about it at once."""
+
+    state: LaneState
+    answer: Submitted
+    errand: Errand | None = None
+
+
+def admit(state: LaneState, request: SubmitRequest, now: datetime) -> Accepted | Refusal:
+    """Judged in this order: known, too much, busy; then where it goes."""
+    run_id = turn_run_id(state.conversation_id, request.request_id)
+    data = to_json(request)
+    key, body = _hashed(request.request_id.encode(errors="surrogatepass")), _hashed(data)
+    if (known := state.seen.get(key)) is not None:
+        if known != body:
+            return Refusal(LaneFault.request_reused, f"request id {cut(request.request_id, 80)!r} was used before")
+        return Accepted(state, Submitted(run_id=run_id, position=_position(state, run_id), duplicate=True))
+    if refusal := _no_room(state, request, len(data)):
+        return refusal
+    message = Queued(request=request, run_id=run_id, size=len(data), at=now)
+    seen = dict(list(state.seen.items())[-MOST_SEEN + 1 :]) if len(state.seen) >= MOST_SEEN else dict(state.seen)
+    state = state.model_copy(update={"seen": {**seen, key: body}, "accepted": state.accepted + 1})
+    return _placed(state, message)
+
+
+def _no_room(state: LaneState, request: SubmitRequest, size: int) -> Refusal | None:
+    used = sum(each.size for each in (*state.queue, *state.steering))
+    if len(state.queue) + len(state.steering) >= MOST_QUEUED or used + size > MOST_BYTES:
+        full = (
+            f"{len(state.queue):,} requests of {used:,} bytes wait, and {MOST_QUEUED:,} or {MOST_BYTES:,} are the most"
+        )
+        return Refusal(LaneFault.lane_full, f"the lane is full: {full}; try again in {RETRY_AFTER:g} s")
+    if request.when_busy is WhenBusy.reject and (state.active or state.queue):
+        return Refusal(LaneFault.lane_busy, f"the lane is busy; try again in {RETRY_AFTER:g} s, or let it queue")
+    return None
+
+
+def _placed(state: LaneState, message: Queued) -> Accepted:
+    active, request = state.active, message.request
+    if active and request.question_id is not None:
+        return Accepted(state, _with(active), Answer(message))
+    if active and request.when_busy is WhenBusy.steer:
+        state = state.model_copy(update={"steering": (*state.steering, message)})
+        return Accepted(state, _with(active), Steer(message))
+    if active and request.when_busy is WhenBusy.interrupt:
+        state = state.model_copy(update={"queue": (message, *state.queue)})
+        why = f"interrupted by request {cut(request.request_id, 80)}"
+        errand = Cancel(active.queued.run_id, why)
+        return Accepted(state, Submitted(run_id=message.run_id, position=1, duplicate=False), errand)
+    state = queued(state, message)
+    position = _position(state, message.run_id)
+    return Accepted(state, Submitted(run_id=message.run_id, position=position, duplicate=False))
+
+
+def _with(active: Active) -> Submitted:
+    return Submitted(run_id=active.queued.run_id, position=0, duplicate=False)
+
+
+def _position(state: LaneState, run_id: str) -> int:
+    """Requests before this one; 0 also where it runs or has run."""
+    at = next((i for i, each in enumerate(state.queue) if each.run_id == run_id), None)
+    return 0 if at is None else at + (state.active is not None)
+
+
+def _hashed(data: bytes) -> str:
+    return blake2b(data, digest_size=8).hexdigest()
+
+
+def queued(state: LaneState, message: Queued) -> LaneState:
+    return state.model_copy(update={"queue": (*state.queue, message)})
+
+
+def begun(state: LaneState) -> LaneState:
+    """The first request of the queue becomes the turn that runs. The agent it names is spoken to from now on."""
+    first, *rest = state.queue
+    agent = first.request.agent or state.agent
+    return state.model_copy(update={"active": Active(queued=first), "queue": tuple(rest), "agent": agent})
+
+
+def started(state: LaneState) -> LaneState:
+    active = state.active and state.active.model_copy(update={"is_started": True})
+    return state.model_copy(update={"active": active})
+
+
+def begin_event(state: LaneState, message: Queued) -> BeginEvent:
+    """The input of the turn's run."""
+    request, origin = message.request, message.request.origin or Headers()
+    payload = StartPayload(
+        goal=request.text, context=request.context, agent=state.agent, conversation_id=state.conversation_id
+    )
+    headers = Headers(
+        request_id=request.request_id,
+        session_id=state.conversation_id,
+        request_client=request.request_client or origin.request_client,
+        user_id=origin.user_id,
+    )
+    return BeginEvent(
+        type="agentic.begin",
+        payload=payload,
+        headers=headers,
+        brief=request.brief,
+        is_turn=True,
+        after=state.after,
+        raw=request.raw,
+    )
+
+
+def ended(state: LaneState, end: TurnEnd, said: str, now: datetime, *, kept: bool) -> LaneState:
+    """The turn is over. What it was to be steered by, and did not take, comes next.
+
+    `kept` says that the run has written down how it leaves the conversation.
+    """
+    if state.active is None:
+        raise AssertionError("no turn runs")
+    done = state.active.queued
+    after = (done.run_id,) if kept else (done.run_id, *state.after)[:MOST_AFTER]
+    changes = {"active": None, "after": after, "queue": (*state.steering, *state.queue), "steering": ()}
+    return _told(state.model_copy(update=changes), done, end, said, now)
+
+
+def steered(state: LaneState, request_id: str, now: datetime) -> LaneState:
+    """The turn that runs has taken the message."""
+    taken = next((each for each in state.steering if each.request.request_id == request_id), None)
+    if taken is None:
+        return state
+    left = tuple(each for each in state.steering if each is not taken)
+    return _told(state.model_copy(update={"steering": left}), taken, TurnEnd.steered, _joined(state), now)
+
+
+def answered(state: LaneState, message: Queued, now: datetime) -> LaneState:
+    return _told(state, message, TurnEnd.answered, _joined(state), now)
+
+
+def _joined(state: LaneState) -> str:
+    return f"run {state.active.queued.run_id}" if state.active else ""
+
+
+def dropped(state: LaneState, request_id: str, by: str, now: datetime) -> LaneState | None:
+    """None where no such request waits."""
+    found = next((each for each in state.queue if each.request.request_id == request_id), None)
+    if found is None:
+        return None
+    left = tuple(each for each in state.queue if each is not found)
+    return _told(state.model_copy(update={"queue": left}), found, TurnEnd.dropped, by, now)
+
+
+def _told(state: LaneState, message: Queued, end: TurnEnd, said: str, now: datetime) -> LaneState:
+    turn = Turn(
+        request_id=message.request.request_id,
+        run_id=message.run_id,
+        asked=cut(message.request.text, EXCERPT),
+        end=end,
+        said=cut(said, EXCERPT),
+        at=now,
+    )
+    return state.model_copy(update={"recent": (*state.recent, turn)[-MOST_RECENT:]})
+
+
+def refused(state: LaneState, notice: str) -> LaneState:
+    """A message that was not taken: counted, and told where people look."""
+    return noticed(state, notice).model_copy(update={"refused": state.refused + 1})
+
+
+def noticed(state: LaneState, notice: str) -> LaneState:
+    return state.model_copy(update={"notices": (*state.notices, cut(notice, 300))[-MOST_NOTICES:]})
+
+
+def view(state: LaneState) -> LaneView:
+    return LaneView(
+        conversation_id=state.conversation_id,
+        agent=state.agent,
+        active=_shown(state.active.queued) if state.active else None,
+        queued=len(state.queue),
+        most_queued=MOST_QUEUED,
+        waiting=tuple(_shown(each) for each in state.queue[:MOST_SHOWN]),
+        recent=state.recent,
+        accepted=state.accepted,
+        refused=state.refused,
+        notices=state.notices,
+    )
+
+
+def _shown(message: Queued) -> WaitingView:
+    request = message.request
+    asked = cut(request.text, EXCERPT)
+    return WaitingView(request_id=request.request_id, run_id=message.run_id, asked=asked, at=message.at)
+
+
+def details(state: LaneState) -> str:
+    """The Web UI's current details, in Markdown."""
+    running = f"run `{state.active.queued.run_id}`" if state.active else "idle"
+    blocks = [f"**{running}** · {len(state.queue):,} waiting · {state.accepted:,} accepted · {state.refused:,} refused"]
+    if state.active:
+        blocks.append(f"**Now** {markdown(cut(state.active.queued.request.text, EXCERPT))}")
+    if state.notices:
+        blocks.append(f"**Ignored** {markdown(state.notices[-1])}")
+    return "\n\n".join([*blocks, *_lines(state.recent)])
+
+
+def _lines(turns: Sequence[Turn]) -> list[str]:
+    lines = [f"- {turn.end} `{turn.run_id}` {markdown(cut(turn.asked, 80))}" for turn in reversed(turns[-5:])]
+    return ["\n".join(["**Lately**", "", *lines])] if lines else []

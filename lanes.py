@@ -1,0 +1,109 @@
+"""Conversations from the outside: submit a request to a lane, look into it, stop its turn, take a request back."""
+
+import asyncio
+import time
+from typing import Any
+
+from temporalio.client import (
+    Client,
+    WithStartWorkflowOperation,
+    WorkflowQueryFailedError,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from contracts.conversation import LaneView, SubmitRequest, Submitted
+from contracts.signals import CancelRequest
+from decisions import ids
+from decisions.narrate import cut, markdown
+from runs import QUERY_PATIENCE, NoSuchRun, NotReachable, Refused
+
+PATIENCE = 30.0  # seconds in which a submit is tried again
+PAUSE = 0.25  # seconds between tries
+# A lane that continues as new just then, or a server that is busy. Whether the request was taken is not known: it is
+# sent again, and the lane knows it by its id.
+_PASSES = (
+    RPCStatusCode.FAILED_PRECONDITION,
+    RPCStatusCode.UNAVAILABLE,
+    RPCStatusCode.RESOURCE_EXHAUSTED,
+    RPCStatusCode.DEADLINE_EXCEEDED,
+    RPCStatusCode.ABORTED,
+)
+_SILENT = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED, RPCStatusCode.FAILED_PRECONDITION)
+
+
+async def submit(client: Client, task_queue: str, conversation_id: str, request: SubmitRequest) -> Submitted:
+    """Hands a request to a lane, which is opened where there is none; sent again, it is the same request.
+
+    Raises Refused with the lane's reason, NotReachable where nobody has taken it in time.
+    """
+    deadline, why = time.monotonic() + PATIENCE, "no worker took the request: is one running? (perdure worker)"
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            async with asyncio.timeout(left):
+                return await _submitted(client, task_queue, conversation_id, request)
+        except WorkflowUpdateFailedError as error:
+            cause = error.cause
+            raise Refused(cause.message if isinstance(cause, ApplicationError) else str(cause)) from None
+        except (WorkflowUpdateRPCTimeoutOrCancelledError, TimeoutError):
+            continue
+        except RPCError as error:
+            if error.status not in _PASSES:
+                raise Refused(f"the server does not take the request: {cut(error.message, 300)}") from None
+            why = cut(error.message, 200)
+            await asyncio.sleep(PAUSE)
+    raise NotReachable(f"{why}; it may have been accepted, and can be sent again with the same request id")
+
+
+async def _submitted(client: Client, task_queue: str, conversation_id: str, request: SubmitRequest) -> Submitted:
+    start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
+        "Conversation",
+        {"conversation_id": conversation_id},
+        id=ids.conversation_workflow_id(conversation_id),
+        task_queue=task_queue,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        static_summary=markdown(cut(conversation_id, 200)),
+    )
+    answer: Submitted = await client.execute_update_with_start_workflow(
+        "submit",
+        request.model_dump(mode="json", exclude_defaults=True),
+        start_workflow_operation=start,
+        result_type=Submitted,
+    )
+    return answer
+
+
+async def look(client: Client, conversation_id: str) -> LaneView | None:
+    """What the lane says of itself; None where no worker is there to answer. Raises NoSuchRun."""
+    handle = client.get_workflow_handle(ids.conversation_workflow_id(conversation_id))
+    try:
+        view: LaneView = await handle.query("lane", result_type=LaneView, rpc_timeout=QUERY_PATIENCE)
+    except WorkflowQueryFailedError:
+        return None
+    except RPCError as error:
+        if error.status in (
+            RPCStatusCode.DEADLINE_EXCEEDED,
+            RPCStatusCode.CANCELLED,
+            RPCStatusCode.FAILED_PRECONDITION,
+        ):
+            return None
+        raise _translated(error, conversation_id) from None
+    return view
+
+
+async def cancel_turn(client: Client, conversation_id: str, body: CancelRequest) -> None:
+    """Asks the running turn to stop. Raises NoSuchRun, Refused."""
+    handle = client.get_workflow_handle(ids.conversation_workflow_id(conversation_id))
+    try:
+        await handle.signal("cancel_turn", body.model_dump(mode="json", exclude_none=True))
+    except RPCError as error:
+        raise _translated(error, conversation_id) from None
+
+
+def _translated(error: RPCError, conversation_id: str) -> Exception:
+    if error.status is RPCStatusCode.NOT_FOUND:
+        return NoSuchRun(f"there is no conversation {conversation_id}")
+    return Refused(cut(error.message, 300))

@@ -1,0 +1,204 @@
+"""The lane's rules, without a server: order, one end each, bounds (B8)."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from contracts.conversation import LaneFault, LaneState, SubmitRequest, TurnEnd
+from decisions import conversation as lane
+from decisions.conversation import Accepted, Answer, Cancel, Refusal, Steer
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+IDLE = LaneState(conversation_id="c")
+
+
+def request(request_id: str, **fields: Any) -> SubmitRequest:
+    return SubmitRequest.model_validate({"request_id": request_id, "goal": f"do {request_id}", **fields})
+
+
+def accepted(state: LaneState, request_id: str, **fields: Any) -> Accepted:
+    admission = lane.admit(state, request(request_id, **fields), NOW)
+    assert isinstance(admission, Accepted), admission
+    return admission
+
+
+def busy(*waiting: str) -> LaneState:
+    state = accepted(IDLE, "now").state
+    state = lane.started(lane.begun(state))
+    for request_id in waiting:
+        state = accepted(state, request_id).state
+    return state
+
+
+def waiting(state: LaneState) -> list[str]:
+    return [each.request.request_id for each in state.queue]
+
+
+def test_requests_wait_in_the_order_in_which_they_came() -> None:
+    state = busy("a", "b", "c")
+    assert waiting(state) == ["a", "b", "c"]
+    assert accepted(state, "d").answer.position == 4
+    assert accepted(state, "b").answer.position == 2
+    assert accepted(state, "now").answer.position == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "errand", "place"),
+    [
+        ({"when_busy": "queue"}, type(None), ["a", "x"]),
+        ({"when_busy": "steer"}, Steer, ["a"]),
+        ({"when_busy": "interrupt"}, Cancel, ["x", "a"]),
+        ({"question_id": "q1"}, Answer, ["a"]),
+    ],
+)
+def test_a_sender_says_what_a_busy_lane_does_with_it(fields: dict[str, Any], errand: type, place: list[str]) -> None:
+    admission = accepted(busy("a"), "x", **fields)
+    assert isinstance(admission.errand, errand)
+    assert waiting(admission.state) == place
+
+
+@pytest.mark.parametrize("when_busy", ["queue", "reject", "steer", "interrupt"])
+def test_an_idle_lane_takes_every_request_as_the_next_turn(when_busy: str) -> None:
+    admission = accepted(IDLE, "x", when_busy=when_busy)
+    assert (waiting(admission.state), admission.errand, admission.answer.position) == (["x"], None, 0)
+
+
+def test_bounds_count_bytes_too() -> None:
+    state, number = busy(), 0
+    while isinstance(admission := lane.admit(state, request(f"r{number}", goal="x" * 150_000), NOW), Accepted):
+        state, number = admission.state, number + 1
+    assert isinstance(admission, Refusal)
+    assert admission.kind is LaneFault.lane_full
+    assert number == 6
+    assert len(state.model_dump_json()) < 1.5 * 1024 * 1024
+
+
+def test_the_fullest_lane_fits_into_what_continue_as_new_takes() -> None:
+    """2 MiB is the most; a lane above it could never go on."""
+    state, wide = busy(), "é" * 190
+    for number in range(lane.MOST_SEEN):
+        state = lane.dropped(accepted(state, f"{number}").state, f"{number}", wide * 3, NOW) or state
+    while isinstance(admission := lane.admit(state, request(f"{wide}{state.accepted}"), NOW), Accepted):
+        state = admission.state
+    for _ in range(lane.MOST_NOTICES + 1):
+        state = lane.refused(state, wide * 3)
+    assert len(state.seen) == lane.MOST_SEEN
+    assert 1.2 * 1024 * 1024 < len(state.model_dump_json().encode()) < 1.8 * 1024 * 1024
+
+
+def test_what_a_turn_did_not_take_comes_next() -> None:
+    state = accepted(busy("a"), "s", when_busy="steer").state
+    state = accepted(state, "t", when_busy="steer").state
+    state = lane.steered(state, "s", NOW)
+    state = lane.ended(state, TurnEnd.completed, "done", NOW, kept=True)
+    assert waiting(state) == ["t", "a"]
+    assert [(turn.request_id, turn.end) for turn in state.recent] == [("s", "steered"), ("now", "completed")]
+
+
+def test_the_conversation_goes_on_from_the_latest_turn_that_left_something() -> None:
+    state = busy("a", "b")
+    first = state.active.queued.run_id if state.active else ""
+    state = lane.ended(state, TurnEnd.completed, "", NOW, kept=True)
+    assert state.after == (first,)
+    state = lane.begun(state)
+    cut_off = state.active.queued.run_id if state.active else ""
+    state = lane.ended(state, TurnEnd.cancelled, "terminated", NOW, kept=False)
+    assert state.after == (cut_off, first)
+
+
+@given(st.text(min_size=1, max_size=200), st.text(min_size=1, max_size=200))
+def test_ids_of_any_kind_are_told_apart(one: str, other: str) -> None:
+    state = accepted(IDLE, one).state
+    assert accepted(state, one).answer.duplicate
+    if one != other:
+        assert not accepted(state, other).answer.duplicate
+
+
+class Lane(RuleBasedStateMachine):
+    """Whatever is sent, and however turns end: each accepted request ends once, and queued ones run in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = IDLE
+        self.accepted: list[str] = []
+        self.order: list[str] = []  # of those that only queued
+        self.begun: list[str] = []
+        self.over: list[str] = []
+        self.number = 0
+
+    @rule(when_busy=st.sampled_from(["queue", "queue", "reject", "steer", "interrupt"]))
+    def submit(self, when_busy: str) -> None:
+        self.number += 1
+        name = f"r{self.number}"
+        admission = lane.admit(self.state, request(name, when_busy=when_busy), NOW)
+        if isinstance(admission, Refusal):
+            assert when_busy == "reject"
+            return
+        self.accepted.append(name)
+        if when_busy in ("queue", "reject"):
+            self.order.append(name)
+        self.state = admission.state
+
+    @precondition(lambda self: self.accepted)
+    @rule(data=st.data())
+    def submit_again(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.accepted))
+        before = self.state
+        for when_busy in ("queue", "reject", "steer", "interrupt"):
+            admission = lane.admit(self.state, request(name, when_busy=when_busy), NOW)
+            same = isinstance(admission, Accepted) and admission.answer.duplicate
+            assert same or (isinstance(admission, Refusal) and admission.kind is LaneFault.request_reused)
+        assert self.state == before
+
+    @precondition(lambda self: self.state.active is None and self.state.queue)
+    @rule()
+    def begin(self) -> None:
+        self.state = lane.started(lane.begun(self.state))
+        assert self.state.active is not None
+        self.begun.append(self.state.active.queued.request.request_id)
+
+    @precondition(lambda self: self.state.active is not None)
+    @rule(end=st.sampled_from([TurnEnd.completed, TurnEnd.failed, TurnEnd.cancelled]), kept=st.booleans())
+    def end(self, end: TurnEnd, kept: bool) -> None:
+        self.state = lane.ended(self.state, end, "", NOW, kept=kept)
+        self._told()
+
+    @precondition(lambda self: self.state.steering)
+    @rule()
+    def take(self) -> None:
+        self.state = lane.steered(self.state, self.state.steering[0].request.request_id, NOW)
+        self._told()
+
+    @precondition(lambda self: self.state.queue)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(waiting(self.state)))
+        dropped = lane.dropped(self.state, name, "", NOW)
+        assert dropped is not None
+        self.state = dropped
+        self._told()
+
+    def _told(self) -> None:
+        self.over.append(self.state.recent[-1].request_id)
+
+    @invariant()
+    def every_request_is_somewhere_once(self) -> None:
+        active = [self.state.active.queued.request.request_id] if self.state.active else []
+        steering = [each.request.request_id for each in self.state.steering]
+        assert sorted([*self.over, *active, *waiting(self.state), *steering]) == sorted(self.accepted)
+
+    @invariant()
+    def queued_requests_run_in_order(self) -> None:
+        ran = [name for name in self.begun if name in self.order]
+        assert ran == sorted(ran, key=self.order.index)
+
+    @invariant()
+    def nothing_runs_twice(self) -> None:
+        assert len(set(self.begun)) == len(self.begun)
+
+
+TestLane = Lane.TestCase

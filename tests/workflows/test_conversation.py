@@ -1,0 +1,456 @@
+"""A lane: one run at a time, in order, each request ending once (B8)."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+
+from contracts.conversation import SubmitRequest
+from contracts.tool import Effect
+from runs import Refused
+from testkit.model_server import Reply, calls, says
+from testkit.tools import ScriptedTool
+from tests.workflows.lane import asking, begun, echo, ends, lane_of, look, new_id, run_of, say, texts, until_idle
+
+ASK = calls(("ask_human", {"question": "which one?"}))
+
+
+class Gate:
+    """A tool that waits until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.begun: list[str] = []
+        self.tool = ScriptedTool("wait", self._wait, effect=Effect.keyed)
+
+    async def _wait(self, arguments: Any, context: Any) -> str:
+        self.begun.append(str(arguments["for"]))
+        await asyncio.wait_for(self.open.wait(), 30)
+        return "waited"
+
+
+def waits_then_echoes(body: dict[str, Any]) -> Reply:
+    """Each turn waits at the gate once, then answers."""
+    last = body["messages"][-1]["content"]
+    if last[-1]["type"] == "text" and not any(block["type"] == "tool_result" for block in last):
+        return calls(("wait", {"for": last[-1]["text"]}))
+    said = [b["text"] for b in last if b["type"] == "text"]
+    return says(f"done: {' / '.join(said) or 'alone'}")
+
+
+async def test_turns_follow_each_other_and_each_knows_what_was_said_before(world: Any) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        first = await say(it, chat, "my name is Ada")
+        second = await say(it, chat, "who am I?")
+        view = await until_idle(it, chat, 2)
+        last = it.model.requests[-1]
+        state = await run_of(it, second).query("state")
+    assert (first.position, second.duplicate) == (0, False)
+    assert ends(view) == [("my name is Ada", "completed"), ("who am I?", "completed")]
+    assert texts(last) == ["my name is Ada", "you said: my name is Ada", "who am I?"]
+    assert [turn.said for turn in view.recent] == ["you said: my name is Ada", "you said: who am I?"]
+    assert (state["turns"], state["goal"]) == (1, "who am I?")
+
+
+async def test_one_run_at_a_time_and_the_others_wait_in_order(world: Any) -> None:
+    chat, gate = new_id(), Gate()
+    async with world(waits_then_echoes, gate.tool) as it:
+        submitted = [await say(it, chat, f"request {n}") for n in range(4)]
+        await it.until(lambda: len(gate.begun) == 1)
+        view = await look(it, chat)
+        assert [each.asked for each in view.waiting] == ["request 1", "request 2", "request 3"]
+        gate.open.set()
+        await until_idle(it, chat, 4)
+    assert [each.position for each in submitted] == [0, 1, 2, 3]
+    assert gate.begun == ["request 0", "request 1", "request 2", "request 3"]
+
+
+async def test_other_conversations_are_not_held_up(world: Any) -> None:
+    slow, quick, gate = new_id(), new_id(), Gate()
+    script = lambda body: waits_then_echoes(body) if "slow" in texts(body)[0] else echo(body)  # noqa: E731
+    async with world(script, gate.tool) as it:
+        await say(it, slow, "slow")
+        await it.until(lambda: gate.begun == ["slow"])
+        await say(it, quick, "quick")
+        assert ends(await until_idle(it, quick, 1)) == [("quick", "completed")]
+        gate.open.set()
+        await until_idle(it, slow, 1)
+
+
+async def test_a_request_that_comes_again_is_the_same_request(world: Any) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        first = await say(it, chat, "once", "r1")
+        again = await say(it, chat, "once", "r1")
+        await until_idle(it, chat, 1)
+        late = await say(it, chat, "once", "r1")
+        body = {"request_id": "r1", "goal": "once"}
+        for _ in range(3):
+            await lane_of(it, chat).signal("request", body)
+        view = await until_idle(it, chat, 1)
+    assert [each.duplicate for each in (first, again, late)] == [False, True, True]
+    assert first.run_id == again.run_id == late.run_id
+    assert (view.accepted, len(view.recent)) == (1, 1)
+
+
+async def test_the_same_id_with_another_body_is_refused(world: Any) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        await say(it, chat, "pay Ada", "r1")
+        with pytest.raises(Refused, match="request id 'r1' was used before"):
+            await say(it, chat, "pay Bob", "r1")
+        await lane_of(it, chat).signal("request", {"request_id": "r1", "goal": "pay Eve"})
+        view = await until_idle(it, chat, 1)
+    assert (view.accepted, view.refused) == (1, 1)
+    assert "used before" in view.notices[-1]
+
+
+async def test_a_busy_lane_rejects_who_will_not_wait(world: Any) -> None:
+    chat, gate = new_id(), Gate()
+    async with world(waits_then_echoes, gate.tool) as it:
+        await say(it, chat, "long", when_busy="reject")
+        with pytest.raises(Refused, match="the lane is busy; try again in 5 s"):
+            await say(it, chat, "short", when_busy="reject")
+        gate.open.set()
+        await until_idle(it, chat, 1)
+
+
+async def test_steering_joins_the_running_turn_at_its_next_model_call(world: Any) -> None:
+    chat, gate = new_id(), Gate()
+    async with world(waits_then_echoes, gate.tool) as it:
+        first = await say(it, chat, "look")
+        await it.until(lambda: bool(gate.begun))
+        steered = await say(it, chat, "in the cellar too", when_busy="steer")
+        gate.open.set()
+        view = await until_idle(it, chat, 2)
+        event = await run_of(it, first).result()
+    assert (steered.run_id, steered.position) == (first.run_id, 0)
+    assert event["payload"]["outcome"] == "done: in the cellar too"
+    assert ends(view) == [("in the cellar too", "steered"), ("look", "completed")]
+
+
+async def test_what_is_said_while_the_outcome_is_written_is_answered_too(world: Any) -> None:
+    """The model call that would have ended the run is under way when the message comes."""
+    chat, asked, go_on = new_id(), asyncio.Event(), asyncio.Event()
+
+    async def hold(arguments: Any, context: Any) -> str:
+        asked.set()
+        await asyncio.wait_for(go_on.wait(), 30)
+        return "held"
+
+    script = [calls(("hold", {}), ("finish", {"outcome": "early"})), says("late")]
+    async with world(script, ScriptedTool("hold", hold, effect=Effect.keyed)) as it:
+        first = await say(it, chat, "go")
+        await asked.wait()
+        await say(it, chat, "one thing more", when_busy="steer")
+
+        async def is_said() -> bool:
+            names = [e.workflow_execution_signaled_event_attributes.signal_name async for e in events(it, first)]
+            return "steer" in names
+
+        await it.until(is_said)
+        go_on.set()
+        event = await run_of(it, first).result()
+        await until_idle(it, chat, 2)
+    assert event["payload"]["outcome"] == "late"
+
+
+def events(it: Any, submitted: Any) -> Any:
+    return run_of(it, submitted).fetch_history_events()
+
+
+async def test_what_came_too_late_to_steer_is_a_turn_of_its_own(world: Any) -> None:
+    chat = new_id()
+    async with world([ASK, says("first"), says("second")]) as it:
+        first = await say(it, chat, "ask me")
+        await asking(it, first)
+        await run_of(it, first).terminate("gone")
+        await say(it, chat, "still there?", when_busy="steer")
+        view = await until_idle(it, chat, 2)
+    assert [end for _, end in ends(view)] == ["cancelled", "completed"]
+
+
+async def test_an_interrupting_request_comes_next_and_the_turn_is_cancelled(world: Any) -> None:
+    chat = new_id()
+    script = lambda body: ASK if texts(body)[-1] == "long" else echo(body)  # noqa: E731
+    async with world(script) as it:
+        first = await say(it, chat, "long")
+        await asking(it, first)
+        await say(it, chat, "patient")
+        hasty = await say(it, chat, "stop, do this", when_busy="interrupt")
+        view = await until_idle(it, chat, 3)
+        described = await run_of(it, first).describe()
+    assert hasty.position == 1
+    assert described.status is WorkflowExecutionStatus.CANCELED
+    assert [asked for asked, _ in ends(view)] == ["long", "stop, do this", "patient"]
+    assert [end for _, end in ends(view)] == ["cancelled", "completed", "completed"]
+
+
+async def test_a_message_that_is_addressed_to_the_question_answers_it(world: Any) -> None:
+    chat = new_id()
+    async with world([ASK, says("the red one it is"), says("next"), says("last")]) as it:
+        first = await say(it, chat, "choose")
+        question = await asking(it, first)
+        queued = await say(it, chat, "by the way")
+        wrong = await say(it, chat, "to nobody", question_id="q77")
+        told = await say(it, chat, "the red one", question_id=question["id"])
+        event = await run_of(it, first).result()
+        view = await until_idle(it, chat, 4)
+    assert event["payload"]["outcome"] == "the red one it is"
+    assert (queued.position, wrong.position, told.position) == (1, 0, 0)
+    assert told.run_id == first.run_id
+    assert sorted(ends(view)) == sorted(
+        [("the red one", "answered"), ("choose", "completed"), ("by the way", "completed"), ("to nobody", "completed")]
+    )
+
+
+async def test_answers_and_cancels_sent_to_the_lane_reach_the_turn(world: Any) -> None:
+    chat = new_id()
+    script = lambda body: says(texts(body)[-1]) if len(body["messages"]) == 3 else ASK  # noqa: E731
+    async with world(script) as it:
+        first = await say(it, chat, "first")
+        await asking(it, first)
+        await lane_of(it, chat).signal("human_input", {"text": "blue"})
+        await asyncio.wait_for(run_of(it, first).result(), 20)
+        for name in ("cancel", "cancel_turn"):
+            submitted = await say(it, chat, f"to {name}")
+            await asking(it, submitted)
+            await lane_of(it, chat).signal(name, {"reason": "enough"})
+            with pytest.raises(WorkflowFailureError):
+                await asyncio.wait_for(run_of(it, submitted).result(), 20)
+        view = await until_idle(it, chat, 3)
+    assert [end for _, end in ends(view)] == ["completed", "cancelled", "cancelled"]
+
+
+async def test_a_request_can_be_taken_back_while_it_waits(world: Any) -> None:
+    chat, gate = new_id(), Gate()
+    async with world(waits_then_echoes, gate.tool) as it:
+        await say(it, chat, "runs", "a")
+        await say(it, chat, "waits", "b")
+        await lane_of(it, chat).signal("drop", {"request_id": "b", "by": "eva"})
+        await lane_of(it, chat).signal("drop", {"request_id": "nobody's"})
+        gate.open.set()
+        view = await until_idle(it, chat, 2)
+        again = await say(it, chat, "waits", "b")
+        it.started.remove(f"run:{again.run_id}")
+        it.started.remove(f"run:{again.run_id}")
+    assert ends(view) == [("waits", "dropped"), ("runs", "completed")]
+    assert again.duplicate
+    assert view.notices == ("drop: no request nobody's waits",)
+    assert gate.begun == ["runs"]
+
+
+async def test_a_run_that_cannot_begin_does_not_block_the_lane(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        await say(it, chat, "to nobody", agent="nobody")
+        await say(it, chat, "to somebody", agent="default")
+        view = await until_idle(it, chat, 2)
+        last = it.model.requests[-1]
+    assert ends(view) == [("to nobody", "failed"), ("to somebody", "completed")]
+    assert "there is no agent 'nobody'" in view.recent[0].said
+    told = [
+        vars(record)["event"] for record in caplog.records if record.msg.startswith("agent_run.dispatch_next_failed")
+    ]
+    assert [each["why"][:21] for each in told] == ["there is no agent 'no"]
+    assert texts(last) == ["to nobody", "to somebody"]
+
+
+async def test_what_a_terminated_turn_said_is_not_lost(world: Any) -> None:
+    chat = new_id()
+    script = [calls(("look", {"at": "the sea"}), text="I look"), ASK, says("it was calm")]
+    async with world(script, ScriptedTool("look", lambda *_: "calm")) as it:
+        first = await say(it, chat, "how is the sea?")
+        await asking(it, first)
+        await run_of(it, first).terminate("by an operator")
+        await say(it, chat, "well?")
+        view = await until_idle(it, chat, 2)
+        last = it.model.requests[-1]
+    assert ends(view) == [("how is the sea?", "cancelled"), ("well?", "completed")]
+    assert texts(last) == ["how is the sea?", "I look", "well?"]
+    results = [b["content"] for m in last["messages"] for b in m["content"] if b["type"] == "tool_result"]
+    assert results[0] == "calm"
+    assert results[1].startswith("in_doubt")
+
+
+async def test_a_lane_that_begins_anew_remembers(world: Any) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        await say(it, chat, "remember me")
+        await until_idle(it, chat, 1)
+        await lane_of(it, chat).terminate("by an operator")
+        await say(it, chat, "do you?")
+        await until_idle(it, chat, 1)
+        last = it.model.requests[-1]
+    assert texts(last) == ["remember me", "you said: remember me", "do you?"]
+
+
+async def test_the_journal_goes_from_turn_to_turn_and_the_counters_do_not(world: Any) -> None:
+    chat = new_id()
+    note = calls(("update_run_journal", {"current_state": "two of three are counted"}))
+    script = [note, says("so far"), says("(its journal)"), says("and on"), says("at last")]
+    async with world(script) as it:
+        for text in ("count", "go on", "more"):
+            last = await say(it, chat, text)
+            await asyncio.wait_for((await begun(it, last)).result(), 20)
+        journal = await run_of(it, last).query("journal")
+        state = await run_of(it, last).query("state")
+        second, third = it.model.requests[-2:]
+    assert journal["current_state"] == "two of three are counted"
+    assert (state["turns"], state["step"], state["reframes"]) == (1, 0, 0)
+    asked = "Show your run journal before you go on."
+    assert texts(second).count(asked) == texts(third).count(asked) == 1  # not again where nothing is new
+    assert "State: two of three are counted" in second["system"][-1]["text"]
+
+
+async def test_files_go_from_turn_to_turn(world: Any, tmp_path: Path) -> None:
+    chat = new_id()
+
+    async def write(arguments: Any, context: Any) -> str:
+        context.workspace.write("artifacts/note.txt", arguments["text"].encode())
+        return "written"
+
+    script = [calls(("write", {"text": "one"})), says("kept"), calls(("write", {"text": "two"})), says("changed")]
+    async with world(script, ScriptedTool("write", write, effect=Effect.keyed)) as it:
+        first, second = await say(it, chat, "write it"), await say(it, chat, "change it")
+        third = await say(it, chat, "and?")
+        await until_idle(it, chat, 3)
+    notes = [(tmp_path / each.run_id / "artifacts/note.txt").read_text() for each in (first, second, third)]
+    assert notes == ["one", "two", "two"]
+
+
+async def test_messages_of_the_system_go_beside_the_system_prompt_for_their_turn(world: Any) -> None:
+    chat = new_id()
+    messages = [{"role": "system", "content": "B has replied"}, {"role": "user", "content": "the reply: yes"}]
+    async with world(echo) as it:
+        request = {"request_id": "wf:1:1", "messages": messages, "request_client": "discord", "raw": {"workflow": 1}}
+        await say(it, chat, "hello")
+        await lane_of(it, chat).signal("request", request)
+        await until_idle(it, chat, 2)
+        await say(it, chat, "thanks")
+        await until_idle(it, chat, 3)
+        first, second, third = it.model.requests
+    assert [block["text"] for block in second["system"]][-1] == "B has replied"
+    assert texts(second)[-1] == "the reply: yes"
+    assert len(first["system"]) == len(third["system"]) == 1
+
+
+async def test_the_agent_that_was_spoken_to_last_is_spoken_to_again(world: Any) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        await say(it, chat, "hello", agent="default")
+        view = await until_idle(it, chat, 1)
+    assert view.agent == "default"
+
+
+async def test_a_lane_that_is_cancelled_stops_its_turn_and_drops_what_waits(world: Any) -> None:
+    chat = new_id()
+    async with world(lambda _: ASK) as it:
+        first = await say(it, chat, "first")
+        await asking(it, first)
+        second = await say(it, chat, "second")
+        it.started.remove(f"run:{second.run_id}")  # it never begins
+        lane = lane_of(it, chat)
+        await lane.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await asyncio.wait_for(lane.result(), 20)
+        view = await look(it, chat)
+        described = await run_of(it, first).describe()
+        assert (await lane.describe()).status is WorkflowExecutionStatus.CANCELED
+    assert described.status is WorkflowExecutionStatus.CANCELED
+    assert [end for _, end in ends(view)] == ["cancelled", "dropped"]
+
+
+BAD = [(), ({}, {}), ("text",), (None,), ([],), ({"request_id": "x"},), ({"request_id": "x", "goal": " "},)]
+
+
+async def test_nothing_that_is_sent_to_a_lane_wedges_it(world: Any) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        await say(it, chat, "hello")
+        await until_idle(it, chat, 1)
+        lane = lane_of(it, chat)
+        for name in ("request", "drop", "cancel_turn", "cancel", "human_input", "steered", "nonsense"):
+            for args in BAD:
+                await lane.signal(name, args=args)
+        for args in BAD:
+            with pytest.raises(WorkflowUpdateFailedError) as refused:
+                await lane.execute_update("submit", args=args)
+            assert isinstance(refused.value.cause, ApplicationError)
+            assert refused.value.cause.type == "InvalidInput"
+        await say(it, chat, "still there?")
+        view = await until_idle(it, chat, 2)
+        assert await it.failed_tasks(lane) == 0
+    assert view.refused == 7 * len(BAD) - 1  # a run may tell of any request that it took it
+
+
+@pytest.mark.parametrize("bad", [({"conversation_id": "another"},), ({"id": 1},), ("text",), (1, 2)])
+async def test_a_lane_with_a_bad_input_ends_with_a_clear_failure(world: Any, bad: tuple[Any, ...]) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        lane = await it.client.start_workflow("Conversation", args=bad, id=f"conversation:{chat}", task_queue=it.queue)
+        with pytest.raises(WorkflowFailureError) as failure:
+            await asyncio.wait_for(lane.result(), 20)
+    assert isinstance(failure.value.cause, ApplicationError)
+    assert failure.value.cause.type == "InvalidInput"
+
+
+async def test_a_turn_costs_as_much_history_in_a_long_conversation_as_in_a_short_one(world: Any) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        runs = [run_of(it, await say(it, chat, f"number {n:02}")) for n in range(24)]
+        await until_idle(it, chat, 24)
+        sizes = [len(await it.raw_history(run)) for run in runs]
+        last = it.model.requests[-1]
+    assert len(texts(last)) == 47
+    assert sizes[-1] < 1.03 * sizes[2]
+
+
+async def test_a_lane_rotates_with_a_turn_open_and_loses_nothing(world: Any, short_history_client: Any) -> None:
+    chat, gate = new_id(), Gate()
+    async with world(waits_then_echoes, gate.tool, server=short_history_client) as it:
+        first = await say(it, chat, "request 0")
+        await it.until(lambda: bool(gate.begun))
+        for n in range(1, 30):
+            await say(it, chat, f"request {n}")
+        assert (await say(it, chat, "again", "x")).duplicate is False
+        assert (await say(it, chat, "again", "x")).duplicate is True
+        begun = await lane_of(it, chat).describe()
+        gate.open.set()
+        view = await until_idle(it, chat, 31)
+        executions = {e.run_id async for e in it.client.list_workflows(f"WorkflowId = 'conversation:{chat}'")}
+        last = it.model.requests[-1]
+    assert gate.begun == [*(f"request {n}" for n in range(30)), "again"]
+    assert view.accepted == 31
+    assert {end for _, end in ends(view)} == {"completed"}
+    assert len(executions) > 3
+    assert begun.run_id
+    assert first.position == 0
+    assert len([text for text in texts(last) if text.startswith("request")]) == 30
+
+
+async def test_a_full_lane_refuses_with_a_hint(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decisions.conversation.MOST_QUEUED", 2)
+    chat, gate = new_id(), Gate()
+    async with world(waits_then_echoes, gate.tool) as it:
+        await say(it, chat, "runs")
+        await it.until(lambda: bool(gate.begun))
+        for text in ("one", "two"):
+            await say(it, chat, text, text)
+        with pytest.raises(Refused, match=r"the lane is full: .* try again in 5 s"):
+            await say(it, chat, "three")
+        assert (await say(it, chat, "two", "two")).duplicate
+        await lane_of(it, chat).signal("request", {"request_id": "four", "goal": "four"})
+        gate.open.set()
+        view = await until_idle(it, chat, 3)
+    assert (view.accepted, view.refused, len(view.recent)) == (3, 1, 3)
+
+
+def test_a_request_needs_words_and_takes_them_once() -> None:
+    for body in ({}, {"goal": "a", "messages": [{"role": "user", "content": "b"}]}, {"goal": "a", "extra": 1}):
+        with pytest.raises(ValueError):
+            SubmitRequest.model_validate({"request_id": "r", **body})

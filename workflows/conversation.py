@@ -1,0 +1,382 @@
+"""`Conversation`: a lane. One run at a time, first come, first served (B8).
+
+Handlers judge and append, without waiting; the loop starts the turns and watches them. A turn may outlast many
+executions of its lane, so it is started as a child that is left alone when the lane continues as new.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import RawValue, WorkflowIDReusePolicy
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    CancelledError,
+    ChildWorkflowError,
+    TerminatedError,
+    WorkflowAlreadyStartedError,
+)
+from temporalio.workflow import ChildWorkflowHandle, ParentClosePolicy
+
+from activities.conversation import Conversations
+from activities.observation import count
+from activities.standing import Standings
+from contracts.conversation import (
+    ConversationStart,
+    DropRequest,
+    LaneFault,
+    LaneState,
+    LaneView,
+    Queued,
+    Steered,
+    SteerRequest,
+    SubmitRequest,
+    TurnAnswer,
+    TurnEnd,
+)
+from contracts.failures import RunFailure
+from contracts.reconcile import Standing
+from contracts.signals import CancelRequest, HumanInput
+from decisions import conversation as lane
+from decisions import ids, metrics
+from decisions.narrate import cut, markdown
+from workflows.attributes import CONVERSATION_ID
+from workflows.halt import Halt
+from workflows.handlers import invalid, read, read_optional
+from workflows.policies import ANSWER, WATCH
+
+Run = ChildWorkflowHandle[Any, Any]
+NEVER_BEGAN = (RunFailure.invalid_input, RunFailure.unknown_agent, RunFailure.bad_project)
+
+
+@dataclass(frozen=True)
+class _PassOn:
+    """Hand on what is meant for the turn that runs."""
+
+    answer: HumanInput
+
+
+@dataclass(frozen=True)
+class _End:
+    """How a turn ended. `kept` says that it wrote down how it leaves the conversation."""
+
+    end: TurnEnd
+    said: str = ""
+    kept: bool = True
+
+
+@workflow.defn
+class Conversation:
+    """A lane. Input: `{"conversation_id"}`. It stays open for later requests."""
+
+    @workflow.init
+    def __init__(self, *args: Any) -> None:
+        self._halt = Halt()
+        self._errands: list[lane.Errand | _PassOn] = []
+        self._turn: asyncio.Task[_End] | None = None
+        self._is_stopping = False
+        try:
+            self._begun: LaneState | ApplicationError = _begin(args)
+        except ApplicationError as refused:
+            self._begun = refused
+
+    @workflow.run
+    async def run(self, *args: Any) -> None:  # noqa: ARG002 - read by __init__; Temporal wants both alike
+        if workflow.info().typed_search_attributes.get(CONVERSATION_ID) is None:
+            workflow.upsert_search_attributes([CONVERSATION_ID.value_set(cut(self._lane.conversation_id, 200))])
+        await self._halt.outlast(self._work())
+        if self._halt.reason is not None:
+            raise asyncio.CancelledError
+        workflow.continue_as_new(self._lane)
+
+    @property
+    def _lane(self) -> LaneState:
+        if isinstance(self._begun, ApplicationError):
+            raise self._begun
+        return self._begun
+
+    @_lane.setter
+    def _lane(self, state: LaneState) -> None:
+        self._begun = state
+        workflow.set_current_details(lane.details(state))
+
+    async def _work(self) -> None:
+        """Until the history is long, or the lane has been cancelled and its turn has ended."""
+        if self._lane.active is not None:
+            self._turn = asyncio.create_task(self._watched(self._lane.active.queued))
+        while True:
+            await workflow.wait_condition(self._has_work)
+            if self._errands:
+                await self._do(self._errands.pop(0))
+            elif self._turn is not None and self._turn.done():
+                self._close_turn(self._turn.result())
+            elif self._halt.reason is not None and self._turn is None:
+                self._give_up(self._halt.reason)
+                return
+            elif self._is_to_stop():
+                self._stop_turn(self._halt.reason or "")
+            elif self._is_long():
+                return
+            elif self._can_begin():
+                await self._dispatch()
+
+    def _has_work(self) -> bool:
+        is_over = self._turn.done() if self._turn is not None else self._halt.reason is not None
+        return bool(self._errands) or is_over or self._is_to_stop() or self._is_long() or self._can_begin()
+
+    def _is_to_stop(self) -> bool:
+        return self._halt.reason is not None and self._turn is not None and not self._is_stopping
+
+    def _can_begin(self) -> bool:
+        return self._turn is None and bool(self._lane.queue)
+
+    def _is_long(self) -> bool:
+        """Never after a cancel: the request would be lost, since it belongs to this execution."""
+        return self._halt.reason is None and workflow.info().is_continue_as_new_suggested()
+
+    async def _dispatch(self) -> None:
+        """Starts the next turn. Its id follows from the request, so a request that comes again starts nothing."""
+        self._lane = lane.begun(self._lane)
+        message = self._lane.active.queued if self._lane.active else None
+        if message is None:
+            raise AssertionError("nothing waits")
+        run: Run | None = None
+        try:
+            run = await workflow.start_child_workflow(
+                "AgentRun",
+                lane.begin_event(self._lane, message).model_dump(mode="json", exclude_defaults=True),
+                id=ids.run_workflow_id(message.run_id),
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                parent_close_policy=ParentClosePolicy.ABANDON,
+                static_summary=markdown(cut(message.request.text, 200)),
+            )
+        except WorkflowAlreadyStartedError:
+            self._tell_failed_dispatch(message, "it was started before")
+        self._lane = lane.started(self._lane)
+        self._turn = asyncio.create_task(self._heard(message, run) if run else self._watched(message))
+
+    async def _heard(self, message: Queued, run: Run) -> _End:
+        try:
+            event = await run
+        except ChildWorkflowError as error:
+            end = _of_failure(error)
+            if isinstance(error.cause, ApplicationError) and error.cause.type in NEVER_BEGAN:
+                self._tell_failed_dispatch(message, error.cause.message)
+            return end
+        return _of_event(event)
+
+    async def _watched(self, message: Queued) -> _End:
+        """For a turn that was started by an earlier execution of this lane."""
+        standing: Standing = await workflow.execute_activity_method(
+            Standings.watch_run,
+            ids.run_workflow_id(message.run_id),
+            summary=f"wait for run {message.run_id}",
+            **WATCH,
+        )
+        ends = {
+            Standing.completed: TurnEnd.completed,
+            Standing.cancelled: TurnEnd.cancelled,
+            Standing.terminated: TurnEnd.cancelled,
+            Standing.timed_out: TurnEnd.timed_out,
+        }
+        return _End(ends.get(standing, TurnEnd.failed), kept=standing not in _CUT_OFF)
+
+    def _tell_failed_dispatch(self, message: Queued, why: str) -> None:
+        """A run that could not begin never blocks the lane (B12)."""
+        name = "agent_run.dispatch_next_failed"
+        figures = {"run_id": message.run_id, "request_id": message.request.request_id, "why": cut(why, 300)}
+        told = {"event": name, "conversation_id": self._lane.conversation_id, **figures}
+        workflow.logger.warning(name, extra={"event": told})
+        count(workflow.metric_meter(), metrics.of_event(name, figures))
+
+    def _close_turn(self, over: _End) -> None:
+        self._turn = None
+        self._lane = lane.ended(self._lane, over.end, over.said, workflow.now(), kept=over.kept)
+
+    def _stop_turn(self, reason: str) -> None:
+        self._is_stopping = True
+        self._errands.append(lane.Cancel(self._active_id or "", reason))
+
+    def _give_up(self, reason: str) -> None:
+        for message in self._lane.queue:
+            self._lane = lane.dropped(self._lane, message.request.request_id, reason, workflow.now()) or self._lane
+
+    async def _do(self, errand: lane.Errand | _PassOn) -> None:
+        match errand:
+            case lane.Cancel(run_id, reason):
+                await self._signal(run_id, "cancel", CancelRequest(reason=reason[:2000]))
+            case lane.Steer(message):
+                body = SteerRequest(request_id=message.request.request_id, text=message.request.text)
+                await self._signal(self._active_id, "steer", body)
+            case lane.Answer(message):
+                await self._answer(message)
+            case _PassOn(answer):
+                await self._signal(self._active_id, "human_input", answer)
+
+    @property
+    def _active_id(self) -> str | None:
+        return self._lane.active.queued.run_id if self._lane.active else None
+
+    async def _signal(self, run_id: str | None, name: str, body: CancelRequest | SteerRequest | HumanInput) -> None:
+        """A run that has just ended hears it no more, and need not."""
+        if run_id is None or run_id != self._active_id:
+            return
+        run = workflow.get_external_workflow_handle(ids.run_workflow_id(run_id))
+        try:
+            await run.signal(name, body.model_dump(mode="json", exclude_none=True))
+        except ApplicationError as closed:
+            self._lane = lane.noticed(self._lane, f"{name}: run {run_id} has ended: {closed.message}")
+
+    async def _answer(self, message: Queued) -> None:
+        """What answers nothing waits its turn."""
+        request, took = message.request, False
+        if (run_id := self._active_id) is not None:
+            answer = TurnAnswer(
+                run_id=run_id,
+                question_id=request.question_id or "",
+                text=request.text,
+                request_id=request.request_id,
+            )
+            try:
+                took = await workflow.execute_activity_method(
+                    Conversations.answer_turn, answer, summary=f"answer {cut(answer.question_id, 40)}", **ANSWER
+                )
+            except ActivityError as error:
+                workflow.logger.warning("the answer of request %s did not arrive: %s", request.request_id, error.cause)
+        settle = lane.answered(self._lane, message, workflow.now()) if took else lane.queued(self._lane, message)
+        self._lane = settle
+
+    @workflow.update(description='A request: {"request_id", "goal"}, with "when_busy"? queue, reject, steer, interrupt')
+    def submit(self, *args: Any) -> dict[str, Any]:
+        admission = self._admitted(args)
+        self._lane = admission.state
+        if admission.errand is not None:
+            self._errands.append(admission.errand)
+        return admission.answer.model_dump(mode="json")
+
+    @submit.validator
+    def _is_taken(self, *args: Any) -> None:
+        self._admitted(args)
+
+    def _admitted(self, args: Sequence[Any]) -> lane.Accepted:
+        if self._halt.reason is not None:
+            raise _refused(LaneFault.lane_closing, f"the conversation is being cancelled: {self._halt.reason}")
+        admission = lane.admit(self._lane, read(SubmitRequest, args), workflow.now())
+        if isinstance(admission, lane.Refusal):
+            raise _refused(admission.kind, admission.why)
+        return admission
+
+    @workflow.signal(description="As the update `submit`, for senders that need no answer")
+    def request(self, *args: Any) -> None:
+        try:
+            self.submit(*args)
+        except ApplicationError as refused:
+            self._refuse("request", refused.message)
+
+    @workflow.signal(description='Cancel the running turn: {"reason"?, "by"?}; the next request follows')
+    def cancel_turn(self, *args: Any) -> None:
+        self._cancel_turn("cancel_turn", args)
+
+    @workflow.signal(description="As `cancel_turn`")
+    def cancel(self, *args: Any) -> None:
+        self._cancel_turn("cancel", args)
+
+    def _cancel_turn(self, name: str, args: Sequence[Any]) -> None:
+        try:
+            request = read_optional(CancelRequest, args)
+        except ApplicationError as refused:
+            self._refuse(name, refused.message)
+            return
+        if (run_id := self._active_id) is None:
+            self._refuse(name, "no turn runs")
+            return
+        by = f" by {request.by}" if request.by else ""
+        self._errands.append(lane.Cancel(run_id, (request.reason or "cancelled in its conversation") + by))
+
+    @workflow.signal(description='Take a request out of the queue: {"request_id", "by"?}')
+    def drop(self, *args: Any) -> None:
+        try:
+            request = read(DropRequest, args)
+            left = lane.dropped(self._lane, request.request_id, request.by or "", workflow.now())
+        except ApplicationError as refused:
+            self._refuse("drop", refused.message)
+            return
+        if left is None:
+            self._refuse("drop", f"no request {cut(request.request_id, 80)} waits")
+        else:
+            self._lane = left
+
+    @workflow.signal(description="Answer the open question of the running turn; it is handed on")
+    def human_input(self, *args: Any) -> None:
+        try:
+            answer = read(HumanInput, args)
+        except ApplicationError as refused:
+            self._refuse("human_input", refused.message)
+            return
+        if self._active_id is None:
+            self._refuse("human_input", "no turn runs")
+        else:
+            self._errands.append(_PassOn(answer))
+
+    @workflow.signal(description="For runs: what was said while they were at work is taken")
+    def steered(self, *args: Any) -> None:
+        try:
+            self._lane = lane.steered(self._lane, read(Steered, args).request_id, workflow.now())
+        except ApplicationError as refused:
+            self._refuse("steered", refused.message)
+
+    @workflow.signal(dynamic=True)
+    def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
+        self._refuse(cut(name, 80), "no such signal; there are request, drop, cancel_turn, cancel and human_input")
+
+    def _refuse(self, signal: str, why: str) -> None:
+        """A signal cannot be refused to its sender, so it is told where people look."""
+        workflow.logger.warning("%s ignored: %s", signal, why)
+        if isinstance(self._begun, LaneState):
+            self._lane = lane.refused(self._begun, f"{signal}: {why}")
+
+    @workflow.query(description="What runs, what waits, how the latest requests ended", name="lane")
+    def _view(self, *_: Any) -> LaneView:
+        return lane.view(self._lane)
+
+
+_CUT_OFF = (Standing.terminated, Standing.timed_out, Standing.gone)
+
+
+def _begin(args: Sequence[Any]) -> LaneState:
+    """Raises ApplicationError `InvalidInput`."""
+    named = ids.conversation_id_of(workflow.info().workflow_id)
+    if len(args) == 1 and isinstance(args[0], dict) and args[0].get("type") == "conversation.continue":
+        return read(LaneState, args)
+    start = read_optional(ConversationStart, args)
+    if start.conversation_id not in (None, named):
+        raise invalid(f"conversation_id: this is the conversation {named!r}")
+    return LaneState(conversation_id=named)
+
+
+def _refused(kind: LaneFault, why: str) -> ApplicationError:
+    retry = {"retry_after_seconds": lane.RETRY_AFTER} if kind in (LaneFault.lane_full, LaneFault.lane_busy) else {}
+    return ApplicationError(why, retry, type=kind, non_retryable=True)
+
+
+def _of_event(event: dict[str, Any]) -> _End:
+    payload = event["payload"]
+    if event["type"] == "agent.completed":
+        return _End(TurnEnd.completed, payload["outcome"])
+    return _End(TurnEnd.escalated, f"{payload['reason']}: {payload['detail']}")
+
+
+def _of_failure(error: ChildWorkflowError) -> _End:
+    match error.cause:
+        case ApplicationError() as cause:
+            end = TurnEnd.timed_out if cause.type == RunFailure.hard_limit else TurnEnd.failed
+            return _End(end, cause.message)
+        case CancelledError():
+            return _End(TurnEnd.cancelled)
+        case TerminatedError() as cause:
+            return _End(TurnEnd.cancelled, f"terminated: {cause.message}", kept=False)
+        case cause:
+            return _End(TurnEnd.timed_out, str(cause), kept=False)
