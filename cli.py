@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from activities.workspace import Workspace, folder_name
+from chat import chat
 from command import as_json_option, complain, console, go, run_argument
 from contracts.events import StartEvent
 from decisions import ids
@@ -49,7 +50,7 @@ def app() -> None:
     """
 
 
-for each in (answer_, approve, deny, cancel_):
+for each in (chat, answer_, approve, deny, cancel_):
     app.add_command(each)
 
 

@@ -1,4 +1,4 @@
-"""Conversations from the outside: submit a request to a lane, look into it, stop its turn, take a request back."""
+"""Conversations from the outside: submit a request to a lane, and look into it."""
 
 import asyncio
 import time
@@ -16,7 +16,6 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.conversation import LaneView, SubmitRequest, Submitted
-from contracts.signals import CancelRequest
 from decisions import ids
 from decisions.narrate import cut, markdown
 from runs import QUERY_PATIENCE, NoSuchRun, NotReachable, Refused
@@ -92,15 +91,6 @@ async def look(client: Client, conversation_id: str) -> LaneView | None:
             return None
         raise _translated(error, conversation_id) from None
     return view
-
-
-async def cancel_turn(client: Client, conversation_id: str, body: CancelRequest) -> None:
-    """Asks the running turn to stop. Raises NoSuchRun, Refused."""
-    handle = client.get_workflow_handle(ids.conversation_workflow_id(conversation_id))
-    try:
-        await handle.signal("cancel_turn", body.model_dump(mode="json", exclude_none=True))
-    except RPCError as error:
-        raise _translated(error, conversation_id) from None
 
 
 def _translated(error: RPCError, conversation_id: str) -> Exception:

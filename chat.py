@@ -1,0 +1,352 @@
+"""`perdure chat`: a conversation in the terminal. What is typed goes to its lane; its turns are shown as they run."""
+
+import asyncio
+import dataclasses
+import json
+import secrets
+import sys
+import threading
+from contextlib import suppress
+
+import click
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.text import Text
+
+from command import as_json_option, console, go
+from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, TurnEnd, WhenBusy
+from contracts.journal import Journal
+from contracts.run import QuestionView, RunStatus
+from contracts.signals import CancelRequest
+from decisions import ids
+from decisions.calls import text_of
+from decisions.journal import render
+from decisions.narrate import cut
+from follow import DETACHED, EXIT_CODES, stopping
+from lanes import look, submit
+from report import COLOURS, ways_to_answer
+from runs import Ended, NoSuchRun, Refused, answer, cancel, ended, find
+from session import Needs, Session, session
+from settings import ProjectError, load
+from terminal import Screen, read_answer
+from watch import Happening, Live, Resumed, Started, Thinking, Thought, Waiting, Watch
+
+BEGINS_EVERY = 0.2  # seconds between looks whether a turn that waits has begun
+HELP = """\
+  /cancel             stop the running turn
+  /steer TEXT         say it to the running turn, for its next model call
+  /interrupt TEXT     stop the running turn, and ask this next
+  /journal            what the agent has written down
+  /history            the latest turns
+  /quit               leave; what runs goes on"""
+
+
+@click.command()
+@click.argument("conversation_id", metavar="[CONVERSATION]", default="chat")
+@click.option("--agent", help="The agent of agents/*.md to speak to; else the one spoken to last.")
+@click.option("--message", "-m", help="Say this, print the answer, and leave.")
+@click.option(
+    "--when-busy",
+    type=click.Choice([each.value for each in WhenBusy]),
+    default=WhenBusy.queue.value,
+    help="What becomes of the message where a turn is running.",
+)
+@as_json_option
+def chat(conversation_id: str, agent: str | None, message: str | None, when_busy: str, as_json: bool) -> None:
+    """Talk to an agent; a conversation goes on where it was left, for as long as you like.
+
+    CONVERSATION is its name, "chat" where none is given. Lines that come while a turn runs wait their turn, or answer
+    its question. /help tells the commands.
+    """
+    if as_json and message is None:
+        raise click.UsageError("--json needs a --message")
+    if len(conversation_id) > MAX_ID_LENGTH:
+        raise click.UsageError(f"the name of a conversation has up to {MAX_ID_LENGTH} characters")
+
+    async def main() -> int:
+        settings = load()
+        if agent and agent not in settings.agents:
+            raise ProjectError(f"there is no agent {agent!r}; the agents are: {', '.join(settings.agents)}")
+        async with session(settings, Needs.work) as here:
+            talk = Talk(here, conversation_id, agent, console)
+            if message is not None:
+                return await talk.once(message, WhenBusy(when_busy), as_json=as_json)
+            return await talk.on()
+
+    go(main)
+
+
+class Talk:
+    """A conversation as this terminal has it: turns are shown one after the other, in the order they run."""
+
+    def __init__(self, here: Session, conversation_id: str, agent: str | None, console: Console) -> None:
+        self._here = here
+        self._id = conversation_id
+        self._agent = agent
+        self._console = console
+        self._page = Page(console)
+        self._turns: asyncio.Queue[str] = asyncio.Queue()  # run ids that are to be shown
+        self._known: set[str] = set()
+        self._open = 0  # turns that are shown, or will be
+        self._now: str | None = None  # the run that is shown
+        self._asks: tuple[str, QuestionView] | None = None  # the run that waits for a person, and its question
+
+    async def once(self, message: str, when_busy: WhenBusy, *, as_json: bool) -> int:
+        """One message, and its answer. Gives the exit code that tells how it ended."""
+        run_id = (await self._send(message, when_busy)).run_id
+        if not as_json:
+            return await self._show(run_id)
+        await self._begun(run_id)
+        end = await ended(self._here.client, run_id)
+        told = {"conversation_id": self._id, "run_id": run_id, **dataclasses.asdict(end)}
+        click.echo(json.dumps(told, ensure_ascii=False))
+        return EXIT_CODES.get(RunStatus(end.status), 1)
+
+    async def on(self) -> int:
+        """Until the person leaves, or standard input ends and all of it is answered."""
+        await self._greet()
+        lines, stop = _lines(), stopping()
+        showing = asyncio.create_task(self._show_all())
+        left = asyncio.create_task(stop.wait())
+        code = 0
+        while True:
+            typed = asyncio.create_task(lines.get())
+            await asyncio.wait({typed, left, showing}, return_when=asyncio.FIRST_COMPLETED)
+            if left.done():
+                code = DETACHED
+                break
+            if showing.done():
+                showing.result()
+            line = typed.result()
+            if line is None:
+                await self._finish(showing, left)
+                break
+            if line.strip() in ("/quit", "/exit"):
+                break
+            await self._typed(line)
+        showing.cancel()
+        self._console.print(f"\n[dim]left; go on with: perdure chat {escape(self._id)}[/]")
+        return code
+
+    async def _finish(self, showing: asyncio.Task[None], left: asyncio.Task[bool]) -> None:
+        """A pipe that has ended is answered to its end; at a terminal, Ctrl-D leaves."""
+        if not sys.stdin.isatty():
+            done = asyncio.create_task(self._turns.join())
+            await asyncio.wait({done, showing, left}, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _greet(self) -> None:
+        """History, and what is going on: whoever comes back sees where they are."""
+        self._console.print(f"[bold]conversation[/]  {escape(self._id)}   [dim]/help tells the commands[/]")
+        try:
+            view = await look(self._here.client, self._id)
+        except NoSuchRun:
+            view = None
+        if view is not None:
+            self._history(view)
+            for each in (*((view.active,) if view.active else ()), *view.waiting):
+                self._follow(each.run_id)
+        self._ready()
+
+    def _history(self, view: LaneView) -> None:
+        for turn in view.recent:
+            self._console.print(f"[bold]> {escape(turn.asked)}[/]")
+            colour = "dim" if turn.end is TurnEnd.completed else "yellow"
+            said = turn.said if turn.end is TurnEnd.completed else f"{turn.end}: {turn.said}".rstrip(": ")
+            self._console.print(Padding(Text(said, style=colour), (0, 0, 0, 2), expand=False))
+
+    def _ready(self) -> None:
+        """A prompt, where nothing is about to be printed over it."""
+        if not self._open and sys.stdin.isatty() and self._console.is_terminal:
+            self._console.print("[bold]> [/]", end="")
+
+    async def _typed(self, line: str) -> None:
+        word, _, rest = line.strip().partition(" ")
+        try:
+            match word:
+                case "":
+                    pass
+                case "/help":
+                    self._console.print(HELP)
+                case "/cancel":
+                    await self._cancel()
+                case "/steer" | "/interrupt" if rest:
+                    await self._ask(rest, WhenBusy(word[1:]))
+                case "/journal":
+                    await self._journal()
+                case "/history":
+                    if view := await look(self._here.client, self._id):
+                        self._history(view)
+                case _ if word.startswith("/"):
+                    self._console.print(f"[red]there is no {escape(cut(word, 40))}[/]\n{HELP}")
+                case _:
+                    await self._said(line.strip())
+        except (Refused, NoSuchRun) as refused:
+            self._console.print(f"[red]{escape(str(refused))}[/]")
+        self._ready()
+
+    async def _cancel(self) -> None:
+        """The turn that the person sees: the lane may be at the next one already."""
+        if self._now is None:
+            raise Refused("no turn runs now")
+        await cancel(self._here.client, self._now, CancelRequest(by="perdure chat"))
+
+    async def _said(self, text: str) -> None:
+        """An answer, where the turn has asked; else the next request."""
+        if self._asks is not None:
+            run_id, question = self._asks
+            await answer(self._here.client, run_id, read_answer(question, text))
+        else:
+            await self._ask(text, WhenBusy.queue)
+
+    async def _ask(self, text: str, when_busy: WhenBusy) -> None:
+        submitted = await self._send(text, when_busy)
+        if submitted.position and self._open:
+            self._console.print(f"[dim]{submitted.position} before it[/]")
+        self._follow(submitted.run_id)
+
+    async def _send(self, text: str, when_busy: WhenBusy) -> Submitted:
+        """Its run is the one that it becomes, or joins."""
+        try:
+            request = SubmitRequest(
+                request_id=secrets.token_hex(6),
+                goal=text,
+                agent=self._agent,
+                when_busy=when_busy,
+                request_client="perdure chat",
+            )
+        except ValidationError as error:
+            raise Refused(error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")) from None
+        return await submit(self._here.client, self._here.settings.task_queue, self._id, request)
+
+    def _follow(self, run_id: str) -> None:
+        if run_id not in self._known:
+            self._known.add(run_id)
+            self._open += 1
+            self._turns.put_nowait(run_id)
+
+    async def _show_all(self) -> None:
+        while True:
+            run_id = await self._turns.get()
+            await self._show(run_id)
+            self._open -= 1
+            self._turns.task_done()
+            self._ready()
+
+    async def _show(self, run_id: str) -> int:
+        if not await self._begun(run_id):
+            self._console.print("[dim]it was taken back[/]")
+            return 1
+        self._now = run_id
+        try:
+            async for happening in Watch(self._here.client, run_id).happenings():
+                self._note_question(run_id, happening)
+                self._page.show(happening)
+        finally:
+            self._now = self._asks = None
+        end = await ended(self._here.client, run_id)
+        self._page.end(end)
+        return EXIT_CODES.get(RunStatus(end.status), 1)
+
+    async def _begun(self, run_id: str) -> bool:
+        """Waits for a turn to begin; False where it was dropped."""
+        while True:
+            with suppress(NoSuchRun):
+                await find(self._here.client, run_id)
+                return True
+            view = await look(self._here.client, self._id)
+            if view is not None and any(turn.run_id == run_id and turn.end is TurnEnd.dropped for turn in view.recent):
+                return False
+            await asyncio.sleep(BEGINS_EVERY)
+
+    def _note_question(self, run_id: str, happening: Happening) -> None:
+        if isinstance(happening, Resumed):
+            self._asks = None
+        if isinstance(happening, Waiting) and happening.question is not None:
+            self._asks = (run_id, happening.question)
+            if not sys.stdin.isatty():
+                ways = " or ".join(ways_to_answer(run_id, happening.question))
+                self._console.print(f"  answer it with: {escape(ways)}", soft_wrap=True)
+
+    async def _journal(self) -> None:
+        view = await look(self._here.client, self._id)
+        latest = (view.active.run_id if view.active else view.recent[-1].run_id) if view and view.accepted else None
+        if latest is None:
+            self._console.print("[dim]nothing was said yet[/]")
+            return
+        run = self._here.client.get_workflow_handle(ids.run_workflow_id(latest))
+        journal: Journal = await run.query("journal", result_type=Journal)
+        self._console.print(Text(render(journal)))
+
+
+class Page:
+    """Prints a turn as it goes on. The answer grows as the model writes it; nothing is drawn twice, so that what a
+    person types meanwhile stays.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._screen = Screen(console)
+        self._written = ""  # of the answer that is being written
+        self._said = ""  # the last whole one
+
+    def show(self, happening: Happening) -> None:
+        match happening:
+            case Live(text):
+                self._write(_rest(self._written, text))
+            case Thought(reply=reply):
+                self._said = text_of(reply.content)
+                rest = self._said.removeprefix(self._written)
+                self._write(rest if self._said.startswith(self._written) else f"\n{self._said}")
+                if self._said:
+                    self._console.print()
+                self._written = ""
+            case Started() | Thinking():
+                pass
+            case Waiting(question=question) if question is not None:
+                options = "   ".join(f"[bold]{n}[/] {escape(o)}" for n, o in enumerate(question.options, 1))
+                self._console.print(f"[bold yellow]? {escape(question.text)}[/]  {options}".rstrip())
+            case _:
+                self._screen.show(happening)
+
+    def _write(self, text: str) -> None:
+        self._written += text
+        self._console.print(Text(text), end="", soft_wrap=True)
+
+    def end(self, end: Ended) -> None:
+        self._written = ""
+        if end.event and end.event["type"] == "agent.completed":
+            outcome = end.event["payload"]["outcome"]
+            if outcome != self._said:
+                self._console.print(Text(outcome))
+            return
+        payload = end.event["payload"] if end.event else {"reason": end.kind, "detail": end.message}
+        why = f": {payload['reason']}: {payload['detail']}" if payload["detail"] else ""
+        colour = COLOURS.get(RunStatus(end.status), "white")
+        self._console.print(f"[{colour}]■ {end.status}[/]{escape(why)}")
+
+
+def _rest(written: str, text: str) -> str:
+    """What is new in a text of which only the end is told where it is long."""
+    if text.startswith(written):
+        return text[len(written) :]
+    tail = written[-80:]
+    at = text.rfind(tail)
+    return text[at + len(tail) :] if at >= 0 else f" … {text}"
+
+
+def _lines() -> asyncio.Queue[str | None]:
+    """What is typed, line by line, from now on; None at the end. A thread reads, since files and pipes cannot be
+    waited for in one way.
+    """
+    loop, lines = asyncio.get_running_loop(), asyncio.Queue[str | None]()
+
+    def read() -> None:
+        with suppress(RuntimeError, ValueError):  # the loop, or standard input, is closed: there is nobody to tell
+            for line in sys.stdin:
+                loop.call_soon_threadsafe(lines.put_nowait, line)
+            loop.call_soon_threadsafe(lines.put_nowait, None)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines

@@ -1,0 +1,169 @@
+"""`perdure chat` as a person at a terminal, a pipe and a program meet it."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from testkit.model_server import Reply, ScriptedModel, calls, says, slow
+from tests.e2e.conftest import ROOT, Project
+
+PATIENCE = 40.0
+CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
+
+
+def last_said(body: dict[str, Any]) -> str:
+    texts = [b["text"] for m in body["messages"] if m["role"] == "user" for b in m["content"] if b["type"] == "text"]
+    return str(texts[-1])
+
+
+def reply(body: dict[str, Any]) -> Any:
+    results = [b["content"] for b in body["messages"][-1]["content"] if b["type"] == "tool_result"]
+    match last_said(body), results:
+        case _, [answer, *_]:
+            return says(f"I heard {answer}")
+        case "ask me", _:
+            return calls(("ask_human", {"question": "which one?", "options": ["red", "blue"]}))
+        case "take long", _:
+            return slow(says("done at last"), 30)
+        case "note it", _:
+            return Reply(text="noted", calls=(("update_run_journal", {"current_state": "all is noted"}),))
+        case said, _:
+            return says(f"you said {said}")
+
+
+@dataclass
+class Terminal:
+    """A terminal with a person at it."""
+
+    descriptor: int
+    process: "subprocess.Popen[bytes]"
+    seen: str = ""
+    read: int = field(default=0)
+
+    def type(self, line: str) -> None:
+        os.write(self.descriptor, f"{line}\n".encode())
+
+    def until(self, words: str) -> None:
+        """Until these words come, after those that were waited for before."""
+        deadline = time.monotonic() + PATIENCE
+        while (at := self.seen.find(words, self.read)) < 0:
+            assert time.monotonic() < deadline, f"{words!r} never came in:\n{self.seen}"
+            try:
+                data = os.read(self.descriptor, 65536)
+            except OSError:
+                raise AssertionError(f"it ended before {words!r}:\n{self.seen}") from None
+            self.seen += CONTROLS.sub("", data.decode(errors="replace"))
+        self.read = at + len(words)
+
+
+@pytest.fixture(scope="module")
+def project(make_project: Any) -> Iterator[Project]:
+    with ScriptedModel(reply) as model:
+        yield make_project(ANTHROPIC_BASE_URL=model.base_url, PERDURE_MODEL="scripted")
+
+
+@contextmanager
+def at_terminal(project: Project, *args: str) -> Iterator[Terminal]:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "cli.py"), "chat", *args],
+        cwd=project.folder,
+        env=project.environment(),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(ours, process)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_a_conversation_at_the_terminal(project: Project) -> None:
+    with at_terminal(project, "sea") as it:
+        it.until("/help tells the commands")
+        it.type("hello")
+        it.until("you said hello")
+        it.type("ask me")
+        it.until("? which one?")
+        it.type("2")
+        it.until("I heard blue")
+        it.type("note it")
+        it.until("noted")
+        it.type("/journal")
+        it.until("all is noted")
+        it.type("take long")
+        it.type("after it")
+        it.until("1 before it")
+        it.type("/cancel")
+        it.until("■ cancelled")
+        it.until("you said after it")
+        it.type("/nonsense")
+        it.until("there is no /nonsense")
+        it.type("/quit")
+        it.until("go on with: perdure chat sea")
+        assert it.process.wait(PATIENCE) == 0
+    with at_terminal(project, "sea") as it:
+        it.until("> ask me")
+        it.until("I heard blue")
+        it.until("> take long")
+        it.until("cancelled")
+        it.type("and now?")
+        it.until("you said and now?")
+
+
+def test_what_ran_when_the_person_left_is_shown_when_they_come_back(project: Project) -> None:
+    with at_terminal(project, "away") as it:
+        it.until("/help")
+        it.type("ask me")
+        it.until("? which one?")
+        it.process.kill()
+    with at_terminal(project, "away") as it:
+        it.until("? which one?")
+        it.type("red")
+        it.until("I heard red")
+
+
+def test_one_message_and_its_answer(project: Project) -> None:
+    said = project.perdure("chat", "once", "-m", "hello")
+    assert (said.code, said.out.strip().splitlines()[-1]) == (0, "you said hello")
+    told = project.perdure("chat", "once", "-m", "again", "--json")
+    end = json.loads(told.out)
+    assert (end["conversation_id"], end["status"]) == ("once", "completed")
+    assert end["event"]["payload"]["outcome"] == "you said again"
+
+
+def test_a_pipe_is_answered_to_its_end(project: Project) -> None:
+    said = project.perdure("chat", "pipe", typed="one\ntwo\n")
+    assert said.code == 0
+    assert said.out.index("you said one") < said.out.index("you said two")
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (("--json",), "--json needs a --message"),
+        (("x" * 300,), "the name of a conversation has up to 200 characters"),
+        (("-m", " "), "it says nothing"),
+        (("--agent", "nobody", "-m", "x"), "there is no agent 'nobody'"),
+    ],
+)
+def test_wrong_usage_is_one_line(project: Project, args: tuple[str, ...], complaint: str) -> None:
+    done = project.perdure("chat", *args)
+    assert done.code != 0
+    assert complaint in done.err
+    assert len(done.err.strip().splitlines()) == 1
