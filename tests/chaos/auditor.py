@@ -84,7 +84,7 @@ async def audit(
 
     await asyncio.gather(*(of(run) for run in it.handles))
     _judge_deeds(found, it)
-    _judge_logs(found, it, quiet=quiet)
+    judge_logs(found, it, quiet=quiet)
     return found
 
 
@@ -225,7 +225,7 @@ def _is_claimed(stores: LocalStores, run: str, step: int) -> bool:
     return any(f"step-{step:05}" in name for name in stores.of(run).names("ledger"))
 
 
-def _judge_logs(found: Audit, it: Arena, *, quiet: bool) -> None:
+def judge_logs(found: Audit, it: Arena, *, quiet: bool) -> None:
     told: set[tuple[str, int]] = set()
     for log in it.logs:
         for line in log.read_text(errors="replace").splitlines():

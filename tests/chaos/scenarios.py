@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.chaos import answers, full_disk, messages, server_faults, soak, worker_faults
+from tests.chaos import answers, full_disk, lanes, messages, server_faults, soak, worker_faults
 from tests.chaos.stage import Row, Stage
 
 Play = Callable[..., Awaitable[Row]]
@@ -47,6 +47,14 @@ SCENARIOS = (
     Scenario("R6", "rolling restart", worker_faults.rolling_restart, {"restarts": 3}, {"restarts": 20}),
     Scenario("R7", "signals three times", messages.signals, {"runs": 8, "kills": 1}, {"runs": 125, "kills": 10}),
     Scenario("R8", "messages to closed runs", messages.closed_runs, {}, {}),
+    Scenario("R9", "one lane, many requests", lanes.fifo, {"requests": 64, "kills": 2}, {"requests": 1000, "kills": 3}),
+    Scenario(
+        "R10",
+        "a flooded lane",
+        lanes.flood,
+        {"requests": 20, "size": 150_000, "healthy": 20, "ratio": None},
+        {"requests": 10_000, "size": 10, "healthy": 100, "ratio": 1.5},
+    ),
     Scenario("R13", "large results", answers.large_results, {}, {}),
     Scenario("R14", "storm", answers.storm, {"runs": 5}, {"runs": 100}),
     Scenario("R15", "long model call", answers.long_call, {"seconds": 15}, {"seconds": 90}),
