@@ -26,6 +26,7 @@ from activities.claude import PRICES
 from activities.context import Summaries
 from activities.fetch import FetchTool
 from activities.files import ListFiles, ReadFile, WriteFile
+from activities.followup import FollowUps
 from activities.http_tool import HttpTool
 from activities.inherit import Inheritances
 from activities.model import MessagesModel
@@ -63,14 +64,16 @@ from settings import (
 from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
 from workflows.agent_run import AgentRun
 from workflows.confidential import Confidential
+from workflows.followup import FollowUp
 from workflows.reconcile import Reconcile
+from workflows.topic import EventTopic
 from workflows.unknown import Unknown
 
 GRACE = timedelta(seconds=30)  # SIGTERM is no cancel: what runs is finished within this
 RECOVERY = timedelta(seconds=1)  # a killed worker's runs are picked up by another after this
 SHOWN_WITHIN = timedelta(milliseconds=200)  # a partial answer reaches a watcher
 
-WORKFLOWS: tuple[type, ...] = (AgentRun, Reconcile, Unknown)
+WORKFLOWS: tuple[type, ...] = (AgentRun, FollowUp, EventTopic, Reconcile, Unknown)
 
 
 def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
@@ -167,6 +170,7 @@ def build(  # noqa: PLR0913 - what a worker is made of
     calls = ToolCalls(client, transcripts, project, GRACE)
     runs = Runs(client, transcripts, project)
     inheritances = Inheritances(client, transcripts, project)
+    follow_ups = FollowUps(client, project)
     reconciliations = Reconciliations(client, project.stores, task_queue)
     return Worker(
         client,
@@ -182,6 +186,11 @@ def build(  # noqa: PLR0913 - what a worker is made of
             inheritances.inherit,
             reconciliations.reconcile,
             Standings(client).watch_run,
+            follow_ups.command_follow_up,
+            follow_ups.subscribe_task,
+            follow_ups.notify,
+            follow_ups.resume_work,
+            follow_ups.close_follow_up,
         ],
         workflow_runner=workflow_runner(),
         interceptors=[Observation(), *observers, Redaction(project.secrets), *_told(client)],
