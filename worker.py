@@ -31,6 +31,7 @@ from activities.http_tool import HttpTool
 from activities.inherit import Inheritances
 from activities.model import MessagesModel
 from activities.observation import Observation
+from activities.outbox import LogOutbox, Outbox, WebhookOutbox
 from activities.price import Price
 from activities.project import Project
 from activities.python_tool import BadTarget, PythonTool
@@ -97,7 +98,13 @@ def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
         window=settings.file.model.window,
         summary_model=settings.file.model.summary,
         secrets=settings.secrets,
+        outbox=_outbox(settings, client),
     )
+
+
+def _outbox(settings: Settings, client: httpx.AsyncClient) -> Outbox:
+    out = settings.file.outbox
+    return WebhookOutbox(out.url, out.effect, out.timeout, client) if out.url else LogOutbox(settings.home)
 
 
 def _prompt(name: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 RESUMED = ".r"
+FOLLOW_UP = "wf:"
 MOST_KEY = 400  # characters of a topic's key; a longer one is its digest
 
 
@@ -17,6 +18,11 @@ def run_workflow_id(run_id: str) -> str:
 def run_id_of(workflow_id: str) -> str:
     """The id after `run:`; a workflow started under another id is its own run id."""
     return workflow_id.removeprefix("run:")
+
+
+def addressed(named: str) -> str:
+    """The workflow that a person names: a run by its id, a follow-up as `wf:<workflowId>`."""
+    return named if named.startswith(FOLLOW_UP) else run_workflow_id(run_id_of(named))
 
 
 def conversation_workflow_id(conversation_id: str) -> str:
@@ -36,7 +42,7 @@ def turn_run_id(conversation_id: str, request_id: str) -> str:
 
 def follow_up_workflow_id(workflow_id: str) -> str:
     """Of a FollowUp, whose own `workflowId` is the source's name for it. Also the id of its store."""
-    return f"wf:{workflow_id}"
+    return FOLLOW_UP + workflow_id
 
 
 def follow_up_id(run_id: str, step: int) -> str:
