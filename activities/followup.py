@@ -17,7 +17,7 @@ from activities.outbox import Outbox
 from activities.project import Project
 from activities.toolkit import TransientFailure
 from activities.topic import subscribe
-from contracts.failures import ToolFault
+from contracts.failures import Stop, ToolFault
 from contracts.followup import (
     CloseFollowUp,
     CreateCommand,
@@ -115,9 +115,10 @@ class FollowUps:
         """Claim, send, record. What was claimed before is looked up, not sent."""
         page = self._page(request, key)
         try:
+            await asyncio.to_thread(self._project.workspace(_self()).create)  # a follow-up has none before
             claimed = await asyncio.to_thread(page.claim, NOTIFY, outbox.timeout + GRACE)
-        except LedgerUnavailable as unavailable:
-            raise ApplicationError(str(unavailable), type="LedgerUnavailable") from None
+        except (LedgerUnavailable, OSError) as unavailable:
+            raise ApplicationError(str(unavailable), type=Stop.not_begun) from None
         if isinstance(claimed, Doubtful):
             claimed = await page.settled(claimed, self._at_work, activity.is_cancelled)
         if isinstance(claimed, Recorded):

@@ -135,6 +135,12 @@ class Followed:
         await self.it.until(reached)
         return self.task_in(await self.it.state(run), task_id)
 
+    async def until_late(self, run: Run) -> None:
+        await self.it.until(lambda: self.has_late(run))
+
+    async def has_late(self, run: Run) -> bool:
+        return bool((await self.it.state(run))["late"])
+
     @staticmethod
     def task_in(state: dict[str, Any], task_id: str = "t1") -> dict[str, Any]:
         found: dict[str, Any] = next(task for task in state["tasks"] if task["taskId"] == task_id)
