@@ -55,12 +55,12 @@ class FollowUp:
         self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
         try:
             self._known: FollowUpState | ApplicationError = _begin(args)
+            self._tell(None, self._known)  # before what any signal changes
         except ApplicationError as refused:
             self._known = refused
 
     @workflow.run
     async def run(self, *args: Any) -> dict[str, Any]:  # noqa: ARG002 - read by __init__; Temporal wants both alike
-        self._tell(None, self._state)
         try:
             rotates = await self._halt.outlast(self._work(), halt.MOST_WAIT)
         except asyncio.CancelledError:
