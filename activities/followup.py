@@ -15,6 +15,7 @@ from activities.heartbeat import beating
 from activities.ledger import Doubtful, Entry, LedgerUnavailable, Recorded
 from activities.outbox import Outbox
 from activities.project import Project
+from activities.redaction import redacted
 from activities.toolkit import TransientFailure
 from activities.topic import subscribe
 from contracts.failures import Stop, ToolFault
@@ -103,10 +104,10 @@ class FollowUps:
             if outbox.effect is Effect.once:
                 return await self._once(outbox, request, key)
             try:
-                return await outbox.send(request.message, key)
+                return redacted(await outbox.send(request.message, key), self._project.secrets)
             except TransientFailure as passing:
                 if activity.info().attempt >= MOST_SENDS:
-                    return failed(passing.kind, passing.message)
+                    return redacted(failed(passing.kind, passing.message), self._project.secrets)
                 asked = None if passing.retry_after is None else min(max(passing.retry_after, 0.0), MOST_WAIT)
                 wait = None if asked is None else timedelta(seconds=asked)
                 raise ApplicationError(passing.message, type=passing.kind, next_retry_delay=wait) from None
@@ -138,7 +139,8 @@ class FollowUps:
     async def _sent(self, outbox: Outbox, message: Outbound, key: str) -> ToolOutcome:
         self._at_work.add(key)
         try:
-            return await final(within(outbox.timeout, outbox.send(message, key)))
+            outcome = await final(within(outbox.timeout, outbox.send(message, key)))
+            return redacted(outcome, self._project.secrets)
         finally:
             self._at_work.discard(key)
 

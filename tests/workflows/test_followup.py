@@ -5,13 +5,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
+from temporalio.testing import WorkflowEnvironment
 
 from activities.outbox import LogOutbox
 from activities.toolkit import TransientFailure
+from codec import AesGcmCodec
 from contracts.followup import Outbound
 from contracts.tool import Effect, ToolKind, ToolOutcome
+from converter import encrypting
 from runs import listing
 from testkit.model_server import calls
 from testkit.tools import ScriptedTool
@@ -439,3 +442,41 @@ async def test_both_go_on_where_their_histories_grow_long(world: MakeWorld, shor
         rotated = [e.id async for e in short_history_client.list_workflows("ExecutionStatus = 'ContinuedAsNew'")]
         assert {run.id, first.id} <= set(rotated)
         assert len(await here.requests()) == 1
+
+
+async def test_nothing_of_an_encrypted_follow_up_can_be_read_in_its_history(world: MakeWorld, client: Client) -> None:
+    """Ids are another matter: they name topics and lanes."""
+    target = client.service_client.config.target_host
+    secret = await Client.connect(target, data_converter=encrypting(AesGcmCodec({"k1": b"1" * 32})))
+    async with followings(world)(server=secret, outbox=Recorded()) as here:
+        run = await here.create()
+        await here.wait_for_reply(run)
+        await here.add(run, "prompt", "t2", text="the question, unseen")
+        await here.add(run, "notify", "t3", channelId="x", text="the message, unseen")
+        await here.until_task(run, "t3", "resolved")
+        reply = here.reply("the reply, unseen")
+        topic = here.it.client.get_workflow_handle(await here.publish(reply))
+        await run.execute_update("answer", {"text": "the answer, unseen"})
+        await run.result()
+        (request,) = await here.requests()
+        assert "the reply, unseen" in str(request)
+        for each in (run, topic):
+            assert b"unseen" not in await here.it.raw_history(each)
+        assert "unseen" not in str((await run.describe()).typed_search_attributes)
+
+
+async def test_a_topic_outlives_days_of_waiting_and_ends_when_nobody_waits(
+    world: MakeWorld, skipping: WorkflowEnvironment
+) -> None:
+    """Three days of time pass in seconds; the topic's own time to live is one."""
+    async with followings(world)(server=skipping.client) as here:
+        run = await here.create()
+        await here.wait_for_reply(run, timeoutMs=3 * 24 * 3600 * 1000)
+        topic = here.it.client.get_workflow_handle(f"topic:discord:dm-b:{here.message}")
+        await asyncio.wait_for(run.result(), 60)
+        assert here.task_in(await here.it.state(run))["resolvedBy"] == "timeout"
+        over = await asyncio.wait_for(topic.result(), 60)
+        lived = (await topic.describe()).close_time, (await topic.describe()).start_time
+        assert over["sent"] == []
+        assert lived[0] is not None
+        assert lived[0] - lived[1] >= timedelta(days=2.9)
