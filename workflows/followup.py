@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RawValue, TypedSearchAttributes
+from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from activities.followup import FollowUps
@@ -18,7 +18,6 @@ from activities.standing import Standings
 from contracts.followup import (
     CancelCommand,
     CloseFollowUp,
-    CreateCommand,
     FollowUpFailure,
     FollowUpState,
     NotifyRequest,
@@ -31,14 +30,11 @@ from contracts.followup import (
 from contracts.signals import CancelRequest, HumanInput
 from contracts.tool import ToolOutcome
 from decisions import followup, followup_told, ids, narrate
-from decisions.followup import MOST_NOTED
-from workflows import attributes, halt
+from workflows import halt
 from workflows.confidential import readable
-from workflows.halt import Halt
 from workflows.handlers import invalid, read, read_optional
+from workflows.live_followup import LiveFollowUp, begin, now
 from workflows.policies import FILES, WAIT_FOR_END, WATCHING
-
-KEPT_EVENTS = 50
 
 
 @workflow.defn
@@ -50,41 +46,38 @@ class FollowUp:
 
     @workflow.init
     def __init__(self, *args: Any) -> None:
-        self._halt = Halt()
         self._watched: set[str] = set()
-        self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
         try:
-            self._known: FollowUpState | ApplicationError = _begin(args)
-            self._tell(None, self._known)  # before what any signal changes
+            self._begun: LiveFollowUp | ApplicationError = begin(args)
         except ApplicationError as refused:
-            self._known = refused
+            self._begun = refused
 
     @workflow.run
     async def run(self, *args: Any) -> dict[str, Any]:  # noqa: ARG002 - read by __init__; Temporal wants both alike
         try:
-            rotates = await self._halt.outlast(self._work(), halt.MOST_WAIT)
+            rotates = await self._live.halt.outlast(self._work(), halt.MOST_WAIT)
         except asyncio.CancelledError:
-            self._become(followup.cancelled(self._state, _now()))
+            self._live.become(followup.cancelled(self._live.state, now()))
             rotates = False
-        if rotates and self._halt.reason is None:
-            workflow.continue_as_new(self._state)
-        return await self._halt.outlast(self._end())
+        if rotates and self._live.halt.reason is None:
+            workflow.continue_as_new(self._live.state)
+        return await self._live.halt.outlast(self._end())
 
     @property
-    def _state(self) -> FollowUpState:
-        if isinstance(self._known, ApplicationError):
-            raise self._known
-        return self._known
+    def _live(self) -> LiveFollowUp:
+        if isinstance(self._begun, ApplicationError):
+            raise self._begun
+        return self._begun
 
     async def _work(self) -> bool:
         """Moves until it is over (False) or the history is long (True). Raises CancelledError at a halt."""
         while True:
-            self._halt.check()
+            self._live.halt.check()
             self._watch_turns()
-            self._become(followup.advanced(self._state, _now()))
+            self._live.become(followup.advanced(self._live.state, now()))
             if workflow.info().is_continue_as_new_suggested():
                 return True
-            match followup.next_move(self._state):
+            match followup.next_move(self._live.state):
                 case followup.Subscribe() as move:
                     await self._subscribe(move)
                 case followup.Send() as move:
@@ -99,68 +92,68 @@ class FollowUp:
 
     async def _subscribe(self, move: followup.Subscribe) -> None:
         task = move.task
-        self._become(followup.begun(self._state, task.task_id, _now()))
+        self._live.become(followup.begun(self._live.state, task.task_id, now()))
         request = SubscribeRequest(topic=move.topic, task_id=task.task_id, expires_at=task.expires_at)
         await self._do(FollowUps.subscribe_task, request, f"wait: {task.description}")
-        self._become(followup.blocked(self._state, task.task_id, _now()))
+        self._live.become(followup.blocked(self._live.state, task.task_id, now()))
 
     async def _send(self, move: followup.Send) -> None:
         """A message that is going out is not cut off: how that ended would not be known."""
         task = move.task
-        self._become(followup.begun(self._state, task.task_id, _now()))
+        self._live.become(followup.begun(self._live.state, task.task_id, now()))
         request = NotifyRequest(
-            task_id=task.task_id, number=move.number, execution=self._state.execution, message=move.message
+            task_id=task.task_id, number=move.number, execution=self._live.state.execution, message=move.message
         )
         outcome: ToolOutcome = await self._scheduled(FollowUps.notify, request, f"send: {task.description}")
-        self._become(followup.sent(self._state, task.task_id, outcome, _now()))
+        self._live.become(followup.sent(self._live.state, task.task_id, outcome, now()))
 
     async def _resume(self) -> None:
-        request = followup_told.resume_request(self._state)
-        work = ResumeWork(session_id=self._state.definition.resume_target.session_id, request=request)
+        request = followup_told.resume_request(self._live.state)
+        work = ResumeWork(session_id=self._live.state.definition.resume_target.session_id, request=request)
         await self._do(FollowUps.resume_work, work, f"resume in {work.session_id}")
 
     async def _do(self, what: Any, request: Any, summary: str) -> Any:
-        return await self._halt.stoppable(self._scheduled(what, request, summary))
+        return await self._live.halt.stoppable(self._scheduled(what, request, summary))
 
     async def _scheduled(self, what: Any, request: Any, summary: str) -> Any:
         """Tried until it comes through: none of these does harm when it is repeated."""
         return await readable(
-            self._halt,
+            self._live.halt,
             lambda: workflow.execute_activity_method(
                 what, request, cancellation_type=WAIT_FOR_END, summary=narrate.cut(summary, 80), **FILES
             ),
         )
 
     async def _wait(self, until: int | None) -> None:
-        state = self._state
+        state = self._live.state
         about = followup_told.waiting_for(state) or "the end of the turn"
         changed = workflow.wait_condition(
-            lambda: self._known is not state,
-            timeout=None if until is None else max(until - _now(), 0) / 1000 + 0.001,
+            lambda: self._live.state is not state,
+            timeout=None if until is None else max(until - now(), 0) / 1000 + 0.001,
             timeout_summary=about,
         )
         with suppress(TimeoutError):
-            await self._halt.stoppable(changed)
+            await self._live.halt.stoppable(changed)
 
     def _watch_turns(self) -> None:
         """Each run that may still create tasks is watched to its end."""
-        for run_id in self._state.runs:
+        for run_id in self._live.state.runs:
             if run_id not in self._watched:
                 self._watched.add(run_id)
                 asyncio.create_task(self._watch(run_id))  # noqa: RUF006 - the event loop of a workflow keeps it
 
     async def _watch(self, run_id: str) -> None:
         await readable(
-            self._halt,
+            self._live.halt,
             lambda: workflow.execute_activity_method(
                 Standings.watch_run, ids.run_workflow_id(run_id), summary=f"until run {run_id[:60]} ends", **WATCHING
             ),
         )
-        self._become(followup.turn_ended(self._state, run_id))
+        self._live.become(followup.turn_ended(self._live.state, run_id))
 
     async def _end(self) -> dict[str, Any]:
         """Frees its topics, and ends as Temporal should show it."""
-        state = self._state
+        state = self._live.state
         is_cancelled = state.state is State.cancelled
         by_signal = is_cancelled and workflow.cancellation_reason() is None
         request = CloseFollowUp(
@@ -168,7 +161,7 @@ class FollowUp:
                 SubscribeRequest(topic=topic, task_id=task.task_id, expires_at=0)
                 for task, topic in followup.topics(state)
             ),
-            cancel=(self._halt.reason or "cancelled") if by_signal else None,
+            cancel=(self._live.halt.reason or "cancelled") if by_signal else None,
         )
         if request.subscriptions or by_signal:
             await workflow.execute_activity_method(
@@ -181,28 +174,6 @@ class FollowUp:
             raise ApplicationError(message, type=FollowUpFailure.no_tasks, non_retryable=True)
         return followup_told.ended(state).model_dump(mode="json", exclude_none=True)
 
-    def _become(self, new: FollowUpState) -> None:
-        """The next state, and whoever is to know of it."""
-        before = self._state
-        if new != before:
-            self._tell(before, new)
-
-    def _tell(self, before: FollowUpState | None, new: FollowUpState) -> None:
-        """A replay tells nothing twice. Results are in the tasks, so the kept events do without them."""
-        events = () if before is None and new.events else tuple(followup_told.happened(before, new, _now()))
-        for event in events:
-            workflow.logger.info(event.type, extra={"event": event.model_dump(mode="json", exclude_none=True)})
-        bare = [
-            event.model_copy(update={"data": {k: v for k, v in event.data.items() if k != "result"}})
-            for event in events
-        ]
-        self._known = new.model_copy(update={"events": (*new.events, *bare)[-KEPT_EVENTS:]})
-        shown = attributes.of_follow_up(new)
-        if changed := attributes.changes(self._shown, shown):
-            workflow.upsert_search_attributes(changed)
-        self._shown = shown
-        workflow.set_current_details(followup_told.details(self._known))
-
     @workflow.signal(description="One task more: the cmd.workflow.task.create command")
     def task_create(self, *args: Any) -> None:
         try:
@@ -214,7 +185,7 @@ class FollowUp:
     def create_task(self, *args: Any) -> dict[str, Any]:
         command = self._checked_task(args)
         self._add(command)
-        return {"workflowId": self._state.workflow_id, "taskId": command.data.task_id}
+        return {"workflowId": self._live.state.workflow_id, "taskId": command.data.task_id}
 
     @create_task.validator
     def _task_fits(self, *args: Any) -> None:
@@ -222,38 +193,38 @@ class FollowUp:
 
     def _checked_task(self, args: Sequence[Any]) -> TaskCommand:
         command = read(TaskCommand, args)
-        halted = "the follow-up is being cancelled" if self._halt.reason is not None else None
-        if why := halted or followup.refusal(self._state, command.data):
+        halted = "the follow-up is being cancelled" if self._live.halt.reason is not None else None
+        if why := halted or followup.refusal(self._live.state, command.data):
             raise invalid(why)
         return command
 
     def _add(self, command: TaskCommand) -> None:
-        self._become(followup.added(self._state, command.data, _now()))
+        self._live.become(followup.added(self._live.state, command.data, now()))
 
     @workflow.signal(description='An event for a task, or its result: {"taskId", "event" | "result", "resolvedBy"?}')
     def task_resolved(self, *args: Any) -> None:
         try:
-            new, why = followup.took(self._state, read(TaskResolved, args), _now())
+            new, why = followup.took(self._live.state, read(TaskResolved, args), now())
         except ApplicationError as refused:
             self._ignore("task_resolved", refused.message)
             return
-        self._become(new)
+        self._live.become(new)
         if why is not None:
             self._ignore("task_resolved", why)
 
     @workflow.signal(description='Answer an open question: {"text", "question_id"?, "by"?}')
     def human_input(self, *args: Any) -> None:
         try:
-            self._become(followup.answered(self._state, self._checked_answer(args), _now()))
+            self._live.become(followup.answered(self._live.state, self._checked_answer(args), now()))
         except ApplicationError as refused:
             self._ignore("human_input", refused.message)
 
     @workflow.update(description='Answer an open question: {"text", "question_id"?, "by"?}; refused with the reason')
     def answer(self, *args: Any) -> dict[str, Any]:
         answer = self._checked_answer(args)
-        asked = answer.question_id or followup.questions(self._state)[0].task_id
-        self._become(followup.answered(self._state, answer, _now()))
-        return {"workflowId": self._state.workflow_id, "question_id": asked, "accepted": True}
+        asked = answer.question_id or followup.questions(self._live.state)[0].task_id
+        self._live.become(followup.answered(self._live.state, answer, now()))
+        return {"workflowId": self._live.state.workflow_id, "question_id": asked, "accepted": True}
 
     @answer.validator
     def _answer_fits(self, *args: Any) -> None:
@@ -261,18 +232,16 @@ class FollowUp:
 
     def _checked_answer(self, args: Sequence[Any]) -> HumanInput:
         answer = read(HumanInput, args)
-        if why := followup.answer_refusal(self._state, answer):
+        if why := followup.answer_refusal(self._live.state, answer):
             raise invalid(why)
         return answer
 
     @workflow.signal(description='Cancel it, and resume nothing: cmd.workflow.cancel, or {"reason"?, "by"?}')
     def cancel(self, *args: Any) -> None:
         try:
-            why = _reason(args)
+            self._live.halt.request(_reason(args))
         except ApplicationError as refused:
             self._ignore("cancel", refused.message)
-            return
-        self._halt.request(why)
 
     @workflow.signal(dynamic=True)
     def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
@@ -280,24 +249,12 @@ class FollowUp:
         self._ignore(narrate.cut(name, 80), f"no such signal; {known}")
 
     def _ignore(self, signal: str, why: str) -> None:
-        workflow.logger.warning("%s ignored: %s", signal, why)
-        if isinstance(self._known, FollowUpState):
-            notice = narrate.cut(f"{signal}: {why}", 300)
-            self._become(self._known.model_copy(update={"ignored": (*self._known.ignored, notice)[-MOST_NOTED:]}))
+        if isinstance(self._begun, LiveFollowUp):
+            self._begun.ignore(signal, why)
 
     @workflow.query(description="Its tasks, their states and results, and the latest lifecycle events")
     def state(self, *_: Any) -> FollowUpState:
-        return self._state
-
-
-def _begin(args: Sequence[Any]) -> FollowUpState:
-    """The follow-up of a command, or what an earlier execution carried over. Raises ApplicationError InvalidInput."""
-    if len(args) == 1 and isinstance(args[0], dict) and args[0].get("type") == "followup.continue":
-        return read(FollowUpState, args)
-    command, named = read(CreateCommand, args), workflow.info().workflow_id
-    if named != ids.follow_up_workflow_id(command.data.workflow_id):
-        raise invalid(f"follow-up {command.data.workflow_id} has to be started as wf:{command.data.workflow_id}")
-    return followup.opened(command, _now(), workflow.info().first_execution_run_id)
+        return self._live.state
 
 
 def _reason(args: Sequence[Any]) -> str:
@@ -305,8 +262,3 @@ def _reason(args: Sequence[Any]) -> str:
         return read(CancelCommand, args).data.reason or "cmd.workflow.cancel"
     request = read_optional(CancelRequest, args)
     return (request.reason or "cancel signal") + (f" by {request.by}" if request.by else "")
-
-
-def _now() -> int:
-    """Milliseconds since 1970."""
-    return int(workflow.time() * 1000)
