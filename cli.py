@@ -24,7 +24,7 @@ from event import event_
 from follow import DETACHED, follow, follow_json, happening_json, stopping
 from people import answer_, approve, cancel_, deny
 from report import print_follow_up, print_run, run_row, run_table, tool_row, tool_table
-from runs import Refused, ended, find, follow_up_state, leave, listing, run_id_of, start, state
+from runs import Refused, ended, find, find_follow_up, follow_up_state, leave, listing, run_id_of, start, state
 from runs import fork as fork_run
 from runs import resume as resume_run
 from session import Needs, Session, session
@@ -177,7 +177,7 @@ def show(run_id: str, as_json: bool) -> None:
 
 async def _show_follow_up(named: str, *, as_json: bool) -> int:
     async with session(load(), Needs.answers) as here:
-        found, state = await find(here.client, named), await follow_up_state(here.client, named)
+        found, state = await find_follow_up(here.client, named), await follow_up_state(here.client, named)
     if as_json:
         click.echo(json.dumps(state.model_dump(mode="json") if state else run_row(found)))
     else:

@@ -257,7 +257,18 @@ class Found:
 
 
 async def find(client: Client, run_id: str) -> Found:
-    """Raises NoSuchRun."""
+    """Raises NoSuchRun, Refused where a follow-up is named."""
+    if run_id.startswith(ids.FOLLOW_UP):
+        raise Refused(f"{run_id} is a follow-up, and no run; see it with: perdure show {run_id}")
+    return await _found(client, run_id)
+
+
+async def find_follow_up(client: Client, named: str) -> Found:
+    """The follow-up `wf:<workflowId>`. Raises NoSuchRun."""
+    return await _found(client, named)
+
+
+async def _found(client: Client, run_id: str) -> Found:
     handle = client.get_workflow_handle(ids.addressed(run_id))
     try:
         execution = await handle.describe()

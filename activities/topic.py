@@ -8,6 +8,7 @@ from temporalio.common import WorkflowIDConflictPolicy
 
 from contracts.topic import Event, Subscription, TopicInput
 from decisions import ids
+from decisions.narrate import cut, markdown
 from decisions.topic import event_id, too_large, topic_of
 
 
@@ -38,6 +39,7 @@ async def _signal(client: Client, task_queue: str, key: str, name: str, body: Ma
         id=workflow_id,
         task_queue=task_queue,
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        static_summary=markdown(cut(f"events of {key}", 200)),
         start_signal=name,
         start_signal_args=[body],
     )

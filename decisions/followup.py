@@ -168,7 +168,10 @@ def blocked(state: FollowUpState, task_id: str, now: int) -> FollowUpState:
 
 
 def sent(state: FollowUpState, task_id: str, outcome: ToolOutcome, now: int) -> FollowUpState:
-    """The message went out, or it is known why not, or that nobody knows."""
+    """The message went out, or it is known why not, or that nobody knows; unless the task has its end already."""
+    task = task_of(state, task_id)
+    if task is None or task.state.is_final:
+        return state
     if outcome.error is None:
         return _resolved(state, task_id, {"status": "sent"}, SENT, now)
     result = {"status": outcome.error.kind, "message": outcome.error.message[:TEXT_KEPT]}

@@ -228,6 +228,13 @@ def test_a_message_that_may_have_been_sent_fails_typed_and_the_work_goes_on() ->
     assert "This failed: wait for n" in followup_told.resume_request(state).messages[1].content
 
 
+def test_what_was_resolved_while_its_message_went_out_keeps_its_result() -> None:
+    added = followup.added(follow_up(), task("n", "notify", channelId="c", text="x"), START)
+    brought = TaskResolved(task_id="n", result={"status": "seen"}, resolved_by="eva")
+    state = followup.took(followup.begun(added, "n", START), brought, START)[0]
+    assert followup.sent(state, "n", ToolOutcome(result="sent"), START) is state
+
+
 def test_a_question_is_answered_by_its_id_or_the_oldest_first() -> None:
     state = with_tasks(follow_up(), task("p", "prompt", text="Go?"), task("q", "prompt", text="When?"))
     assert followup.answer_refusal(state, HumanInput(text="yes", question_id="z")) == (
