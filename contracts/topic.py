@@ -8,6 +8,7 @@ from contracts.conversation import MAX_ID_LENGTH
 from contracts.value import CamelValue, Value
 
 MOST_EVENT = 256 * 1024  # bytes of an event; a signal of 2 MiB would be refused by the server
+MOST_TIME = 2**53  # milliseconds; what JSON can say exactly
 MESSAGE_CREATED = "evt.adapter.message.created"
 
 
@@ -20,7 +21,7 @@ class Message(CamelValue):
     user_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
     user_name: str | None = None
     text: str
-    ts: int = Field(ge=0)  # milliseconds since 1970, like every time here
+    ts: int = Field(ge=0, le=MOST_TIME)  # milliseconds since 1970, like every time here
     raw: dict[str, Any] | None = None
 
 
@@ -41,7 +42,7 @@ class Subscription(CamelValue):
 
     subscriber: str = Field(pattern="^wf:", max_length=3 * MAX_ID_LENGTH)
     task_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
-    expires_at: int | None = None
+    expires_at: int | None = Field(default=None, ge=0, le=MOST_TIME)
 
 
 class Delivery(Value):
@@ -67,7 +68,7 @@ class TopicState(Value):
 
     type: Literal["topic.continue"] = "topic.continue"
     key: str
-    ends_at: int
+    ends_at: int = Field(ge=0, le=MOST_TIME)
     events: tuple[Event, ...] = ()
     subscriptions: tuple[Subscription, ...] = ()
     sent: tuple[Delivery, ...] = ()

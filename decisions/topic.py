@@ -106,9 +106,9 @@ def is_over(state: TopicState, now: int) -> bool:
 
 
 def next_look(state: TopicState, now: int) -> int:
-    """When time itself may have changed something: the end of the topic, or of a subscription after it."""
+    """When time itself may have changed something: the end of the topic, or of a subscription; within a day or so."""
     ends = [each.expires_at for each in state.subscriptions if each.expires_at is not None and each.expires_at > now]
-    return state.ends_at if state.ends_at > now else min(ends, default=now + TIME_TO_LIVE)
+    return min([state.ends_at if state.ends_at > now else now + TIME_TO_LIVE, *ends])
 
 
 def _is_open(subscription: Subscription, now: int) -> bool:

@@ -36,6 +36,8 @@ from workflows.handlers import invalid, read, read_optional
 from workflows.live_followup import LiveFollowUp, begin, now
 from workflows.policies import FILES, WAIT_FOR_END, WATCHING
 
+LONGEST_TIMER = 30 * 24 * 3600 * 1000  # milliseconds; what is further away than any timer reaches is looked at again
+
 
 @workflow.defn
 class FollowUp:
@@ -129,7 +131,7 @@ class FollowUp:
         about = followup_told.waiting_for(state) or "the end of the turn"
         changed = workflow.wait_condition(
             lambda: self._live.state is not state,
-            timeout=None if until is None else max(until - now(), 0) / 1000 + 0.001,
+            timeout=None if until is None else min(max(until - now(), 0), LONGEST_TIMER) / 1000 + 0.001,
             timeout_summary=about,
         )
         with suppress(TimeoutError):

@@ -51,7 +51,7 @@ class EventTopic:
         return self._known
 
     async def _wait(self, state: TopicState) -> None:
-        seconds = (topic.next_look(state, _now()) - _now()) / 1000 + 0.001
+        seconds = min(topic.next_look(state, _now()) - _now(), topic.TIME_TO_LIVE) / 1000 + 0.001
         with suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: self._known is not state, timeout=seconds, timeout_summary="the topic's time to live"

@@ -395,9 +395,14 @@ async def test_no_bad_signal_harms_a_follow_up_or_a_topic(following: Following) 
                 await topic.signal(name, args=body)
         for body in ([{}, {}], [5], [{"no": "such field"}], [{"type": "cmd.workflow.cancel", "data": 5}]):
             await run.signal("cancel", args=body)
+        await here.add(run, "wait", "t2", until="9999-12-31T00:00:00Z")
+        await topic.signal("subscribe", {"subscriber": run.id, "taskId": "t1", "expiresAt": 2**53})
+        await topic.signal("subscribe", {"subscriber": run.id, "taskId": "t1", "expiresAt": 10**400})
         await topic.signal("event", {"type": "evt.adapter.message.created", "data": here.reply()["data"] | {"ts": -1}})
         assert len((await here.it.state(topic))["ignored"]) == 20
         await here.publish(here.reply())
+        await here.until_task(run, "t1", "resolved")
+        await run.signal("task_resolved", {"taskId": "t2", "result": "enough"})
         await run.result()
         assert (await here.it.failed_tasks(run), await here.it.failed_tasks(topic)) == (0, 0)
 
