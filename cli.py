@@ -21,10 +21,11 @@ from command import as_json_option, complain, console, go, run_argument
 from contracts.events import StartEvent
 from decisions import ids
 from decisions.endings import handoff_sections
+from event import event_
 from follow import DETACHED, follow, follow_json, happening_json, stopping
 from people import answer_, approve, cancel_, deny
-from report import print_run, run_row, run_table, tool_row, tool_table
-from runs import Refused, ended, find, leave, listing, run_id_of, start, state
+from report import print_follow_up, print_run, run_row, run_table, tool_row, tool_table
+from runs import Refused, ended, find, find_follow_up, follow_up_state, leave, listing, run_id_of, start, state
 from runs import fork as fork_run
 from runs import resume as resume_run
 from session import Needs, Session, session
@@ -50,7 +51,7 @@ def app() -> None:
     """
 
 
-for each in (chat, answer_, approve, deny, cancel_):
+for each in (chat, answer_, approve, deny, cancel_, event_):
     app.add_command(each)
 
 
@@ -127,20 +128,22 @@ def watch(run_id: str, as_json: bool) -> None:
 
 @app.command("list")
 @click.option("--waiting", is_flag=True, help="Only runs that wait for a person; all of them.")
+@click.option("--follow-ups", is_flag=True, help="Follow-ups instead: what resolves later, and then resumes work.")
 @click.option("--limit", type=click.IntRange(1, 10_000), help="How many at most; 30, where not all are asked for.")
 @as_json_option
-def list_(waiting: bool, limit: int | None, as_json: bool) -> None:
-    """List runs, the latest first."""
+def list_(waiting: bool, follow_ups: bool, limit: int | None, as_json: bool) -> None:
+    """List runs, the latest first. What waits for a person (--waiting) are runs and follow-ups."""
     most = limit if limit or waiting else 30
 
     async def main() -> int:
         async with session(load(), Needs.nothing) as here:
-            found = [each async for each in listing(here.client, waiting=waiting, limit=most)]
+            found = [each async for each in listing(here.client, waiting=waiting, follow_ups=follow_ups, limit=most)]
         if as_json:
             for each in found:
                 click.echo(json.dumps(run_row(each)))
         elif not found:
-            console.print("no run waits for a person" if waiting else 'no runs yet; start one: perdure run "…"')
+            nothing = "no follow-ups yet" if follow_ups else 'no runs yet; start one: perdure run "…"'
+            console.print("no run waits for a person" if waiting else nothing)
         else:
             console.print(run_table(found))
         return 0
@@ -152,7 +155,9 @@ def list_(waiting: bool, limit: int | None, as_json: bool) -> None:
 @run_argument
 @as_json_option
 def show(run_id: str, as_json: bool) -> None:
-    """Show one run: status, steps, question, cost, and where its files lie."""
+    """Show one run: status, steps, question, cost, and where its files lie. Or a follow-up, as wf:ID."""
+    if run_id.startswith(ids.FOLLOW_UP):
+        go(lambda: _show_follow_up(run_id, as_json=as_json))
 
     async def main() -> int:
         settings = load()
@@ -169,6 +174,16 @@ def show(run_id: str, as_json: bool) -> None:
         return 0
 
     go(main)
+
+
+async def _show_follow_up(named: str, *, as_json: bool) -> int:
+    async with session(load(), Needs.answers) as here:
+        found, state = await find_follow_up(here.client, named), await follow_up_state(here.client, named)
+    if as_json:
+        click.echo(json.dumps(state.model_dump(mode="json") if state else run_row(found)))
+    else:
+        print_follow_up(console, found, state)
+    return 0
 
 
 @app.command()

@@ -13,9 +13,11 @@ from rich.text import Text
 
 from activities.toolkit import Tool
 from contracts.agent import Agent
+from contracts.followup import FollowUpState
 from contracts.question import QuestionKind
 from contracts.run import QuestionView, RunStatus, RunView
 from decisions.endings import handoff_sections
+from decisions.followup import questions
 from decisions.narrate import cut
 from decisions.question import DIRECTED
 from decisions.reconcile import MEND
@@ -77,6 +79,29 @@ def print_run(console: Console, found: Found, view: RunView | None, end: Ended |
         _print_end(console, end, files)
     if files.is_dir():
         console.print(f"  files    {near(files)}", soft_wrap=True)
+
+
+def print_follow_up(console: Console, found: Found, state: FollowUpState | None) -> None:
+    colour, started = COLOURS.get(RunStatus(found.status), "white"), age(found.execution.start_time)
+    about = f", {state.state}" if state else "  [yellow]no worker answers now[/]"
+    console.print(f"[bold]{escape(found.run_id)}[/]  [{colour}]{found.status}[/]{about}  started {started} ago")
+    if state is None:
+        return
+    target = state.definition.resume_target
+    console.print(f"  summary  {escape(cut(state.definition.summary, 500))}")
+    console.print(f"  resumes  in {escape(target.session_id)}, after {state.definition.completion} of its tasks")
+    for task in state.tasks:
+        by = f" by {escape(cut(task.resolved_by, 80))}" if task.resolved_by else ""
+        described = escape(cut(task.description, 200))
+        console.print(f"  task     {escape(task.task_id)} {described} ({task.kind}): {task.state}{by}", soft_wrap=True)
+    for asked in questions(state):
+        console.print(
+            f'           perdure answer {found.run_id} --question {escape(asked.task_id)} "…"', soft_wrap=True
+        )
+    for late in state.late[-3:]:
+        console.print(f"  late     {escape(late.event)}, for task {escape(late.task_id)}")
+    for notice in state.ignored[-3:]:
+        console.print(f"  ignored  {escape(notice)}")
 
 
 def _print_view(console: Console, view: RunView) -> None:

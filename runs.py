@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
@@ -40,6 +40,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from codec import AesGcmCodec
 from contracts.events import ResumeEvent, ResumePayload, StartEvent
 from contracts.failures import RunFailure
+from contracts.followup import FollowUpState
 from contracts.run import RunStatus, RunView
 from contracts.signals import CancelRequest, HumanInput
 from converter import data_converter, encrypting
@@ -47,6 +48,8 @@ from decisions import ids
 from decisions.narrate import cut, markdown
 from decisions.resume import refusal
 from workflows import attributes
+
+V = TypeVar("V")
 
 QUERY_PATIENCE = timedelta(seconds=3)  # a run without a worker answers no query
 PROBLEMS = SearchAttributeKey.for_keyword_list("TemporalReportedProblems")  # the server's own
@@ -254,8 +257,19 @@ class Found:
 
 
 async def find(client: Client, run_id: str) -> Found:
-    """Raises NoSuchRun."""
-    handle = client.get_workflow_handle(ids.run_workflow_id(ids.run_id_of(run_id)))
+    """Raises NoSuchRun, Refused where a follow-up is named."""
+    if run_id.startswith(ids.FOLLOW_UP):
+        raise Refused(f"{run_id} is a follow-up, and no run; see it with: perdure show {run_id}")
+    return await _found(client, run_id)
+
+
+async def find_follow_up(client: Client, named: str) -> Found:
+    """The follow-up `wf:<workflowId>`. Raises NoSuchRun."""
+    return await _found(client, named)
+
+
+async def _found(client: Client, run_id: str) -> Found:
+    handle = client.get_workflow_handle(ids.addressed(run_id))
     try:
         execution = await handle.describe()
     except RPCError as error:
@@ -264,11 +278,17 @@ async def find(client: Client, run_id: str) -> Found:
 
 
 async def listing(
-    client: Client, *, waiting: bool = False, wedged: bool = False, limit: int | None = 50
+    client: Client,
+    *,
+    waiting: bool = False,
+    wedged: bool = False,
+    follow_ups: bool = False,
+    limit: int | None = 50,
 ) -> AsyncIterator[Found]:
-    """Runs, the latest first."""
-    query = "WorkflowType = 'AgentRun'"
+    """Runs, or follow-ups, the latest first; what waits for a person are both."""
+    query = f"WorkflowType = '{'FollowUp' if follow_ups else 'AgentRun'}'"
     if waiting:
+        query = "WorkflowType IN ('AgentRun', 'FollowUp')"
         query += " AND AgentStatus = 'waiting_on_human' AND ExecutionStatus = 'Running'"
     if wedged:
         query += f" AND {PROBLEMS.name} IS NOT NULL AND ExecutionStatus = 'Running'"
@@ -285,9 +305,13 @@ async def state(client: Client, run_id: str) -> RunView | None:
 
     None where no worker is there to answer, and of a run that was refused at its start: it has no state.
     """
-    handle = client.get_workflow_handle(ids.run_workflow_id(ids.run_id_of(run_id)))
+    return await _asked(client, run_id, RunView)
+
+
+async def _asked(client: Client, run_id: str, answers: type[V]) -> V | None:
+    handle = client.get_workflow_handle(ids.addressed(run_id))
     try:
-        view: RunView = await handle.query("state", result_type=RunView, rpc_timeout=QUERY_PATIENCE)
+        view: V = await handle.query("state", result_type=answers, rpc_timeout=QUERY_PATIENCE)
         return view
     except (WorkflowQueryFailedError, WorkflowQueryRejectedError):
         return None
@@ -301,9 +325,14 @@ async def state(client: Client, run_id: str) -> RunView | None:
         raise _translated(error, run_id) from None
 
 
+async def follow_up_state(client: Client, named: str) -> FollowUpState | None:
+    """What the follow-up `wf:<workflowId>` says of itself. Raises NoSuchRun; None where no worker answers."""
+    return await _asked(client, named, FollowUpState)
+
+
 async def answer(client: Client, run_id: str, body: HumanInput) -> None:
     """Accepted, or Refused with the run's own reason. Raises NoSuchRun."""
-    handle = client.get_workflow_handle(ids.run_workflow_id(ids.run_id_of(run_id)))
+    handle = client.get_workflow_handle(ids.addressed(run_id))
     said = body.model_dump(mode="json", exclude_none=True)
     try:
         await asyncio.wait_for(handle.execute_update("answer", said, id=secrets.token_hex(8)), timeout=20)
@@ -318,7 +347,7 @@ async def answer(client: Client, run_id: str, body: HumanInput) -> None:
 
 async def cancel(client: Client, run_id: str, body: CancelRequest) -> None:
     """Asks the run to stop. Raises NoSuchRun, Refused where it has ended."""
-    handle = client.get_workflow_handle(ids.run_workflow_id(ids.run_id_of(run_id)))
+    handle = client.get_workflow_handle(ids.addressed(run_id))
     try:
         await handle.signal("cancel", body.model_dump(mode="json", exclude_none=True))
     except RPCError as error:
@@ -338,7 +367,7 @@ class Ended:
 
 async def ended(client: Client, run_id: str) -> Ended:
     """Waits for the end, across continue-as-new."""
-    handle = client.get_workflow_handle(ids.run_workflow_id(ids.run_id_of(run_id)), result_type=dict[str, Any])
+    handle = client.get_workflow_handle(ids.addressed(run_id), result_type=dict[str, Any])
     try:
         event = await handle.result()
     except WorkflowFailureError as error:
@@ -356,8 +385,8 @@ async def ended(client: Client, run_id: str) -> Ended:
         return Ended(RunStatus.failed, None, type(cause).__name__, str(cause))
     except RPCError as error:
         raise _translated(error, run_id) from None
-    status = RunStatus.completed if event["type"] == "agent.completed" else RunStatus.escalated
-    return Ended(status, event, handoff=event["payload"].get("handoff", ""))
+    status = RunStatus.escalated if event["type"] == "agent.escalated" else RunStatus.completed
+    return Ended(status, event, handoff=event.get("payload", {}).get("handoff", ""))
 
 
 def _translated(error: RPCError, run_id: str) -> Exception:

@@ -114,6 +114,26 @@ class FetchSettings(Edge):
     allow_hosts: tuple[str, ...] = ()
 
 
+class OutboxSettings(Edge):
+    """How messages go out: "log" writes them to outbound.jsonl in PERDURE_HOME, "http" POSTs them to `url`.
+
+    `effect` is "keyed" where that honours `Idempotency-Key`: then a message is sent until it is taken.
+    """
+
+    kind: Literal["log", "http"] = "log"
+    url: str | None = Field(default=None, pattern=r"^https?://")
+    effect: Literal[Effect.once, Effect.keyed] = Effect.once
+    timeout: Duration = timedelta(seconds=30)
+
+    @model_validator(mode="after")
+    def _goes_somewhere(self) -> Self:
+        if (self.kind == "http") != (self.url is not None):
+            raise ValueError('kind = "http" needs a url, and kind = "log" takes none')
+        if self.kind == "log" and self.effect is Effect.keyed:
+            raise ValueError('a log file honours no keys: effect = "keyed" is for kind = "http"')
+        return self
+
+
 class PriceSettings(Edge):
     """USD per million tokens, in place of what is known of the model."""
 
@@ -131,6 +151,7 @@ class ProjectFile(Edge):
     fetch: FetchSettings = FetchSettings()
     limits: LimitOverrides = LimitOverrides()
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
+    outbox: OutboxSettings = OutboxSettings()
 
 
 class _FrontMatter(Edge):
@@ -254,9 +275,10 @@ def _exports_spans(env: Mapping[str, str]) -> bool:
 
 
 def _urls(file: ProjectFile) -> dict[str, str]:
-    """Where tools are, by the name of the setting: some have a password in them."""
+    """Where tools and the outbox are, by the name of the setting: some have a password in them."""
     urls = {name: getattr(tool, "url", None) for name, tool in file.tools.items()}
-    return {f"tools.{name}.url": url for name, url in urls.items() if url}
+    named = {f"tools.{name}.url": url for name, url in urls.items() if url}
+    return named | ({"outbox.url": file.outbox.url} if file.outbox.url else {})
 
 
 def _codec(env: Mapping[str, str]) -> AesGcmCodec | None:

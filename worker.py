@@ -27,10 +27,12 @@ from activities.context import Summaries
 from activities.conversation import Conversations
 from activities.fetch import FetchTool
 from activities.files import ListFiles, ReadFile, WriteFile
+from activities.followup import FollowUps
 from activities.http_tool import HttpTool
 from activities.inherit import Inheritances
 from activities.model import MessagesModel
 from activities.observation import Observation
+from activities.outbox import LogOutbox, Outbox, WebhookOutbox
 from activities.price import Price
 from activities.project import Project
 from activities.python_tool import BadTarget, PythonTool
@@ -65,14 +67,16 @@ from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
 from workflows.agent_run import AgentRun
 from workflows.confidential import Confidential
 from workflows.conversation import Conversation
+from workflows.followup import FollowUp
 from workflows.reconcile import Reconcile
+from workflows.topic import EventTopic
 from workflows.unknown import Unknown
 
 GRACE = timedelta(seconds=30)  # SIGTERM is no cancel: what runs is finished within this
 RECOVERY = timedelta(seconds=1)  # a killed worker's runs are picked up by another after this
 SHOWN_WITHIN = timedelta(milliseconds=200)  # a partial answer reaches a watcher
 
-WORKFLOWS: tuple[type, ...] = (AgentRun, Conversation, Reconcile, Unknown)
+WORKFLOWS: tuple[type, ...] = (AgentRun, Conversation, FollowUp, EventTopic, Reconcile, Unknown)
 
 
 def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
@@ -96,7 +100,13 @@ def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
         window=settings.file.model.window,
         summary_model=settings.file.model.summary,
         secrets=settings.secrets,
+        outbox=_outbox(settings, client),
     )
+
+
+def _outbox(settings: Settings, client: httpx.AsyncClient) -> Outbox:
+    out = settings.file.outbox
+    return WebhookOutbox(out.url, out.effect, out.timeout, client) if out.url else LogOutbox(settings.home)
 
 
 def _prompt(name: str) -> str:
@@ -170,6 +180,7 @@ def build(  # noqa: PLR0913 - what a worker is made of
     runs = Runs(client, transcripts, project)
     inheritances = Inheritances(client, transcripts, project)
     conversations = Conversations(client, transcripts, project)
+    follow_ups = FollowUps(client, project)
     reconciliations = Reconciliations(client, project.stores, task_queue)
     return Worker(
         client,
@@ -187,6 +198,11 @@ def build(  # noqa: PLR0913 - what a worker is made of
             conversations.answer_turn,
             reconciliations.reconcile,
             Standings(client).watch_run,
+            follow_ups.command_follow_up,
+            follow_ups.subscribe_task,
+            follow_ups.notify,
+            follow_ups.resume_work,
+            follow_ups.close_follow_up,
         ],
         workflow_runner=workflow_runner(),
         interceptors=[Observation(), *observers, Redaction(project.secrets), *_told(client)],

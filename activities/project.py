@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from activities.claude import summary_model_of, window_of
+from activities.outbox import Outbox
 from activities.price import Price
 from activities.secrets import NO_SECRETS, Secrets
 from activities.store import LocalStores, Stores
@@ -39,6 +40,7 @@ class Project:
         return self.remote or LocalStores(self.workspaces)
 
     secrets: Secrets = NO_SECRETS
+    outbox: Outbox | None = None  # by which messages go out
 
     def window_of(self, model: str) -> int:
         """The context window, in tokens: as the project sets it, else as the model is known to have it."""

@@ -11,6 +11,11 @@ thrash      does the run go in circles, and what is done about it
 context     what of a long conversation the model is shown, and how full its window is
 recovery    what is done about a full window, rung by rung
 resume      how a run goes on from another one
+followup    a follow-up's state machine: when its tasks are resolved, and when the work goes on
+followup_told  its events, the request that resumes the work, and what people read of it
+following   the `workflow_*` tools -> the source's commands
+topic       what a topic keeps, whom it tells, and when it is over
+kinds       the kinds of task (kind: what one is; kind_reply, kind_prompt, kind_wait, kind_notify)
 correlate   what a `tool_result` means to this run (A5)
 question    which answers a question takes
 transcript  the conversation as a hash chain of parts

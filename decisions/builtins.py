@@ -4,15 +4,20 @@ from datetime import timedelta
 from typing import Any
 
 from contracts.agent import ToolSchema
+from contracts.followup import Completion
 from contracts.tool import Effect, ToolKind, ToolRoute
+from decisions.kinds import KINDS
 
 FINISH, REFRAME, ESCALATE, ASK_HUMAN = "finish", "reframe", "escalate", "ask_human"
 GET_JOURNAL, UPDATE_JOURNAL = "get_run_journal", "update_run_journal"
 APPEND_JOURNAL = "append_run_journal_entry"
+WORKFLOW_CREATE, WORKFLOW_TASK_CREATE = "workflow_create", "workflow_task_create"
+WORKFLOW_WAIT_FOR_REPLY = "workflow_wait_for_reply"
 
 # Settled after the other calls of their turn, since they judge what those brought.
 CONTROL = (FINISH, ESCALATE, REFRAME)
 JOURNAL = (GET_JOURNAL, UPDATE_JOURNAL, APPEND_JOURNAL)
+FOLLOW_UP = (WORKFLOW_CREATE, WORKFLOW_TASK_CREATE, WORKFLOW_WAIT_FOR_REPLY)
 
 TEXT_SECTIONS = ("objective", "current_state", "handoff_next_action")
 LIST_SECTIONS = ("verified_findings", "decisions", "artifacts", "open_questions", "blockers")
@@ -109,13 +114,84 @@ SCHEMAS = (
             "required": ["section", "entry"],
         },
     ),
+    ToolSchema(
+        name=WORKFLOW_CREATE,
+        description=(
+            "Create a follow-up: tasks that resolve later, after this run has ended. When they have, a new request "
+            "goes on with the work, in the session of resumeTarget. Add its tasks, then end this run."
+        ),
+        input_schema={
+            "type": "object",
+            "properties": {
+                "definition": {
+                    "type": "object",
+                    "properties": {
+                        "summary": _text("What is being done and what is waited for; nothing else is known on resume."),
+                        "completion": {
+                            "type": "string",
+                            "enum": list(Completion),
+                            "description": "Resume after all tasks (the default), or after any of them.",
+                        },
+                        "resumeTarget": {
+                            "type": "object",
+                            "properties": {
+                                "session_id": _text("The session to go on in; this one by default."),
+                                "request_client": _text("Its platform, e.g. discord."),
+                                "mention_user_id": _text("Who is to be mentioned there."),
+                            },
+                        },
+                        "origin": {"type": "object", "description": "By default this run's own request."},
+                        "version": {"type": "integer", "enum": [2]},
+                    },
+                    "required": ["summary"],
+                }
+            },
+            "required": ["definition"],
+        },
+    ),
+    ToolSchema(
+        name=WORKFLOW_TASK_CREATE,
+        description="Add a task to a follow-up. After the timeoutMs of its input, if any, the work goes on without it.",
+        input_schema={
+            "type": "object",
+            "properties": {
+                "workflowId": _text("As workflow_create returned it."),
+                "kind": {"type": "string", "enum": list(KINDS)},
+                "description": _text("What is waited for, understandable without the conversation."),
+                "input": {
+                    "type": "object",
+                    "description": "By kind. " + ". ".join(f"{kind.name}: {kind.about}" for kind in KINDS.values()),
+                },
+            },
+            "required": ["workflowId", "kind", "description", "input"],
+        },
+    ),
+    ToolSchema(
+        name=WORKFLOW_WAIT_FOR_REPLY,
+        description=(
+            "Wait for a reply to a Discord message, after this run has ended. Without workflowId a follow-up is "
+            "created for it, which goes on with the work in this session."
+        ),
+        input_schema={
+            "type": "object",
+            "properties": {
+                "workflowId": _text("A follow-up to add it to, if any."),
+                "description": _text("What is waited for, understandable without the conversation."),
+                "channelId": _text("The channel of the message."),
+                "messageId": _text("The message; only a reply to it counts."),
+                "fromUserId": _text("Only a reply of this user counts."),
+                "timeoutMs": {"type": "integer", "description": "Go on without a reply after this time."},
+            },
+            "required": ["description", "channelId", "messageId"],
+        },
+    ),
 )
 
 ROUTES = tuple(
     ToolRoute(
         name=schema.name,
         kind=ToolKind.builtin,
-        effect=Effect.read,
+        effect=Effect.keyed if schema.name in FOLLOW_UP else Effect.read,
         timeout=timedelta(seconds=1),
         takes_step=schema.name not in (*CONTROL, *JOURNAL),
     )

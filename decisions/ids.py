@@ -4,8 +4,11 @@ import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
+from urllib.parse import quote
 
 RESUMED = ".r"
+FOLLOW_UP = "wf:"
+MOST_KEY = 400  # characters of a topic's key; a longer one is its digest
 
 
 def run_workflow_id(run_id: str) -> str:
@@ -15,6 +18,11 @@ def run_workflow_id(run_id: str) -> str:
 def run_id_of(workflow_id: str) -> str:
     """The id after `run:`; a workflow started under another id is its own run id."""
     return workflow_id.removeprefix("run:")
+
+
+def addressed(named: str) -> str:
+    """The workflow that a person names: a run by its id, a follow-up as `wf:<workflowId>`."""
+    return named if named.startswith(FOLLOW_UP) else run_workflow_id(run_id_of(named))
 
 
 def conversation_workflow_id(conversation_id: str) -> str:
@@ -30,6 +38,45 @@ def turn_run_id(conversation_id: str, request_id: str) -> str:
     """A request that comes again finds its run again, also after its lane has forgotten it."""
     named = f"{conversation_id}\0{request_id}".encode("utf-8", "surrogatepass")
     return "c-" + blake2b(named, digest_size=10).hexdigest()
+
+
+def follow_up_workflow_id(workflow_id: str) -> str:
+    """Of a FollowUp, whose own `workflowId` is the source's name for it. Also the id of its store."""
+    return FOLLOW_UP + workflow_id
+
+
+def follow_up_id(run_id: str, step: int) -> str:
+    """Of the follow-up that a run creates in a step: the same however often the step is made."""
+    return "f-" + _short("follow-up", run_id, step)
+
+
+def task_id(run_id: str, step: int) -> str:
+    return "t-" + _short("task", run_id, step)
+
+
+def _short(what: str, run_id: str, step: int) -> str:
+    named = f"{what}\0{run_id}\0{step}".encode("utf-8", "surrogatepass")
+    return blake2b(named, digest_size=6).hexdigest()
+
+
+def resume_request_id(workflow_id: str, seq: int) -> str:
+    """Of the request by which a follow-up resumes the work; never of the form `discord:…` (E6)."""
+    return f"wf:{workflow_id}:{seq}"
+
+
+def notify_key(workflow_id: str, task: str) -> str:
+    """The idempotency key of an outbound message."""
+    return f"workflow:{workflow_id}:task:{task}:notify"
+
+
+def topic_key(platform: str, channel: str, message: str) -> str:
+    """Of the place where replies to a message, and who waits for them, meet."""
+    key = ":".join(quote(part, safe="", errors="surrogatepass") for part in (platform, channel, message))
+    return key if len(key) <= MOST_KEY else blake2b(key.encode(), digest_size=16).hexdigest()
+
+
+def topic_workflow_id(key: str) -> str:
+    return f"topic:{key}"
 
 
 def run_id_for(dedupe_key: str) -> str:

@@ -30,7 +30,7 @@ ORDER = (
     ("session", "terminal"),
     ("follow", "doctor"),
     ("command",),
-    ("people", "chat"),
+    ("people", "chat", "event"),
     ("cli",),
 )
 

@@ -13,6 +13,10 @@ closing       the end of a turn, and the look for circles
 fate          what became of an activity that failed
 halt          how a run is stopped from outside without cutting an effect in half
 handlers      how signals, updates and queries read their one argument
+followup      `FollowUp`: tasks that resolve later; then a new request enters a lane
+topic         `EventTopic`: where an event and the task that waits for it meet
+live_followup a follow-up while a worker has it in memory
+following     the `workflow_*` tools
 reconcile     `Reconcile`: a look at all runs of the task queue, every five minutes
 policies      timeouts and retries, each with its why
 attributes    the search attributes

@@ -14,7 +14,7 @@ from contracts.run import Call
 from contracts.signals import Decision
 from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, ToolRoute, failed
 from decisions import loop, narrate
-from decisions.builtins import ASK_HUMAN, CONTROL, JOURNAL
+from decisions.builtins import ASK_HUMAN, CONTROL, FOLLOW_UP, JOURNAL
 from decisions.calls import needs_approval, question_in
 from decisions.loop import IN_DOUBT
 from decisions.resume import origin_of
@@ -22,6 +22,7 @@ from workflows import events
 from workflows.asking import direction
 from workflows.confidential import readable
 from workflows.fate import Fate, fate, told
+from workflows.following import follow_up
 from workflows.live_run import LiveRun
 from workflows.policies import HEARTBEAT, MOST_LOST, TOOL_RETRIES, WAIT_FOR_END
 
@@ -54,6 +55,8 @@ async def _settle(run: LiveRun, call: Call) -> None:
 async def _carry_out(run: LiveRun, call: Call) -> ToolOutcome:
     if call.tool == ASK_HUMAN:
         return await _ask(run, call)
+    if call.tool in FOLLOW_UP:
+        return await follow_up(run, call)
     if needs_approval(run.state, call):
         approved = await _approve(run, call)
         if isinstance(approved, ToolOutcome):

@@ -6,10 +6,12 @@ would make the server end the run, so every text is cut.
 
 from typing import Any
 
-from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+from temporalio.common import SearchAttributeKey, SearchAttributePair, SearchAttributeUpdate, TypedSearchAttributes
 
+from contracts.followup import FollowUpState, State
 from contracts.question import Question, QuestionKind
-from contracts.run import RunState
+from contracts.run import RunState, RunStatus
+from decisions import followup, followup_told
 from decisions.narrate import cut, waiting_for
 from workflows.confidential import is_confidential
 
@@ -50,6 +52,38 @@ def of(state: RunState) -> TypedSearchAttributes:
         pairs.append(SearchAttributePair(PENDING_TOOLS, [cut(tool, MOST) for tool in outside[:20]]))
     if state.cost_usd:
         pairs.append(SearchAttributePair(COST_USD, state.cost_usd))
+    return TypedSearchAttributes(pairs)
+
+
+def changes(shown: TypedSearchAttributes, new: TypedSearchAttributes) -> list[SearchAttributeUpdate[Any]]:
+    """What has to be upserted, so that `new` is shown."""
+    changed: list[SearchAttributeUpdate[Any]] = []
+    for key in KEYS:
+        value = new.get(key)
+        if value is None and shown.get(key) is not None:
+            changed.append(key.value_unset())
+        elif value is not None and value != shown.get(key):
+            changed.append(key.value_set(value))
+    return changed
+
+
+_ENDS = {
+    State.resolved: RunStatus.completed,
+    State.failed: RunStatus.failed,
+    State.cancelled: RunStatus.cancelled,
+}
+
+
+def of_follow_up(state: FollowUpState) -> TypedSearchAttributes:
+    """The attributes of a follow-up, in the words of runs: it is listed among them."""
+    waits = RunStatus.waiting_on_human if followup.questions(state) else RunStatus.waiting_on_tool
+    status = _ENDS.get(state.state, waits if state.tasks else RunStatus.queued)
+    pairs: list[SearchAttributePair[Any]] = [
+        SearchAttributePair(AGENT_STATUS, status.value),
+        SearchAttributePair(CONVERSATION_ID, cut(state.definition.resume_target.session_id, MOST)),
+    ]
+    if about := followup_told.waiting_for(state, is_confidential=is_confidential()):
+        pairs.append(SearchAttributePair(WAITING_FOR, about))
     return TypedSearchAttributes(pairs)
 
 

@@ -46,7 +46,7 @@ from decisions.narrate import cut, markdown
 from workflows.attributes import CONVERSATION_ID
 from workflows.halt import Halt
 from workflows.handlers import invalid, read, read_optional
-from workflows.policies import ANSWER, WATCH
+from workflows.policies import ANSWER, WATCHING
 
 Run = ChildWorkflowHandle[Any, Any]
 NEVER_BEGAN = (RunFailure.invalid_input, RunFailure.unknown_agent, RunFailure.bad_project)
@@ -174,7 +174,7 @@ class Conversation:
             Standings.watch_run,
             ids.run_workflow_id(message.run_id),
             summary=f"wait for run {message.run_id}",
-            **WATCH,
+            **WATCHING,
         )
         ends = {
             Standing.completed: TurnEnd.completed,

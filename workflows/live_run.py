@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import SearchAttributeUpdate, TypedSearchAttributes
+from temporalio.common import TypedSearchAttributes
 
 from contracts.agent import DEFAULT_AGENT
 from contracts.conversation import SteerRequest
@@ -101,14 +101,7 @@ class LiveRun:
         """Changes the status, and the search attributes with it: at the price of one event."""
         self.update(status=status, **changes)
         new = attributes.of(self.state)
-        changed: list[SearchAttributeUpdate[Any]] = []
-        for key in attributes.KEYS:
-            value = new.get(key)
-            if value is None and self._shown.get(key) is not None:
-                changed.append(key.value_unset())
-            elif value is not None and value != self._shown.get(key):
-                changed.append(key.value_set(value))
-        if changed:
+        if changed := attributes.changes(self._shown, new):
             workflow.upsert_search_attributes(changed)
         self._shown = new
         self.tell()

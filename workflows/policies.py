@@ -56,8 +56,8 @@ SUMMARY_MARGIN = timedelta(minutes=2)
 # Only with this the run hears how an activity ended that it asked to stop.
 WAIT_FOR_END = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 
-# To wait for a run is to look again and again; each look is short.
-WATCH: dict[str, Any] = {
+# The wait for the end of a run: each attempt is a look, and says itself when the next one is due.
+WATCHING: dict[str, Any] = {
     "start_to_close_timeout": timedelta(seconds=20),
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=5)),
 }

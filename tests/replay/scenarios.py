@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from temporalio.api.enums.v1 import EventType
 from temporalio.exceptions import ApplicationError
@@ -18,7 +19,9 @@ from temporalio.exceptions import ApplicationError
 from activities.ledger import Entry
 from activities.price import Price
 from activities.store import LocalStore
+from activities.topic import publish
 from contracts.tool import Approval, Effect, ToolKind, ToolOutcome
+from contracts.topic import Event
 from runs import ended, fork, resume
 from testkit.model_server import Answer, Reply, Script, Slow, calls, fails, says, slow
 from testkit.tools import ScriptedTool
@@ -27,6 +30,7 @@ from tests.workflows.conftest import Run, World
 Play = Callable[[World, Run], Awaitable[None]]
 Tool = Callable[[], ScriptedTool]
 
+REPLIES = "discord.wait_for_reply"
 GOAL = {"type": "agentic.start", "payload": {"goal": "do it"}}
 FINISH = calls(("finish", {"outcome": "done", "artifacts": ["artifacts/a.md"]}))
 LOOK = calls(("look", {"at": "x"}), text="Frame: see.\nPlan: look.")
@@ -310,6 +314,115 @@ def reading(summary: Reply | Slow) -> Callable[[dict[str, Any]], Answer]:
     return script
 
 
+REPLY = {
+    "platform": "discord",
+    "channelId": "dm-b",
+    "messageId": "r",
+    "userId": "B",
+    "text": "Friday",
+    "ts": 1_700_000_000_000,
+}
+
+
+def reply_to(message: str, **fields: Any) -> dict[str, Any]:
+    raw = {"discord": {"replyToMessageId": message}}
+    return {"type": "evt.adapter.message.created", "data": {**REPLY, "raw": raw, **fields}}
+
+
+def task(workflow_id: str, kind: str, task_id: str = "t1", **given: Any) -> dict[str, Any]:
+    data = {"workflowId": workflow_id, "taskId": task_id, "kind": kind, "description": "d", "input": given}
+    return {"type": "cmd.workflow.task.create", "data": data}
+
+
+def follows(kind: str = "", run_id: str | None = None, **given: Any) -> Callable[[World], Awaitable[Run]]:
+    """A follow-up with its first task, if any; where that waits for a reply, to the message that it is named for."""
+
+    async def begin(it: World) -> Run:
+        name = uuid4().hex[:12]
+        target = {"session_id": name, "request_client": "discord"}
+        definition = {"origin": target, "resumeTarget": target, "summary": "Lunch with B.", "completion": "all"}
+        data = {"workflowId": name, "definition": definition, "runId": run_id}
+        about = {"channelId": "dm-b", "messageId": name} if kind == REPLIES else {}
+        run: Run = await it.client.start_workflow(
+            "FollowUp",
+            {"type": "cmd.workflow.create", "headers": target, "data": data},
+            id=f"wf:{name}",
+            task_queue=it.queue,
+            start_signal="task_create" if kind else None,
+            start_signal_args=[task(name, kind, **about, **given)] if kind else [],
+        )
+        it.started.append(run.id)
+        return run
+
+    return begin
+
+
+async def is_blocked(it: World, run: Run) -> None:
+    async def waits() -> bool:
+        state = await it.state(run)
+        return bool(state["tasks"]) and all(each["state"] == "blocked" for each in state["tasks"])
+
+    await it.until(waits)
+
+
+async def replies_and_answers(it: World, run: Run) -> None:
+    """After bad signals, and with one task more."""
+    name = run.id.removeprefix("wf:")
+    await is_blocked(it, run)
+    await run.signal("task_resolved", {"no": "such field"})
+    await run.signal("no_such_signal", {})
+    await run.execute_update("create_task", task(name, "prompt", "t2", text="Go?"))
+    await run.execute_update("create_task", task(name, "prompt", "t3", text="When?"))
+    await is_blocked(it, run)
+    await run.signal("human_input", {"text": "noon", "question_id": "t3"})
+    for _ in range(2):
+        await publish(it.client, it.queue, Event.model_validate(reply_to(name)))
+    await run.execute_update("answer", {"text": "yes"})
+
+
+def gives_up(door: str) -> Play:
+    async def play(it: World, run: Run) -> None:
+        await is_blocked(it, run)
+        await (run.cancel() if door == "native" else run.signal("cancel"))
+
+    return play
+
+
+async def bothers_a_follow_up(it: World, run: Run) -> None:
+    """Until its history is long; then the reply."""
+    name = run.id.removeprefix("wf:")
+    await is_blocked(it, run)
+    for number in range(60):
+        await run.signal("task_resolved", {"taskId": "t1", "event": reply_to("another", messageId=f"r{number}")})
+        await it.state(run)
+    await publish(it.client, it.queue, Event.model_validate(reply_to(name)))
+
+
+async def topic_of_a_follow_up(it: World) -> Run:
+    """The topic that meets a follow-up."""
+    run = await follows(REPLIES)(it)
+    await is_blocked(it, run)
+    return it.client.get_workflow_handle(f"topic:discord:dm-b:{run.id.removeprefix('wf:')}")
+
+
+async def meets(it: World, run: Run) -> None:
+    message = run.id.rpartition(":")[2]
+    await run.signal("no_such_signal")
+    await publish(it.client, it.queue, Event.model_validate(reply_to(message)))
+    await it.client.get_workflow_handle(f"wf:{message}").result()
+    await run.cancel()  # or it would wait for another event, a day long
+
+
+async def topic_without_a_subscriber(it: World) -> Run:
+    """The one who waits has gone, and the time to live has passed: the first event ends it."""
+    key = uuid4().hex[:12]
+    left = {"subscriber": f"wf:{key}", "taskId": "t1"}
+    event = Event.model_validate(reply_to("m")).model_dump(mode="json", exclude_none=True)
+    carried = {"type": "topic.continue", "key": key, "ends_at": 1, "subscriptions": [left], "events": [event]}
+    run: Run = await it.client.start_workflow("EventTopic", carried, id=f"topic:{key}", task_queue=it.queue)
+    return run
+
+
 SCENARIOS = (
     # completed
     Scenario("finished", "completed", [LOOK, FINISH], (look,)),
@@ -453,6 +566,43 @@ SCENARIOS = (
     ),
     # beside the runs
     Scenario("reconciled", "reported", [], args=({"after": ""},), type="Reconcile"),
+    # follow-ups, and the topics where they meet events
+    Scenario(
+        "waits-for-a-reply",
+        "completed",
+        [calls(("workflow_wait_for_reply", {"description": "B", "channelId": "c", "messageId": "m"})), FINISH],
+    ),
+    Scenario(
+        "follow-up-resumed",
+        "completed",
+        [],
+        type="FollowUp",
+        begins=follows(REPLIES, "nobody"),
+        play=replies_and_answers,
+    ),
+    Scenario("follow-up-timed-out", "completed", [], type="FollowUp", begins=follows(REPLIES, timeoutMs=50)),
+    Scenario("follow-up-notified", "completed", [], type="FollowUp", begins=follows("notify", channelId="c", text="x")),
+    Scenario("follow-up-without-tasks", "failed NoTasks", [], type="FollowUp", begins=follows("", "nobody")),
+    Scenario("follow-up-cancelled", "cancelled", [], type="FollowUp", begins=follows(REPLIES), play=gives_up("signal")),
+    Scenario(
+        "follow-up-cancelled-natively",
+        "cancelled",
+        [],
+        type="FollowUp",
+        begins=follows(REPLIES),
+        play=gives_up("native"),
+    ),
+    Scenario(
+        "follow-up-rotated",
+        "completed",
+        [],
+        type="FollowUp",
+        begins=follows(REPLIES),
+        play=bothers_a_follow_up,
+        rotates=True,
+    ),
+    Scenario("topic-met", "cancelled", [], type="EventTopic", begins=topic_of_a_follow_up, play=meets),
+    Scenario("topic-over", "over", [], type="EventTopic", begins=topic_without_a_subscriber),
     # from other runs
     Scenario("resumed", "completed", [LOOK, fails(401, then=FINISH)], (look,), begins=resumes),
     Scenario("forked", "completed", [LOOK, FINISH], (look,), begins=forks),

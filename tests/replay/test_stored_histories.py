@@ -14,12 +14,15 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
+from activities.followup import FollowUps
 from activities.inherit import Inheritances
 from activities.reconcile import Reconciliations
 from activities.run import Runs
+from activities.standing import Standings
 from activities.tool import ToolCalls
 from activities.turn import Turns
 from contracts.failures import Escalation, RunFailure
+from contracts.followup import FollowUpFailure
 from contracts.run import RunStatus
 from converter import data_converter
 from decisions.question import DECISIONS
@@ -28,11 +31,14 @@ from tests.replay.record import HISTORIES, SUFFIX, this_version
 from tests.replay.scenarios import SCENARIOS
 from worker import WORKFLOWS, workflow_runner
 from workflows.agent_run import AgentRun
+from workflows.followup import FollowUp
+from workflows.topic import EventTopic
 
 WAITS = ("Which one?", "approve charge", "settle charge", "settle the changed definition")
 FILES = sorted(HISTORIES.glob(f"*/*{SUFFIX}"))
 OURS = [path for path in FILES if path.parent.name == this_version()]
 OTHER = "of no known name"
+SPOKEN_TO = [workflow._Definition.must_from_class(each) for each in (AgentRun, FollowUp, EventTopic)]
 RERECORD = "make histories records what is missing (and add a scenario first, where none goes there)"
 
 
@@ -89,10 +95,9 @@ NOT_RECORDED = {"failed BadProject", "status queued", "status timed_out"}
 
 def wanted() -> set[str]:
     """Read from the tables that the code itself goes by, so that whatever is added there is asked for here."""
-    agent_run = workflow._Definition.must_from_class(AgentRun)
     activities = [
         definition.name
-        for owner in (Turns, ToolCalls, Runs, Inheritances, Reconciliations)
+        for owner in (Turns, ToolCalls, Runs, Inheritances, Reconciliations, FollowUps, Standings)
         for method in vars(owner).values()
         if (definition := activity._Definition.from_callable(method))
     ]
@@ -109,10 +114,10 @@ def wanted() -> set[str]:
         "timer canceled",
         *(f"activity {name}" for name in activities),
         *(f"workflow {name}" for each in WORKFLOWS if (name := workflow._Definition.must_from_class(each).name)),
-        *(f"signal {name or OTHER}" for name in agent_run.signals),
-        *(f"update {name}" for name in agent_run.updates),
+        *(f"signal {name or OTHER}" for each in SPOKEN_TO for name in each.signals),
+        *(f"update {name}" for each in SPOKEN_TO for name in each.updates),
         *(f"escalated {reason}" for reason in Escalation),
-        *(f"failed {kind}" for kind in RunFailure),
+        *(f"failed {kind}" for kind in (*RunFailure, *FollowUpFailure)),
         *(f"status {status}" for status in RunStatus),
         *(f"waits human: {about}" for about in WAITS),
         *(f"decision {decision}" for decisions in DECISIONS.values() for decision in decisions),
@@ -142,7 +147,7 @@ PLAIN = {
 
 
 def _signal(signal: Any) -> Iterator[str]:
-    known = workflow._Definition.must_from_class(AgentRun).signals
+    known = {name for each in SPOKEN_TO for name in each.signals}
     yield f"signal {signal.signal_name if signal.signal_name in known else OTHER}"
     yield from _decision(signal.input)
 
@@ -171,7 +176,7 @@ def _completed(completed: Any) -> Iterator[str]:
     event = json.loads(completed.result.payloads[0].data)
     if "type" not in event:
         return  # a report
-    yield " ".join([event["type"].removeprefix("agent."), event["payload"].get("reason", "")]).strip()
+    yield " ".join([event["type"].removeprefix("agent."), event.get("payload", {}).get("reason", "")]).strip()
 
 
 TOLD: dict[str, Callable[[Any], Iterable[str]]] = {

@@ -1,0 +1,194 @@
+"""What a follow-up needs from outside: its start, its topics, its messages, and the lane where the work goes on."""
+
+import asyncio
+from contextlib import suppress
+from datetime import timedelta
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowUpdateFailedError
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.effect import GRACE, final, within
+from activities.heartbeat import beating
+from activities.ledger import Doubtful, Entry, LedgerUnavailable, Recorded
+from activities.outbox import Outbox
+from activities.project import Project
+from activities.redaction import redacted
+from activities.toolkit import TransientFailure
+from activities.topic import subscribe
+from contracts.failures import Stop, ToolFault
+from contracts.followup import (
+    CloseFollowUp,
+    CreateCommand,
+    FollowUpCommands,
+    NotifyRequest,
+    Outbound,
+    ResumeWork,
+    SubscribeRequest,
+    TaskCommand,
+)
+from contracts.tool import Effect, ToolOutcome, failed
+from contracts.topic import Subscription
+from decisions import ids
+from decisions.following import shown
+from decisions.narrate import cut, markdown
+
+NOTIFY = "notify"
+MOST_SENDS = 8  # attempts at an outbox that honours keys, over some two minutes
+MOST_WAIT = 60.0  # seconds that a server's `retry-after` may ask for
+ACCEPTED_WITHIN = timedelta(seconds=20)
+NO_OUTBOX = failed(ToolFault.tool_error, "this worker's project has no outbox")
+MAY_BE_SENT = failed(ToolFault.in_doubt, "its worker was lost while it was sent: it may have been sent, or not")
+
+
+class FollowUps:
+    def __init__(self, client: Client, project: Project) -> None:
+        self._client = client
+        self._project = project
+        self._at_work: set[str] = set()  # keys of the messages that are being sent here
+
+    @activity.defn
+    async def command_follow_up(self, commands: FollowUpCommands) -> ToolOutcome:
+        """Creates a follow-up, adds a task, or both; made again it changes nothing. The result names the ids."""
+        if commands.create is not None:
+            await self._create(commands.create, commands.task)
+        elif commands.task is not None and (why := await self._refusal(commands.task)):
+            return failed(ToolFault.invalid_arguments, why)
+        return ToolOutcome(result=shown(commands))
+
+    async def _create(self, create: CreateCommand, task: TaskCommand | None) -> None:
+        with suppress(WorkflowAlreadyStartedError):  # by an attempt before this one; it is over by now
+            await self._client.start_workflow(
+                "FollowUp",
+                _json(create),
+                id=ids.follow_up_workflow_id(create.data.workflow_id),
+                task_queue=activity.info().task_queue,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                static_summary=markdown(cut(create.data.definition.summary, 200)),
+                start_signal="task_create" if task else None,
+                start_signal_args=[_json(task)] if task else [],
+            )
+
+    async def _refusal(self, task: TaskCommand) -> str | None:
+        """Why the follow-up does not take the task. None where it does, or did before."""
+        named = task.data.workflow_id
+        handle = self._client.get_workflow_handle(ids.follow_up_workflow_id(named))
+        try:
+            await handle.execute_update("create_task", _json(task), id=task.data.task_id, rpc_timeout=ACCEPTED_WITHIN)
+        except WorkflowUpdateFailedError as refused:
+            return refused.cause.message if isinstance(refused.cause, ApplicationError) else str(refused.cause)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            over = "has ended: create another one" if "already completed" in error.message else "does not exist"
+            return f"follow-up {named[:100]} {over}"
+        return None
+
+    @activity.defn
+    async def subscribe_task(self, request: SubscribeRequest) -> None:
+        """Lets a topic know of a task of the follow-up that calls this. Over again it changes nothing."""
+        wanted = Subscription(subscriber=_self(), task_id=request.task_id, expires_at=request.expires_at)
+        await subscribe(self._client, activity.info().task_queue, request.topic, wanted)
+
+    @activity.defn
+    async def notify(self, request: NotifyRequest) -> ToolOutcome:
+        """Sends one message: once, or, where the outbox honours keys, as often as it takes."""
+        outbox = self._project.outbox
+        if outbox is None:
+            return NO_OUTBOX
+        key = ids.notify_key(_self().removeprefix("wf:"), request.task_id)
+        async with beating(lambda: key):
+            if outbox.effect is Effect.once:
+                return await self._once(outbox, request, key)
+            try:
+                return redacted(await outbox.send(request.message, key), self._project.secrets)
+            except TransientFailure as passing:
+                if activity.info().attempt >= MOST_SENDS:
+                    return redacted(failed(passing.kind, passing.message), self._project.secrets)
+                asked = None if passing.retry_after is None else min(max(passing.retry_after, 0.0), MOST_WAIT)
+                wait = None if asked is None else timedelta(seconds=asked)
+                raise ApplicationError(passing.message, type=passing.kind, next_retry_delay=wait) from None
+
+    async def _once(self, outbox: Outbox, request: NotifyRequest, key: str) -> ToolOutcome:
+        """Claim, send, record. What was claimed before is looked up, not sent."""
+        page = self._page(request, key)
+        try:
+            await asyncio.to_thread(self._project.workspace(_self()).create)  # a follow-up has none before
+            claimed = await asyncio.to_thread(page.claim, NOTIFY, outbox.timeout + GRACE)
+        except (LedgerUnavailable, OSError) as unavailable:
+            raise ApplicationError(str(unavailable), type=Stop.not_begun) from None
+        if isinstance(claimed, Doubtful):
+            claimed = await page.settled(claimed, self._at_work, activity.is_cancelled)
+        if isinstance(claimed, Recorded):
+            return claimed.outcome
+        if isinstance(claimed, Doubtful):
+            return MAY_BE_SENT
+        if claimed.has_lapsed:
+            outcome = failed(ToolFault.interrupted, "not sent: its worker stood still before it began")
+        else:
+            outcome = await self._sent(outbox, request.message, key)
+        try:
+            await asyncio.to_thread(page.record, outcome)
+        except OSError as error:  # history will have the outcome, unless this worker dies within the moment
+            activity.logger.warning("the outcome of %s is not in the ledger: %s", key, error)
+        return outcome
+
+    async def _sent(self, outbox: Outbox, message: Outbound, key: str) -> ToolOutcome:
+        self._at_work.add(key)
+        try:
+            outcome = await final(within(outbox.timeout, outbox.send(message, key)))
+            return redacted(outcome, self._project.secrets)
+        finally:
+            self._at_work.discard(key)
+
+    def _page(self, request: NotifyRequest, key: str) -> Entry:
+        return Entry(
+            store=self._project.stores.of(_self()),
+            key=key,
+            step=request.number,
+            execution=request.execution,
+            call=ids.call_digest(NOTIFY, request.message.model_dump(mode="json")),
+        )
+
+    @activity.defn
+    async def resume_work(self, work: ResumeWork) -> None:
+        """A new request for a lane, which knows one that comes again."""
+        await self._client.start_workflow(
+            "Conversation",
+            {"conversation_id": work.session_id},
+            id=ids.conversation_workflow_id(work.session_id),
+            task_queue=activity.info().task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            start_signal="request",
+            start_signal_args=[work.request.model_dump(mode="json", exclude_none=True, exclude_defaults=True)],
+        )
+
+    @activity.defn
+    async def close_follow_up(self, request: CloseFollowUp) -> None:
+        """Ends its subscriptions, wherever a topic still knows them; and cancels it with the server, where asked."""
+        info = activity.info()
+        for each in request.subscriptions:
+            ended = Subscription(subscriber=_self(), task_id=each.task_id, expires_at=0)
+            topic = self._client.get_workflow_handle(ids.topic_workflow_id(each.topic))
+            try:
+                await topic.signal("subscribe", ended.model_dump(mode="json"))
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:
+                    raise
+        if request.cancel is not None:
+            handle = self._client.get_workflow_handle(_self(), run_id=info.workflow_run_id)
+            # Temporal keeps this reason as plain text; where payloads are encrypted, the signal has told it.
+            plain = self._client.data_converter.payload_codec is None
+            await handle.cancel(reason=request.cancel if plain else "")
+
+
+def _self() -> str:
+    """The workflow id of the follow-up that calls."""
+    return activity.info().workflow_id or ""
+
+
+def _json(command: CreateCommand | TaskCommand) -> dict[str, object]:
+    return command.model_dump(mode="json", exclude_none=True)

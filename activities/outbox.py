@@ -1,0 +1,83 @@
+"""The one port by which messages go out, and its two adapters: a webhook, and a log file."""
+
+import asyncio
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+
+from activities.http_tool import PASSING, retry_after
+from activities.toolkit import TransientFailure
+from contracts.failures import ToolFault
+from contracts.followup import Outbound
+from contracts.tool import Effect, ToolOutcome, failed
+
+FILE = "outbound.jsonl"
+MOST_ANSWER = 2000  # characters of an answer that are told
+
+
+class Outbox(Protocol):
+    """`effect` is `keyed` where the other side honours the key, else `once`: then nothing is sent a second time."""
+
+    @property
+    def effect(self) -> Effect: ...
+
+    @property
+    def timeout(self) -> timedelta: ...
+
+    async def send(self, message: Outbound, key: str) -> ToolOutcome:
+        """A permanent failure is returned, a passing one raised (`TransientFailure`)."""
+
+
+class LogOutbox:
+    """A JSON line for each message, for whoever sends them on, or looks."""
+
+    effect = Effect.once
+    timeout = timedelta(seconds=10)
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / FILE
+
+    async def send(self, message: Outbound, key: str) -> ToolOutcome:
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = {"key": key, "at": at, **message.model_dump(mode="json", exclude_none=True)}
+        await asyncio.to_thread(self._append, json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        return ToolOutcome(result="written")
+
+    def _append(self, line: bytes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab", buffering=0) as file:
+            file.write(line)  # in one piece, so that lines of several workers do not mix
+            os.fsync(file.fileno())
+
+
+class WebhookOutbox:
+    """The message is POSTed as JSON, with its key in `Idempotency-Key`. 2xx means that it is sent."""
+
+    def __init__(self, url: str, effect: Effect, timeout: timedelta, client: httpx.AsyncClient) -> None:
+        self.effect = effect
+        self.timeout = timeout
+        self._url = url
+        self._client = client
+
+    async def send(self, message: Outbound, key: str) -> ToolOutcome:
+        body = message.model_dump(mode="json", exclude_none=True)
+        seconds = self.timeout.total_seconds()
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await self._client.post(
+                    self._url, json=body, headers={"idempotency-key": key}, timeout=seconds
+                )
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise TransientFailure(ToolFault.timeout, f"the outbox did not answer within {seconds:g} s") from error
+        except httpx.HTTPError as error:
+            raise TransientFailure(ToolFault.unreachable, f"the outbox cannot be reached: {error}") from error
+        if answer.is_success:
+            return ToolOutcome(result="sent")
+        told = f"{answer.status_code} from the outbox: {answer.text[:MOST_ANSWER]}"
+        if answer.status_code in PASSING or answer.status_code >= 500:
+            raise TransientFailure(ToolFault.http_error, told, retry_after(answer))
+        return failed(ToolFault.http_error, told)

@@ -1,0 +1,241 @@
+"""Follow-ups: tasks that resolve later, the commands that make them, and what becomes of them (E1 to E9).
+
+Names and shapes are the source's, with its `workflowId` for a follow-up. Times are milliseconds since 1970.
+"""
+
+from enum import StrEnum
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import to_json
+
+from contracts.conversation import MAX_ID_LENGTH, Headers, SubmitRequest
+from contracts.topic import Event
+from contracts.value import CamelEdge, CamelValue, Edge, Value
+
+MOST_TASKS = 50  # of a follow-up: with their inputs and results they have to fit one payload
+MOST_DESCRIPTION = 1000  # characters
+MOST_SUMMARY = 20_000  # characters
+MOST_INPUT = 8 * 1024  # bytes
+MOST_RESULT = 16 * 1024  # bytes
+
+
+class State(StrEnum):
+    """Of a follow-up, and of each of its tasks (E2)."""
+
+    queued = "queued"
+    running = "running"
+    blocked = "blocked"  # it waits for what comes from outside
+    resolved = "resolved"
+    failed = "failed"
+    cancelled = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self in (State.resolved, State.failed, State.cancelled)
+
+
+class Completion(StrEnum):
+    all = "all"  # once the turn that created the tasks has ended, and every task
+    any = "any"  # with the first; the others are cancelled
+
+
+class FollowUpFailure(StrEnum):
+    no_tasks = "NoTasks"  # the turn that created the follow-up has ended, and left nothing to wait for
+
+
+class ResumeTarget(Edge):
+    """Where the work goes on: the lane of `session_id`."""
+
+    session_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    request_client: str = Field(default="perdure", min_length=1, max_length=MAX_ID_LENGTH)
+    mention_user_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+
+
+class Definition(CamelEdge):
+    """`summary` is a snapshot: what was being done, and what is waited for. Nothing else is known on resume (E8)."""
+
+    version: Literal[2] = 2
+    origin: Headers
+    resume_target: ResumeTarget
+    summary: str = Field(min_length=1, max_length=MOST_SUMMARY)
+    completion: Completion = Completion.all
+
+
+class CreateData(CamelEdge):
+    """`run_id` is the run whose turn creates the tasks; `all` is not judged before its end."""
+
+    workflow_id: str = Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=MAX_ID_LENGTH)
+    definition: Definition
+    run_id: str | None = Field(default=None, min_length=1, max_length=1000)
+
+
+class CreateCommand(Edge):
+    """The input of `FollowUp`."""
+
+    type: Literal["cmd.workflow.create"] = "cmd.workflow.create"
+    headers: Headers = Headers()
+    data: CreateData
+
+
+class TaskData(CamelEdge):
+    workflow_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    task_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    kind: str = Field(min_length=1, max_length=100)
+    description: str = Field(min_length=1, max_length=MOST_DESCRIPTION)
+    input: dict[str, Any] = Field(default_factory=dict)
+    run_id: str | None = Field(default=None, min_length=1, max_length=1000)
+
+    @field_validator("description")
+    @classmethod
+    def _says_something(cls, description: str) -> str:
+        if not description.strip():
+            raise ValueError("the description is empty: say what is waited for, in words")
+        return description
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if len(to_json(self.input)) > MOST_INPUT:
+            raise ValueError(f"the input may have {MOST_INPUT:,} bytes")
+        return self
+
+
+class TaskCommand(Edge):
+    """The body of the signal `task_create`, and of the update `create_task` for callers who want to hear of it."""
+
+    type: Literal["cmd.workflow.task.create"] = "cmd.workflow.task.create"
+    headers: Headers = Headers()
+    data: TaskData
+
+
+class CancelData(CamelEdge):
+    workflow_id: str | None = None
+    reason: str | None = Field(default=None, max_length=2000)
+
+
+class CancelCommand(Edge):
+    type: Literal["cmd.workflow.cancel"] = "cmd.workflow.cancel"
+    headers: Headers = Headers()
+    data: CancelData = CancelData()
+
+
+class TaskResolved(CamelEdge):
+    """The body of the signal `task_resolved`: an event for the task to judge, or its `result` at once."""
+
+    workflow_id: str | None = None
+    task_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    event: Event | None = None
+    result: Any = None
+    resolved_by: str | None = Field(default=None, min_length=1, max_length=2 * MAX_ID_LENGTH)
+
+    @model_validator(mode="after")
+    def _brings_one_thing(self) -> Self:
+        if (self.event is None) == (self.result is None):
+            raise ValueError('give either "event" or "result"')
+        return self
+
+
+class Task(CamelValue):
+    """`resolved_by` is what it was resolved by, once: an event's id, "timeout", "clock", a person (E4)."""
+
+    task_id: str
+    kind: str
+    description: str
+    input: dict[str, Any]
+    state: State = State.queued
+    created_at: int
+    updated_at: int
+    expires_at: int | None = None
+    result: Any = None
+    resolved_at: int | None = None
+    resolved_by: str | None = None
+
+
+class Late(CamelValue):
+    """What came for a task when it had its end."""
+
+    task_id: str
+    event: str
+    at: int
+
+
+class LifecycleEvent(Value):
+    """One of the source's `evt.workflow.*`, with the headers of the request that the follow-up came from."""
+
+    type: str
+    headers: Headers
+    data: dict[str, Any]
+
+
+class FollowUpState(CamelValue):
+    """All that a `FollowUp` knows, which is also its input after continue-as-new, and the answer of `state`.
+
+    `runs` are those whose turn may still create tasks. `idle_until` bounds the wait for a first task where no run is
+    named. `subscribed` are the tasks whose topics know of them.
+    """
+
+    type: Literal["followup.continue"] = "followup.continue"
+    workflow_id: str
+    definition: Definition
+    headers: Headers
+    state: State = State.queued
+    created_at: int
+    updated_at: int
+    resolved_at: int | None = None
+    tasks: tuple[Task, ...] = ()
+    runs: tuple[str, ...] = ()
+    idle_until: int | None = None
+    execution: str = ""  # the first Temporal execution: the ledger is kept by it
+    resume_seq: int = 0
+    late: tuple[Late, ...] = ()
+    events: tuple[LifecycleEvent, ...] = ()  # the latest, bounded
+    ignored: tuple[str, ...] = ()  # the latest signals that had no effect, and why
+
+
+class FollowUpCommands(Value):
+    """The input of the activity `command_follow_up`: a follow-up to create, a task to add, or both."""
+
+    create: CreateCommand | None = None
+    task: TaskCommand | None = None
+
+
+class SubscribeRequest(Value):
+    """The input of the activity `subscribe_task`."""
+
+    topic: str
+    task_id: str
+    expires_at: int | None
+
+
+class Outbound(CamelEdge):
+    """One message to somebody outside: what `notify` sends, and what an outbox takes."""
+
+    channel_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    text: str = Field(min_length=1, max_length=4000)
+    platform: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+
+
+class NotifyRequest(Value):
+    """The input of the activity `notify`. `number` is the task's place in its follow-up, `execution` its first."""
+
+    task_id: str
+    number: int
+    execution: str
+    message: Outbound
+
+
+class ResumeWork(Value):
+    """The input of the activity `resume_work`: a new request for the lane of `session_id` (E6)."""
+
+    session_id: str
+    request: SubmitRequest
+
+
+class CloseFollowUp(Value):
+    """The input of the activity `close_follow_up`: topics need not wait for these tasks any more.
+
+    `cancel` asks the server to cancel the follow-up itself, for this reason.
+    """
+
+    subscriptions: tuple[SubscribeRequest, ...] = ()
+    cancel: str | None = None

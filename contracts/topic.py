@@ -1,0 +1,77 @@
+"""Where an outside event and the task that waits for it meet: events, subscriptions, and what a topic keeps (E4)."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from contracts.conversation import MAX_ID_LENGTH
+from contracts.value import CamelValue, Value
+
+MOST_EVENT = 256 * 1024  # bytes of an event; a signal of 2 MiB would be refused by the server
+MOST_TIME = 2**53  # milliseconds; what JSON can say exactly
+MESSAGE_CREATED = "evt.adapter.message.created"
+
+
+class Message(CamelValue):
+    """A message that somebody wrote on a chat platform, as its adapter tells it. `raw` is the adapter's own part."""
+
+    platform: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    channel_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    message_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    user_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    user_name: str | None = None
+    text: str
+    ts: int = Field(ge=0, le=MOST_TIME)  # milliseconds since 1970, like every time here
+    raw: dict[str, Any] | None = None
+
+
+class Event(Value):
+    """The source's envelope. Events come at least once: `id` is by what one that comes again is known."""
+
+    type: Literal["evt.adapter.message.created"]
+    id: str | None = Field(default=None, min_length=1, max_length=2 * MAX_ID_LENGTH)
+    headers: dict[str, Any] = Field(default_factory=dict)
+    data: Message
+
+
+class Subscription(CamelValue):
+    """The body of the signal `subscribe`: the FollowUp `subscriber` waits with its task until `expires_at`.
+
+    The same again with another `expires_at` replaces it; one that has passed ends it. None: for as long as it takes.
+    """
+
+    subscriber: str = Field(pattern="^wf:", max_length=3 * MAX_ID_LENGTH)
+    task_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    expires_at: int | None = Field(default=None, ge=0, le=MOST_TIME)
+
+
+class Delivery(Value):
+    """What has been sent: this event to this subscription. Nothing is sent twice by one topic."""
+
+    subscriber: str
+    task_id: str
+    event: str
+
+
+class TopicInput(Value):
+    """The input of `EventTopic`."""
+
+    type: Literal["topic.open"] = "topic.open"
+    key: str = Field(min_length=1, max_length=1000)
+
+
+class TopicState(Value):
+    """All that an `EventTopic` knows, which is also its input after continue-as-new, and the answer of `state`.
+
+    `late` are events that came when nobody waited any more; `forgotten` counts those that no longer fitted.
+    """
+
+    type: Literal["topic.continue"] = "topic.continue"
+    key: str
+    ends_at: int = Field(ge=0, le=MOST_TIME)
+    events: tuple[Event, ...] = ()
+    subscriptions: tuple[Subscription, ...] = ()
+    sent: tuple[Delivery, ...] = ()
+    late: tuple[str, ...] = ()
+    forgotten: int = 0
+    ignored: tuple[str, ...] = ()

@@ -1,0 +1,105 @@
+"""What an agent asks for by the `workflow_*` tools, as the source's commands; defaults are the run's own (E1)."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from contracts.conversation import MAX_ID_LENGTH, Headers
+from contracts.failures import ToolFault
+from contracts.followup import CreateCommand, CreateData, FollowUpCommands, TaskCommand, TaskData
+from contracts.run import Call, RunState
+from contracts.tool import ToolOutcome, failed
+from decisions import ids, kinds
+from decisions.builtins import WORKFLOW_CREATE, WORKFLOW_TASK_CREATE
+from decisions.kind_reply import KIND as REPLY
+from decisions.narrate import cut
+from decisions.resume import origin_of
+
+CLIENT = "perdure"
+
+
+def commanded(state: RunState, call: Call) -> FollowUpCommands | ToolOutcome:
+    """The commands of a call; or the error that the model can act on.
+
+    Their ids come from the step, so that a call that is made again, in a resumed run too, asks for the same.
+    """
+    try:
+        return _commands(state, call)
+    except ValidationError as error:
+        return failed(ToolFault.invalid_arguments, kinds.first_of(error))
+    except ValueError as error:
+        return failed(ToolFault.invalid_arguments, str(error))
+
+
+def _commands(state: RunState, call: Call) -> FollowUpCommands:
+    given = call.arguments
+    if call.tool == WORKFLOW_CREATE:
+        return FollowUpCommands(create=_create(state, call, given.get("definition")))
+    if call.tool == WORKFLOW_TASK_CREATE:
+        return FollowUpCommands(task=_task(state, call, given))
+    named = ("channelId", "messageId", "fromUserId", "timeoutMs")
+    wanted = {"kind": REPLY.name, "input": {name: given[name] for name in named if given.get(name) is not None}}
+    wanted |= {name: given[name] for name in ("workflowId", "description") if given.get(name) is not None}
+    if "workflowId" in wanted:
+        return FollowUpCommands(task=_task(state, call, wanted))
+    waits = f"{cut(state.goal, 2000)}\n\n{cut(state.last_finding, 2000)}\n\nWaiting for: {given.get('description')}"
+    create = _create(state, call, {"summary": waits})
+    return FollowUpCommands(create=create, task=_task(state, call, {**wanted, "workflowId": create.data.workflow_id}))
+
+
+def _create(state: RunState, call: Call, definition: Any) -> CreateCommand:
+    if not isinstance(definition, dict):
+        raise ValueError("`definition` is required: an object with `summary`, and `completion` if not all tasks count")  # noqa: TRY004
+    own = headers_of(state)
+    origin = own.model_dump(exclude_none=True) | _object(definition, "origin")
+    target = {"session_id": origin["session_id"], "request_client": origin["request_client"]}
+    whole = {**definition, "origin": origin, "resumeTarget": target | _object(definition, "resumeTarget")}
+    run_id, step = _maker(state, call)
+    data = CreateData.model_validate(
+        {"workflowId": ids.follow_up_id(run_id, step), "definition": whole, "runId": state.run_id}
+    )
+    return CreateCommand(headers=own, data=data)
+
+
+def _object(definition: dict[str, Any], name: str) -> dict[str, Any]:
+    given = definition.get(name) or {}
+    if not isinstance(given, dict):
+        raise ValueError(f"`{name}` must be an object")  # noqa: TRY004 - a fault of the arguments
+    return given
+
+
+def _task(state: RunState, call: Call, given: dict[str, Any]) -> TaskCommand:
+    known = {name: given[name] for name in ("workflowId", "kind", "description", "input") if name in given}
+    task_id = ids.task_id(*_maker(state, call))
+    data = TaskData.model_validate({**known, "taskId": task_id, "runId": state.run_id})
+    if why := kinds.refusal(data.kind, data.input):
+        raise ValueError(why)
+    return TaskCommand(headers=headers_of(state), data=data)
+
+
+def _maker(state: RunState, call: Call) -> tuple[str, int]:
+    """The run that first made this call, and its step."""
+    step = call.step or 0
+    origin = origin_of(state, step)
+    return (origin.run_id if origin else state.run_id), step
+
+
+def headers_of(state: RunState) -> Headers:
+    """By what the run's own request is known; a run that nobody requested is known by itself."""
+    said, itself = state.headers, state.run_id[:MAX_ID_LENGTH]
+    return Headers(
+        request_id=said.request_id or itself,
+        session_id=said.session_id or state.conversation_id or itself,
+        request_client=said.request_client or CLIENT,
+        user_id=said.user_id,
+    )
+
+
+def shown(commands: FollowUpCommands) -> dict[str, str]:
+    """The ids, as the model is given them."""
+    told: dict[str, str] = {}
+    if commands.create is not None:
+        told["workflowId"] = commands.create.data.workflow_id
+    if commands.task is not None:
+        told |= {"workflowId": commands.task.data.workflow_id, "taskId": commands.task.data.task_id}
+    return told

@@ -1,0 +1,153 @@
+"""Messages go out once, or by a key that the other side honours; what nobody can know is told as such."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from unittest.mock import create_autospec
+
+import httpx
+import pytest
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities.followup import MOST_SENDS, FollowUps
+from activities.outbox import FILE, LogOutbox, WebhookOutbox
+from activities.project import Project
+from contracts.followup import NotifyRequest, Outbound
+from contracts.limits import LimitOverrides
+from contracts.tool import Effect, ToolOutcome
+from settings import ProjectError, load
+
+MESSAGE = Outbound(channel_id="x", text="I asked B: £5?")
+REQUEST = NotifyRequest(task_id="t1", number=1, execution="0123456789ab", message=MESSAGE)
+KEY = "workflow:f:task:t1:notify"
+
+
+class Dying:
+    """Sends, and then its worker goes."""
+
+    effect = Effect.once
+    timeout = timedelta(seconds=1)
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.begun = asyncio.Event()
+
+    async def send(self, message: Outbound, key: str) -> ToolOutcome:
+        self.sent += 1
+        self.begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError("nobody waits for this")
+
+
+def project(outbox: Any, folder: Path) -> Project:
+    return Project(
+        agents={},
+        tools={},
+        model="",
+        max_tokens=1,
+        limits=LimitOverrides(),
+        workspaces=folder,
+        instructions="",
+        outbox=outbox,
+    )
+
+
+def attempt(number: int = 1) -> ActivityEnvironment:
+    env = ActivityEnvironment()
+    env.info = replace(env.info, workflow_id="wf:f", attempt=number)
+    return env
+
+
+async def notify(outbox: Any, folder: Path, number: int = 1) -> ToolOutcome:
+    follow_ups = FollowUps(create_autospec(Client, instance=True), project(outbox, folder))
+    outcome: ToolOutcome = await attempt(number).run(follow_ups.notify, REQUEST)
+    return outcome
+
+
+def webhook(answer: Callable[[httpx.Request], httpx.Response], effect: Effect = Effect.keyed) -> WebhookOutbox:
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    return WebhookOutbox("http://bridge.test/out", effect, timedelta(seconds=1), client)
+
+
+async def test_what_was_claimed_and_not_recorded_is_not_sent_again(tmp_path: Path) -> None:
+    dying, env = Dying(), attempt()
+    follow_ups = FollowUps(create_autospec(Client, instance=True), project(dying, tmp_path))
+    sending = asyncio.ensure_future(env.run(follow_ups.notify, REQUEST))
+    await dying.begun.wait()
+    env.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    for _ in range(2):
+        outcome = await notify(dying, tmp_path, 2)
+        assert outcome.error is not None
+        assert outcome.error.kind == "in_doubt"
+    assert dying.sent == 1
+
+
+async def test_what_was_recorded_is_told_and_not_sent_again(tmp_path: Path) -> None:
+    outbox = LogOutbox(tmp_path / "home")
+    first, second = await notify(outbox, tmp_path), await notify(outbox, tmp_path, 2)
+    assert first == second == ToolOutcome(result="written")
+    (line,) = (tmp_path / "home" / FILE).read_text(encoding="utf-8").splitlines()
+    told = json.loads(line)
+    assert (told["key"], told["channelId"], told["text"]) == (KEY, "x", "I asked B: £5?")
+
+
+async def test_a_webhook_gets_the_message_and_its_key(tmp_path: Path) -> None:
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(204)
+
+    assert await notify(webhook(answer), tmp_path) == ToolOutcome(result="sent")
+    assert seen[0].headers["idempotency-key"] == KEY
+    assert json.loads(seen[0].content) == {"channelId": "x", "text": "I asked B: £5?"}
+
+
+@pytest.mark.parametrize(("status", "kind"), [(503, "http_error"), (429, "http_error")])
+async def test_a_keyed_message_is_tried_again_and_given_up_typed(tmp_path: Path, status: int, kind: str) -> None:
+    outbox = webhook(lambda _: httpx.Response(status, headers={"retry-after": "7"}))
+    with pytest.raises(ApplicationError) as raised:
+        await notify(outbox, tmp_path)
+    assert (raised.value.type, raised.value.next_retry_delay) == (kind, timedelta(seconds=7))
+    outcome = await notify(outbox, tmp_path, MOST_SENDS)
+    assert outcome.error is not None
+    assert outcome.error.kind == kind
+
+
+async def test_a_refused_message_is_final(tmp_path: Path) -> None:
+    outcome = await notify(webhook(lambda _: httpx.Response(403, text="no such channel")), tmp_path)
+    assert outcome.error is not None
+    assert outcome.error.message == "403 from the outbox: no such channel"
+
+
+async def test_an_outbox_that_cannot_be_reached_fails_a_once_message_typed(tmp_path: Path) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    outcome = await notify(webhook(answer, Effect.once), tmp_path)
+    assert outcome.error is not None
+    assert outcome.error.kind == "unreachable"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('kind = "http"', "needs a url"),
+        ('url = "http://x"', "takes none"),
+        ('kind = "log"\neffect = "keyed"', "honours no keys"),
+        ('kind = "http"\nurl = "http://x"\neffect = "read"', "effect"),
+        ('kind = "pigeon"', "kind"),
+    ],
+)
+def test_an_outbox_that_makes_no_sense_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "perdure.toml").write_text(f"[outbox]\n{text}\n", encoding="utf-8")
+    with pytest.raises(ProjectError, match=words):
+        load({}, tmp_path)

@@ -1,0 +1,85 @@
+"""What the `workflow_*` tools ask for: ids from the step, defaults from the run, errors that say what to do."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.conversation import Headers
+from contracts.followup import FollowUpCommands
+from contracts.run import Inheritance, RunState
+from contracts.tool import ToolOutcome
+from decisions.builtins import FOLLOW_UP
+from decisions.following import commanded, shown
+
+REPLY = {"description": "B", "channelId": "c", "messageId": "m"}
+DEFINITION = {"definition": {"summary": "Lunch."}}
+
+
+def asked(state: RunState, call: Any) -> FollowUpCommands:
+    commands = commanded(state, call)
+    assert isinstance(commands, FollowUpCommands), commands
+    return commands
+
+
+def test_without_more_a_follow_up_is_the_runs_own(new_state: Callable[..., RunState], new_call: Any) -> None:
+    create = asked(new_state(), new_call("workflow_create", arguments=DEFINITION)).create
+    assert create is not None
+    own = Headers(request_id="R1", session_id="R1", request_client="perdure")
+    assert (create.headers, create.data.definition.origin, create.data.run_id) == (own, own, "R1")
+    target = create.data.definition.resume_target
+    assert (target.session_id, target.request_client, target.mention_user_id) == ("R1", "perdure", None)
+
+
+def test_a_turn_of_a_conversation_gives_its_requests_headers(new_state: Callable[..., RunState], new_call: Any) -> None:
+    headers = Headers(request_id="discord:x:1", session_id="x", request_client="discord", user_id="A")
+    state = new_state(headers=headers, conversation_id="x")
+    target = {"definition": {"summary": "s", "resumeTarget": {"session_id": "y"}}}
+    create = asked(state, new_call("workflow_create", arguments=target)).create
+    assert create is not None
+    assert (create.headers, create.data.definition.origin) == (headers, headers)
+    assert create.data.definition.resume_target.session_id == "y"
+    assert create.data.definition.resume_target.request_client == "discord"
+
+
+def test_a_resumed_run_asks_for_the_same_follow_up_and_task(new_state: Callable[..., RunState], new_call: Any) -> None:
+    heir = new_state(run_id="R1.r2", inherited=(Inheritance(run_id="R1", through=3),))
+    for tool, arguments in (("workflow_create", DEFINITION), ("workflow_wait_for_reply", REPLY)):
+        call = new_call(tool, step=2, arguments=arguments)
+        assert shown(asked(heir, call)) == shown(asked(new_state(), call))
+        later = new_call(tool, step=4, arguments=arguments)
+        assert shown(asked(heir, later)) != shown(asked(new_state(), later))
+
+
+def test_a_wait_alone_creates_its_follow_up(new_state: Callable[..., RunState], new_call: Any) -> None:
+    commands = asked(new_state(goal="lunch"), new_call("workflow_wait_for_reply", arguments={**REPLY, "timeoutMs": 5}))
+    assert commands.create is not None
+    assert commands.task is not None
+    assert commands.create.data.definition.summary.startswith("lunch")
+    assert commands.task.data.workflow_id == commands.create.data.workflow_id
+    assert commands.task.data.input == {"channelId": "c", "messageId": "m", "timeoutMs": 5}
+    added = asked(new_state(), new_call("workflow_wait_for_reply", arguments={**REPLY, "workflowId": "f"}))
+    assert added.create is None
+    assert shown(added)["workflowId"] == "f"
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+NAMES = ("definition", "summary", "origin", "resumeTarget", "workflowId", "kind", "description", "input", "channelId")
+
+
+@pytest.mark.parametrize("tool", FOLLOW_UP)
+@given(given_=st.dictionaries(st.sampled_from(NAMES), JSON | st.fixed_dictionaries({"summary": JSON, "origin": JSON})))
+def test_whatever_the_model_writes_is_a_command_or_an_error_in_a_line(
+    tool: str, given_: dict[str, Any], new_state: Callable[..., RunState], new_call: Any
+) -> None:
+    commands = commanded(new_state(), new_call(tool, arguments=given_))
+    if isinstance(commands, ToolOutcome):
+        assert commands.error is not None
+        assert commands.error.kind == "invalid_arguments"
+        assert commands.error.message

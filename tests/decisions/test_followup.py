@@ -1,0 +1,330 @@
+"""A follow-up's tasks are resolved once each, whatever comes, in whatever order."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.conversation import Headers
+from contracts.followup import (
+    MOST_RESULT,
+    MOST_TASKS,
+    Completion,
+    CreateCommand,
+    CreateData,
+    Definition,
+    FollowUpState,
+    ResumeTarget,
+    State,
+    TaskData,
+    TaskResolved,
+)
+from contracts.signals import HumanInput
+from contracts.tool import ToolOutcome, failed
+from contracts.topic import Event
+from decisions import followup, followup_told
+from decisions.followup import End, Resume, Send, Subscribe, Wait
+
+START = 1_000_000
+ORIGIN = Headers(request_id="discord:x:1", session_id="x", request_client="discord")
+
+
+def follow_up(completion: Completion = Completion.all, run_id: str | None = None) -> FollowUpState:
+    target = ResumeTarget(session_id="x", request_client="discord", mention_user_id="A")
+    definition = Definition(origin=ORIGIN, resume_target=target, summary="Lunch with B.", completion=completion)
+    data = CreateData(workflow_id="f", definition=definition, run_id=run_id)
+    return followup.opened(CreateCommand(headers=ORIGIN, data=data), START, "e")
+
+
+def task(name: str, kind: str = "discord.wait_for_reply", run_id: str | None = None, **given: Any) -> TaskData:
+    if kind == "discord.wait_for_reply":
+        given = {"channelId": "dm", "messageId": f"m-{name}", "fromUserId": "B", **given}
+    return TaskData(
+        workflow_id="f", task_id=name, kind=kind, description=f"wait for {name}", input=given, run_id=run_id
+    )
+
+
+def reply(to: str, number: int = 1, **fields: Any) -> Event:
+    data = {
+        "platform": "discord",
+        "channelId": "dm",
+        "messageId": f"r-{to}-{number}",
+        "userId": "B",
+        "text": "Friday",
+        "ts": 5,
+        "raw": {"discord": {"replyToMessageId": f"m-{to}"}},
+        **fields,
+    }
+    return Event.model_validate({"type": "evt.adapter.message.created", "data": data})
+
+
+def with_tasks(state: FollowUpState, *tasks: TaskData) -> FollowUpState:
+    for each in tasks:
+        assert followup.refusal(state, each) is None
+        state = followup.added(state, each, START)
+        state = followup.blocked(followup.begun(state, each.task_id, START), each.task_id, START)
+    return state
+
+
+def took(state: FollowUpState, name: str, event: Event, now: int = START + 1) -> FollowUpState:
+    return followup.took(state, TaskResolved(task_id=name, event=event), now)[0]
+
+
+def states(state: FollowUpState) -> list[str]:
+    return [task.state.value for task in state.tasks]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"platform": "slack", "raw": {"slack": {"replyToMessageId": "m-a"}}},
+        {"channelId": "other"},
+        {"userId": "C"},
+        {"raw": {"discord": {"replyToMessageId": "m-b"}}},
+        {"raw": {"discord": {"replyToMessageId": 5}}},
+        {"raw": {"discord": {}}},
+        {"raw": {"discord": "m-a"}},
+        {"raw": {"replyToMessageId": "m-a"}},
+        {"raw": None},
+    ],
+)
+def test_only_a_strict_reply_by_the_one_who_is_named_resolves(fields: dict[str, Any]) -> None:
+    state = with_tasks(follow_up(), task("a"))
+    after, why = followup.took(state, TaskResolved(task_id="a", event=reply("a", **fields)), START)
+    assert (states(after), why) == (["blocked"], "event " + _name(fields) + " is not what task a waits for")
+    assert states(took(state, "a", reply("a"))) == ["resolved"]
+
+
+def _name(fields: dict[str, Any]) -> str:
+    return f"{fields.get('platform', 'discord')}:{fields.get('channelId', 'dm')}:r-a-1"
+
+
+def test_without_a_named_user_any_strict_reply_resolves() -> None:
+    state = with_tasks(follow_up(), task("a", fromUserId=None))
+    assert states(took(state, "a", reply("a", userId="C"))) == ["resolved"]
+
+
+HAPPENINGS = st.one_of(
+    st.tuples(st.just("event"), st.sampled_from("abc"), st.integers(1, 3)),
+    st.tuples(st.just("wrong"), st.sampled_from("abc"), st.integers(1, 3)),
+    st.tuples(st.just("time"), st.just(""), st.integers(1, 4)),
+    st.tuples(st.just("turn"), st.just(""), st.just(0)),
+    st.tuples(st.just("cancel"), st.just(""), st.just(0)),
+)
+
+
+@given(happenings=st.lists(HAPPENINGS, max_size=25), completion=st.sampled_from(Completion))
+def test_each_task_is_resolved_once_whatever_comes(happenings: list[Any], completion: Completion) -> None:
+    """What has an end keeps it: state, result, what it was resolved by; and the work goes on once at most."""
+    state = with_tasks(follow_up(completion, "r"), *(task(n, timeoutMs=10 * (i + 1)) for i, n in enumerate("abc")))
+    now = START
+    for what, name, number in happenings:
+        before = state
+        if what == "event":
+            state = took(state, name, reply(name, number), now)
+        elif what == "wrong":
+            state = took(state, name, reply(name, number, userId="C"), now)
+            assert states(state) == states(before)
+        elif what == "time":
+            now += 5 * number
+        elif what == "turn":
+            state = followup.turn_ended(state, "r")
+        else:
+            state = followup.cancelled(state, now)
+        state = followup.advanced(state, now)
+        for old, new in zip(before.tasks, state.tasks, strict=True):
+            if old.state.is_final:
+                assert new == old
+        if before.state.is_final:
+            assert (state.state, state.resume_seq) == (before.state, before.resume_seq)
+    assert state.resume_seq == (state.state is State.resolved)
+    assert all(t.state.is_final for t in state.tasks) or not state.state.is_final
+    assert {t.resolved_by is None for t in state.tasks if t.state is State.resolved} <= {False}
+
+
+def test_an_event_that_comes_again_changes_nothing_and_another_one_is_late() -> None:
+    state = took(with_tasks(follow_up(), task("a"), task("b")), "a", reply("a", 1))
+    assert took(state, "a", reply("a", 1)) == state
+    late = took(state, "a", reply("a", 2), START + 7)
+    assert (late.tasks, [(each.task_id, each.event, each.at) for each in late.late]) == (
+        state.tasks,
+        [("a", "discord:dm:r-a-2", START + 7)],
+    )
+    assert took(late, "a", reply("a", 2), START + 9) == late
+
+
+def test_all_is_judged_only_after_the_turn_that_creates_the_tasks() -> None:
+    state = took(with_tasks(follow_up(run_id="r"), task("a", run_id="r")), "a", reply("a"))
+    state = followup.advanced(state, START)
+    assert not state.state.is_final
+    state = with_tasks(state, task("b", run_id="r"))
+    state = followup.advanced(followup.turn_ended(state, "r"), START)
+    assert (states(state), state.state) == (["resolved", "blocked"], State.blocked)
+    state = followup.advanced(took(state, "b", reply("b")), START)
+    assert (state.state, followup.next_move(state)) == (State.resolved, Resume())
+
+
+def test_any_is_judged_at_once_and_cancels_the_rest() -> None:
+    state = with_tasks(follow_up(Completion.any, "r"), task("a"), task("b"))
+    state = followup.advanced(took(state, "b", reply("b")), START)
+    assert (states(state), state.state) == (["cancelled", "resolved"], State.resolved)
+    assert followup.refusal(state, task("c")) == "follow-up f is resolved: create another one"
+
+
+def test_a_timeout_is_no_answer_for_any_while_something_else_may_be() -> None:
+    state = with_tasks(follow_up(Completion.any), task("a", timeoutMs=10), task("b", timeoutMs=20))
+    state = followup.advanced(state, START + 10)
+    assert (states(state), state.state) == (["resolved", "blocked"], State.blocked)
+    assert (state.tasks[0].result, state.tasks[0].resolved_by) == ({"status": "timeout", "at": START + 10}, "timeout")
+    state = followup.advanced(state, START + 20)
+    assert (states(state), followup.next_move(state)) == (["resolved", "resolved"], Resume())
+
+
+def test_without_tasks_it_fails_when_the_turn_has_ended() -> None:
+    state = followup.advanced(followup.turn_ended(follow_up(run_id="r"), "r"), START)
+    assert (state.state, followup.next_move(state)) == (State.failed, End())
+
+
+def test_without_tasks_and_without_a_turn_it_waits_for_an_hour() -> None:
+    state = followup.advanced(follow_up(), START)
+    until = START + followup.FIRST_TASK_WITHIN
+    assert (state.state, followup.next_move(state)) == (State.queued, Wait(until))
+    assert followup.advanced(state, until).state is State.failed
+
+
+def test_the_moves_of_each_kind() -> None:
+    state = followup.added(follow_up(), task("a"), START)
+    assert isinstance(followup.next_move(state), Subscribe)
+    state = followup.added(follow_up(), task("n", "notify", channelId="c", text="hi"), START)
+    move = followup.next_move(followup.advanced(state, START))
+    assert isinstance(move, Send)
+    assert (move.number, move.message.channel_id, move.message.text) == (1, "c", "hi")
+    state = followup.advanced(followup.added(follow_up(), task("w", "wait", delayMs=50), START), START)
+    assert (states(state), followup.next_move(state)) == (["blocked"], Wait(START + 50))
+    state = followup.advanced(state, START + 50)
+    assert (state.tasks[0].result, state.tasks[0].resolved_by) == ({"status": "elapsed", "at": START + 50}, "clock")
+    state = followup.advanced(followup.added(follow_up(), task("p", "prompt", text="Go?"), START), START)
+    assert (states(state), followup.next_move(state)) == (["blocked"], Wait(None))
+
+
+def test_a_wait_until_a_date_is_read_as_utc() -> None:
+    state = followup.added(follow_up(), task("w", "wait", until="1970-01-01T01:00:00"), START)
+    assert state.tasks[0].expires_at == 3_600_000
+
+
+def test_what_is_only_sent_resumes_nothing_and_an_ack_does() -> None:
+    for completion, move in (("none", End()), ("ack", Resume())):
+        added = followup.added(follow_up(), task("n", "notify", channelId="c", text="x", completion=completion), START)
+        state = followup.advanced(followup.sent(added, "n", ToolOutcome(result="sent"), START), START)
+        assert (state.state, followup.next_move(state)) == (State.resolved, move)
+
+
+def test_a_message_that_may_have_been_sent_fails_typed_and_the_work_goes_on() -> None:
+    added = followup.added(follow_up(), task("n", "notify", channelId="c", text="x", completion="ack"), START)
+    state = followup.advanced(followup.sent(added, "n", failed("in_doubt", "may have been sent"), START), START)
+    assert state.tasks[0].result == {"status": "in_doubt", "message": "may have been sent"}
+    assert (state.state, followup.next_move(state)) == (State.failed, Resume())
+    assert "This failed: wait for n" in followup_told.resume_request(state).messages[1].content
+
+
+def test_what_was_resolved_while_its_message_went_out_keeps_its_result() -> None:
+    added = followup.added(follow_up(), task("n", "notify", channelId="c", text="x"), START)
+    brought = TaskResolved(task_id="n", result={"status": "seen"}, resolved_by="eva")
+    state = followup.took(followup.begun(added, "n", START), brought, START)[0]
+    assert followup.sent(state, "n", ToolOutcome(result="sent"), START) is state
+
+
+def test_a_question_is_answered_by_its_id_or_the_oldest_first() -> None:
+    state = with_tasks(follow_up(), task("p", "prompt", text="Go?"), task("q", "prompt", text="When?"))
+    assert followup.answer_refusal(state, HumanInput(text="yes", question_id="z")) == (
+        "question z is not open; open: p, q"
+    )
+    assert followup.answer_refusal(state, HumanInput(text=" ")) == "the question takes a text"
+    state = followup.answered(state, HumanInput(text="Friday", question_id="q", by="eva"), START)
+    state = followup.answered(state, HumanInput(text="yes"), START)
+    assert [t.result for t in state.tasks] == [
+        {"status": "answered", "text": "yes"},
+        {"status": "answered", "text": "Friday", "by": "eva"},
+    ]
+    assert "no question is open" in str(followup.answer_refusal(state, HumanInput(text="yes")))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        (
+            ("x", "telepathy"),
+            "there is no kind 'telepathy'; the kinds are: discord.wait_for_reply, prompt, wait, notify",
+        ),
+        (("x", "wait"), 'give either "until" or "delayMs"'),
+        (("x", "prompt"), "input of prompt: text: Field required"),
+    ],
+)
+def test_what_makes_no_task_is_refused_in_a_line(wanted: tuple[str, str], why: str) -> None:
+    assert why in str(followup.refusal(follow_up(), task(*wanted)))
+
+
+def test_a_follow_up_takes_so_many_tasks_and_the_same_one_again() -> None:
+    state = with_tasks(follow_up(), *(task(f"t{n}") for n in range(MOST_TASKS)))
+    assert followup.refusal(state, task("more")) == f"a follow-up has at most {MOST_TASKS} tasks"
+    assert followup.refusal(state, task("t0")) is None
+    assert followup.added(state, task("t0"), START) is state
+
+
+def test_a_large_result_is_cut_so_that_the_state_fits_a_payload() -> None:
+    state = took(with_tasks(follow_up(), task("a")), "a", reply("a", text="é" * 100_000))
+    result = state.tasks[0].result
+    assert (len(result["text"]), result["replyUserId"], result["cut"]) == (followup.TEXT_KEPT, "B", 200_123)
+    many = took(with_tasks(follow_up(), task("a")), "a", reply("a"))
+    brought = TaskResolved(task_id="a", result={f"k{n}": "x" * 1000 for n in range(100)})
+    fitted = followup.took(with_tasks(follow_up(), task("a")), brought, START)[0]
+    assert len(str(fitted.tasks[0].result)) < MOST_RESULT
+    assert many.tasks[0].state is State.resolved
+
+
+def test_the_request_that_resumes_tells_all_and_is_answered_there() -> None:
+    state = with_tasks(follow_up(), task("a"), task("b", timeoutMs=10))
+    state = followup.advanced(took(state, "a", reply("a", userName="Bea")), START + 10)
+    request = followup_told.resume_request(state)
+    system, user = request.messages
+    assert (request.request_id, request.when_busy, request.request_client) == ("wf:f:1", "queue", "discord")
+    assert request.origin == ORIGIN
+    for said in ("Lunch with B.", "wait for a", "Friday", "wait for b", "in session x, and mention user A"):
+        assert said in system.content
+    assert user.content == "Nothing came in time for: wait for b"
+    assert request.raw is not None
+    assert request.raw["workflow"]["resumeTarget"]["mention_user_id"] == "A"
+
+
+def test_the_largest_follow_up_still_makes_a_request() -> None:
+    state = with_tasks(
+        follow_up(), *(task(f"t{n}".ljust(200, "x"), messageId=f"m-t{n}", fromUserId=None) for n in range(MOST_TASKS))
+    )
+    changes = {"description": "é" * 1000, "result": {"text": '"' * 8000}, "resolved_by": "é" * 400}
+    tasks = tuple(t.model_copy(update={**changes, "state": State.resolved, "resolved_at": START}) for t in state.tasks)
+    full = state.model_copy(update={"tasks": tasks})
+    assert followup_told.resume_request(followup.advanced(full, START)).request_id == "wf:f:1"
+
+
+def test_what_happened_is_told_in_the_words_of_the_source() -> None:
+    before = with_tasks(follow_up(), task("a"))
+    after = followup.advanced(took(before, "a", reply("a")), START + 5)
+    told = followup_told.happened(before, after, START + 5)
+    assert [event.type for event in told] == [
+        "evt.workflow.task.lifecycle.changed",
+        "evt.workflow.task.resolved",
+        "evt.workflow.lifecycle.changed",
+        "evt.workflow.resolved",
+    ]
+    assert all(event.headers == ORIGIN for event in told)
+    assert told[0].data == {"workflowId": "f", "taskId": "a", "state": "resolved", "ts": START + 5}
+    assert followup_told.happened(after, after, START) == ()
+
+
+def test_a_follow_up_comes_back_from_its_history_as_it_was() -> None:
+    state = took(with_tasks(follow_up(run_id="r"), task("a", timeoutMs=5)), "a", reply("a"))
+    written = state.model_dump(mode="json")
+    assert FollowUpState.model_validate(written) == state
+    assert {"workflowId", "createdAt", "updatedAt", "resolvedAt", "resumeSeq"} <= set(written)
+    assert {"taskId", "resolvedBy", "expiresAt"} <= set(written["tasks"][0])

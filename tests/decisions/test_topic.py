@@ -1,0 +1,99 @@
+"""A topic tells each open subscription of each event once, whichever comes first, and forgets nobody who waits."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.topic import MOST_EVENT, Event, Subscription, TopicState
+from decisions import kind_reply, topic
+from decisions.ids import topic_key
+from decisions.topic import TIME_TO_LIVE
+
+
+def event(name: str, text: str = "hi", **fields: Any) -> Event:
+    raw = {"discord": {"replyToMessageId": "m"}}
+    data = {"platform": "discord", "channelId": "c", "messageId": name, "userId": "u", "text": text, "ts": 1}
+    return Event.model_validate({"type": "evt.adapter.message.created", "data": {**data, "raw": raw, **fields}})
+
+
+def waits(name: str, expires_at: int | None = None) -> Subscription:
+    return Subscription(subscriber=f"wf:{name}", task_id="t", expires_at=expires_at)
+
+
+HAPPENINGS = st.lists(st.tuples(st.sampled_from(["event", "subscribe"]), st.sampled_from("abcd")), max_size=20)
+
+
+@given(happenings=HAPPENINGS)
+def test_whoever_waits_hears_of_each_event_once_in_any_order(happenings: list[tuple[str, str]]) -> None:
+    state = topic.opened("k", 0)
+    sent: list[tuple[str, str]] = []
+    for what, name in happenings:
+        state = topic.received(state, event(name), 1) if what == "event" else topic.subscribed(state, waits(name))
+        while due := next(topic.todo(state, 1), None):
+            state = topic.told(state, *due)
+            sent.append((due[0].subscriber, topic.event_id(due[1])))
+    events = {f"discord:c:{name}" for what, name in happenings if what == "event"}
+    waiting = {f"wf:{name}" for what, name in happenings if what == "subscribe"}
+    assert sorted(sent) == sorted((w, e) for w in waiting for e in events)
+
+
+@given(parts=st.lists(st.text(min_size=1, max_size=200), min_size=3, max_size=3))
+def test_the_reply_to_a_message_comes_where_its_task_waits(parts: list[str]) -> None:
+    channel, message, user = (part.encode("utf-8", "replace").decode() for part in parts)
+    wanted = kind_reply.ReplyInput(channel_id=channel, message_id=message)
+    raw = {"discord": {"replyToMessageId": message}}
+    said = event("r", channelId=channel, userId=user, raw=raw)
+    assert topic.topic_of(said) == kind_reply.topic(wanted)
+    assert kind_reply.reply(wanted, said) is not None
+
+
+def test_ids_that_run_into_one_another_are_different_topics() -> None:
+    keys = {topic_key("discord", "a:b", "c"), topic_key("discord", "a", "b:c"), topic_key("discord:a", "b", "c")}
+    assert len(keys) == 3
+    assert len(topic_key("discord", "é" * 200, "m" * 200)) == 32
+
+
+def test_an_event_that_replies_to_nothing_has_no_topic() -> None:
+    assert topic.topic_of(event("a", raw=None)) is None
+    assert topic.topic_of(event("a", raw={"discord": {"replyToMessageId": ""}})) is None
+
+
+def test_it_outlives_its_time_while_somebody_waits() -> None:
+    state = topic.subscribed(topic.opened("k", 0), waits("a", TIME_TO_LIVE + 10))
+    assert not topic.is_over(state, TIME_TO_LIVE)
+    assert topic.next_look(state, TIME_TO_LIVE) == TIME_TO_LIVE + 10
+    assert topic.is_over(state, TIME_TO_LIVE + 10)
+    assert not topic.is_over(topic.subscribed(state, waits("a")), 10 * TIME_TO_LIVE)
+    ended = topic.subscribed(topic.subscribed(state, waits("a")), waits("a", 0))
+    assert topic.is_over(ended, TIME_TO_LIVE)
+
+
+def test_an_event_after_the_last_subscription_is_late_and_told_to_nobody() -> None:
+    state = topic.subscribed(topic.opened("k", 0), waits("a", 5))
+    state = topic.received(state, event("r"), 6)
+    assert (state.late, list(topic.todo(state, 6))) == (("discord:c:r",), [])
+
+
+def test_a_subscriber_that_has_ended_is_told_nothing_more() -> None:
+    state = topic.subscribed(topic.subscribed(topic.opened("k", 0), waits("a")), waits("b"))
+    state = topic.received(topic.gone(state, "wf:a"), event("r"), 1)
+    assert [each.subscriber for each, _ in topic.todo(state, 1)] == ["wf:b"]
+
+
+def test_what_it_keeps_is_bounded_and_told() -> None:
+    state = topic.opened("k", 0)
+    for n in range(30):
+        state = topic.received(state, event(f"r{n}"), 1)
+    assert (len(state.events), state.forgotten, topic.event_id(state.events[-1])) == (20, 10, "discord:c:r29")
+    for n in range(10):
+        state = topic.received(state, event(f"big{n}", "x" * (MOST_EVENT - 500)), 1)
+    assert len(state.model_dump_json()) < 1_200_000
+    assert TopicState.model_validate(state.model_dump(mode="json")) == state
+
+
+def test_an_event_beyond_the_limit_is_named_with_its_size() -> None:
+    why = topic.too_large(event("a", "x" * 3_000_000))
+    assert why is not None
+    assert why.startswith("the event has 3,000,")
+    assert topic.too_large(event("a", "x" * 200_000)) is None

@@ -1,0 +1,94 @@
+"""Follow-ups at the command line: events come in; people look, answer and cancel."""
+
+import asyncio
+import json
+from typing import Any
+
+from runs import follow_up_state
+
+TARGET = {"session_id": "x", "request_client": "discord"}
+
+
+def reply(to: str | None, message: str = "r1", text: str = "Friday") -> dict[str, Any]:
+    raw = {"discord": {"replyToMessageId": to} if to else {}}
+    data = {"platform": "discord", "channelId": "dm", "messageId": message, "userId": "B", "text": text, "ts": 1}
+    return {"type": "evt.adapter.message.created", "data": {**data, "raw": raw}}
+
+
+async def create(worked: Any, name: str, *tasks: tuple[str, str, dict[str, Any]]) -> Any:
+    definition = {"origin": TARGET, "resumeTarget": TARGET, "summary": "Lunch with [B]."}
+    command = {"type": "cmd.workflow.create", "data": {"workflowId": name, "definition": definition}}
+    run = await worked.client.start_workflow("FollowUp", command, id=f"wf:{name}", task_queue="perdure")
+    for task_id, kind, given in tasks:
+        data = {"workflowId": name, "taskId": task_id, "kind": kind, "description": f"[{task_id}]", "input": given}
+        await run.execute_update("create_task", {"type": "cmd.workflow.task.create", "data": data})
+    return run
+
+
+def perdure(worked: Any, *args: str, typed: str = "") -> Any:
+    return worked.project.perdure(*args, typed=typed, TEMPORAL_ADDRESS=worked.address)
+
+
+async def test_a_follow_up_is_seen_answered_and_resolved_from_the_command_line(worked: Any) -> None:
+    reply_task = ("t1", "discord.wait_for_reply", {"channelId": "dm", "messageId": "m1"})
+    run = await create(worked, "lunch", reply_task, ("t2", "prompt", {"text": "Book it?"}))
+    file = worked.project.write("reply.json", json.dumps(reply("m1"), indent=2))
+    told = perdure(worked, "event", str(file))
+    assert (told.code, told.out) == (0, "discord:dm:r1 → topic:discord:dm:m1\n")
+    listed = perdure(worked, "list", "--waiting", "--json")
+    waiting = [(row["run_id"], row["waiting_for"]) for row in map(json.loads, listed.out.splitlines())]
+    assert ("wf:lunch", "human: Book it?") in waiting
+    shown = perdure(worked, "show", "wf:lunch")
+    assert "Lunch with [B]." in shown.out
+    assert 'perdure answer wf:lunch --question t2 "…"' in shown.out
+    assert perdure(worked, "answer", "wf:lunch", "yes", "--by", "eva").code == 0
+    assert (await asyncio.wait_for(run.result(), 30))["type"] == "evt.workflow.resolved"
+    rows = [json.loads(line) for line in perdure(worked, "list", "--follow-ups", "--json").out.splitlines()]
+    assert {row["run_id"]: row["status"] for row in rows}["wf:lunch"] == "completed"
+    view = json.loads(perdure(worked, "show", "wf:lunch", "--json").out)
+    assert [task["resolvedBy"] for task in view["tasks"]] == ["discord:dm:r1", "eva"]
+
+
+async def test_a_follow_up_is_cancelled_from_the_command_line(worked: Any) -> None:
+    await create(worked, "off", ("t1", "wait", {"delayMs": 10_000_000}))
+    done = perdure(worked, "cancel", "wf:off", "--reason", "not needed")
+    assert (done.code, done.out.splitlines()[-1]) == (0, "cancelled")
+    state = await follow_up_state(worked.client, "wf:off")
+    assert state is not None
+    assert state.state == "cancelled"
+    for command in (("watch",), ("resume",), ("fork", "--step", "1")):
+        no_run = perdure(worked, *command, "wf:off")
+        assert no_run.code == 1
+        assert no_run.err == "perdure: wf:off is a follow-up, and no run; see it with: perdure show wf:off\n"
+    missing = perdure(worked, "show", "wf:nobody")
+    assert (missing.code, missing.err) == (1, "perdure: there is no run wf:nobody\n")
+
+
+def test_bad_events_are_refused_by_their_line_and_the_others_go_on(worked: Any) -> None:
+    lines = [
+        json.dumps(reply("m9", "a")),
+        "",
+        "{not json",
+        json.dumps({"type": "evt.adapter.reaction.added"}),
+        "5",
+        json.dumps(reply(None)),
+        json.dumps({"type": "evt.adapter.message.created", "data": {"platform": "discord"}}),
+        json.dumps(reply("m9", "big", "x" * 3_000_000)),
+        json.dumps(reply("m9", "b")),
+    ]
+    told = perdure(worked, "event", "-", "--json", typed="\ufeff" + "\n".join(lines))
+    rows = [json.loads(line) for line in told.out.splitlines()]
+    assert told.code == 1
+    assert [row["line"] for row in rows if row["topic"]] == [1, 9]
+    refused = {row["line"]: row["refused"] for row in rows if row["refused"]}
+    assert list(refused) == [3, 4, 5, 6, 7, 8]
+    for line, words in (
+        (3, "not JSON"),
+        (4, "only evt.adapter.message.created is taken, not evt.adapter.reaction.added"),
+        (6, "it replies to no message, so nothing awaits it"),
+        (7, "data.channelId: Field required"),
+        (8, "and 262,144 is the most"),
+    ):
+        assert words in refused[line]
+    gone = perdure(worked, "event", "no-such-file.json")
+    assert (gone.code, "No such file" in gone.err) == (1, True)

@@ -1,0 +1,487 @@
+"""Follow-ups on the real server: each task is resolved once, by what it waits for, and the work goes on once."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError, CancelledError
+from temporalio.testing import WorkflowEnvironment
+
+from activities.outbox import LogOutbox
+from activities.toolkit import TransientFailure
+from codec import AesGcmCodec
+from contracts.followup import Outbound
+from contracts.tool import Effect, ToolKind, ToolOutcome
+from converter import encrypting
+from runs import listing
+from testkit.model_server import calls
+from testkit.tools import ScriptedTool
+from tests.workflows.conftest import MakeWorld, Run
+from tests.workflows.following import FINISH, WAIT, Following, followings
+
+
+@pytest.fixture
+def following(world: MakeWorld) -> Following:
+    return followings(world)
+
+
+class Recorded:
+    """An outbox that takes down what it sends; the first messages may fail, or never come back."""
+
+    timeout = timedelta(seconds=5)
+
+    def __init__(self, effect: Effect = Effect.once, *, fails: int = 0) -> None:
+        self.effect = effect
+        self.sent: list[tuple[str, str]] = []
+        self._fails = fails
+
+    async def send(self, message: Outbound, key: str) -> ToolOutcome:
+        self.sent.append((key, message.text))
+        if len(self.sent) <= self._fails:
+            raise TransientFailure("http_error", "503 from the outbox")
+        return ToolOutcome(result="sent")
+
+
+async def refused(run: Run, name: str, *body: Any) -> str:
+    with pytest.raises(WorkflowUpdateFailedError) as failure:
+        await run.execute_update(name, args=body)
+    assert isinstance(failure.value.cause, ApplicationError)
+    return failure.value.cause.message
+
+
+async def test_a_reply_after_the_task_resolves_it_and_the_work_goes_on(following: Following) -> None:
+    async with following() as here:
+        run = await here.create(mention_user_id="A")
+        await here.wait_for_reply(run)
+        await here.until_task(run, "t1", "blocked")
+        reply = here.reply("Friday at noon")
+        await here.publish(reply)
+        resolved = await run.result()
+        assert resolved["type"] == "evt.workflow.resolved"
+        assert resolved["headers"]["request_id"] == "discord:x:1"
+        (request,) = await here.requests()
+        assert request["request_id"] == f"{run.id}:1"
+        state = await here.it.state(run)
+        task = here.task_in(state)
+        assert task["result"] == {
+            "channelId": "dm-b",
+            "replyMessageId": reply["data"]["messageId"],
+            "replyUserId": "B",
+            "replyUserName": "Bea",
+            "text": "Friday at noon",
+            "ts": 1_700_000_000_000,
+            "raw": {"discord": {"replyToMessageId": here.message}},
+        }
+        assert task["resolvedBy"] == f"discord:dm-b:{reply['data']['messageId']}"
+        assert state["state"] == "resolved"
+        told = [(e["type"].removeprefix("evt.workflow."), e["data"].get("state")) for e in state["events"]]
+        assert told == [
+            ("lifecycle.changed", "queued"),
+            ("task.lifecycle.changed", "queued"),
+            ("lifecycle.changed", "running"),
+            ("task.lifecycle.changed", "running"),
+            ("task.lifecycle.changed", "blocked"),
+            ("lifecycle.changed", "blocked"),
+            ("task.lifecycle.changed", "resolved"),
+            ("task.resolved", None),
+            ("lifecycle.changed", "resolved"),
+            ("resolved", None),
+        ]
+        assert {e["headers"]["session_id"] for e in state["events"]} == {here.session}
+        assert await here.it.failed_tasks(run) == 0
+
+
+async def test_a_reply_before_the_task_is_kept_for_it(following: Following) -> None:
+    async with following() as here:
+        await here.publish(here.reply())
+        run = await here.create()
+        await here.wait_for_reply(run)
+        await run.result()
+        assert len(await here.requests()) == 1
+
+
+async def test_a_reply_that_comes_again_resumes_once_and_another_one_is_late(following: Following) -> None:
+    async with following() as here:
+        run = await here.create()
+        await here.wait_for_reply(run)
+        await here.add(run, "prompt", "t2", text="Go?")
+        reply = here.reply()
+        for _ in range(3):
+            await here.publish(reply)
+        task = await here.until_task(run, "t1", "resolved")
+        second = here.reply("Saturday")
+        await here.publish(second)
+        await here.until_late(run)
+        state = await here.it.state(run)
+        assert [each["event"] for each in state["late"]] == [f"discord:dm-b:{second['data']['messageId']}"]
+        assert here.task_in(state) == task
+        await run.execute_update("answer", {"text": "yes"})
+        await run.result()
+        topic = here.it.client.get_workflow_handle(await here.publish(here.reply("Sunday")))
+        await here.it.until(lambda: here.has_late(topic))
+        assert len(await here.requests()) == 1
+
+
+@pytest.mark.parametrize("fields", [{"userId": "C"}, {"to": None}, {"to": "m-other"}, {"channelId": "dm-c"}])
+async def test_what_is_no_strict_reply_of_b_resolves_nothing(following: Following, fields: dict[str, Any]) -> None:
+    async with following() as here:
+        run = await here.create()
+        await here.wait_for_reply(run)
+        wrong = here.reply("me too", **fields)
+        if fields.get("to", "m") is not None:
+            await here.publish(wrong)
+        await run.signal("task_resolved", {"taskId": "t1", "event": wrong})  # however it gets there
+        await here.publish(here.reply("Friday"))
+        await run.result()
+        assert here.task_in(await here.it.state(run))["result"]["text"] == "Friday"
+        assert any("is not what task t1 waits for" in line for line in (await here.it.state(run))["ignored"])
+
+
+async def test_a_reply_meets_its_task_after_all_workers_have_gone(following: Following) -> None:
+    async with following(works=False) as here:
+        async with here.it.worker():
+            run = await here.create()
+            await here.wait_for_reply(run)
+            await here.until_task(run, "t1", "blocked")
+        await here.publish(here.reply())
+        async with here.it.worker():
+            await asyncio.wait_for(run.result(), 20)
+            assert len(await here.requests()) == 1
+
+
+async def test_a_timeout_is_typed_and_the_work_goes_on(following: Following) -> None:
+    async with following() as here:
+        run = await here.create()
+        await here.wait_for_reply(run, timeoutMs=100)
+        await run.result()
+        task = here.task_in(await here.it.state(run))
+        assert (task["result"]["status"], task["resolvedBy"]) == ("timeout", "timeout")
+        (request,) = await here.requests()
+        assert request["messages"][1]["content"] == "Nothing came in time for: wait for t1"
+        topic = here.it.client.get_workflow_handle(await here.publish(here.reply("too late")))
+        await here.it.until(lambda: here.has_late(topic))
+        assert len(await here.requests()) == 1
+
+
+async def test_all_waits_for_each_task_and_any_for_one(following: Following) -> None:
+    async with following() as here:
+        both, one = await here.create("all"), await here.create("any")
+        for run in (both, one):
+            await here.wait_for_reply(run)
+            await here.add(run, "prompt", "t2", text="Go?", options=["yes", "no"])
+        await here.publish(here.reply())
+        await one.result()
+        assert [task["state"] for task in (await here.it.state(one))["tasks"]] == ["resolved", "cancelled"]
+        await here.until_task(both, "t1", "resolved")
+        assert [each["request_id"] for each in await here.requests()] == [f"{one.id}:1"]
+        await both.execute_update("answer", {"text": "yes", "by": "eva"})
+        await both.result()
+        assert [each["request_id"] for each in await here.requests()] == [f"{one.id}:1", f"{both.id}:1"]
+
+
+async def test_all_is_judged_after_the_turn_that_creates_the_tasks(following: Following) -> None:
+    """The first may resolve before the second exists."""
+    work = ScriptedTool("work", kind=ToolKind.signal)
+    async with following([calls(("work", {})), FINISH], work) as here:
+        turn = await here.it.start()
+        await here.it.until_pending(turn, 1)
+        run = await here.create(run_id=turn.id.removeprefix("run:"))
+        await here.wait_for_reply(run)
+        await here.publish(here.reply())
+        await here.until_task(run, "t1", "resolved")
+        await here.wait_for_reply(run, "t2", messageId=f"{here.message}-2")
+        await here.it.send_result(turn, 1, "work")
+        await turn.result()
+        await here.publish(here.reply(to=f"{here.message}-2"))
+        await run.result()
+        assert [task["state"] for task in (await here.it.state(run))["tasks"]] == ["resolved", "resolved"]
+
+
+@pytest.mark.parametrize("end", ["terminated", "never there"])
+async def test_a_turn_that_never_ended_properly_holds_nothing_up(following: Following, end: str) -> None:
+    async with following([calls(("work", {}))], ScriptedTool("work", kind=ToolKind.signal)) as here:
+        if end == "terminated":
+            turn = await here.it.start()
+            run = await here.create(run_id=turn.id.removeprefix("run:"))
+            await here.wait_for_reply(run)
+            await turn.terminate("gone")
+            here.it.started.remove(turn.id)
+        else:
+            run = await here.create(run_id="nobody")
+            await here.wait_for_reply(run)
+        await here.publish(here.reply())
+        await asyncio.wait_for(run.result(), 20)
+        assert len(await here.requests()) == 1
+
+
+async def test_without_a_task_it_fails_typed_once_its_turn_has_ended(following: Following) -> None:
+    async with following() as here:
+        run = await here.create(run_id="nobody")
+        with pytest.raises(WorkflowFailureError) as failure:
+            await run.result()
+        assert isinstance(failure.value.cause, ApplicationError)
+        assert failure.value.cause.type == "NoTasks"
+        assert await here.requests() == []
+
+
+@pytest.mark.parametrize(
+    "how", [(), ({"type": "cmd.workflow.cancel", "data": {"reason": "done"}},), ({"by": "eva"},), "native"]
+)
+async def test_a_cancelled_follow_up_ends_canceled_and_resumes_nothing(following: Following, how: Any) -> None:
+    async with following() as here:
+        run = await here.create()
+        await here.wait_for_reply(run)
+        await here.until_task(run, "t1", "blocked")
+        await (run.cancel() if how == "native" else run.signal("cancel", args=how))
+        with pytest.raises(WorkflowFailureError) as failure:
+            await run.result()
+        assert isinstance(failure.value.cause, CancelledError)
+        assert await here.status(run) is WorkflowExecutionStatus.CANCELED
+        state = await here.it.state(run)
+        assert (state["state"], here.task_in(state)["state"]) == ("cancelled", "cancelled")
+        topic = here.it.client.get_workflow_handle(await here.publish(here.reply()))
+        await here.it.until(lambda: here.has_late(topic))
+        assert await here.requests() == []
+
+
+async def test_a_prompt_is_a_question_to_people_and_answered_as_one(following: Following) -> None:
+    async with following() as here:
+        run = await here.create()
+        await here.add(run, "prompt", "t1", text="Book the table?", options=["yes", "no"])
+        await here.until_task(run, "t1", "blocked")
+
+        async def listed() -> bool:
+            found = [each async for each in listing(here.it.client, waiting=True, limit=1000)]
+            return any((e.run_id, e.waiting_for) == (run.id, "human: Book the table?") for e in found)
+
+        await here.it.until(listed)
+        assert "t9 is not open" in await refused(run, "answer", {"question_id": "t9", "text": "yes"})
+        assert "takes a text" in await refused(run, "answer", {"decision": "approve"})
+        await run.signal("human_input", {"text": "yes", "by": "eva"})
+        await run.result()
+        task = here.task_in(await here.it.state(run))
+        assert (task["result"], task["resolvedBy"]) == ({"status": "answered", "text": "yes", "by": "eva"}, "eva")
+        (request,) = await here.requests()
+        assert "eva was asked: Book the table?\n\nThe answer: yes" in request["messages"][1]["content"]
+
+
+async def test_a_wait_is_resolved_by_the_clock(following: Following) -> None:
+    async with following() as here:
+        run = await here.create()
+        await here.add(run, "wait", "t1", delayMs=50)
+        await here.add(run, "wait", "t2", until="2020-01-01T00:00:00Z")
+        await run.result()
+        assert [task["resolvedBy"] for task in (await here.it.state(run))["tasks"]] == ["clock", "clock"]
+        assert len(await here.requests()) == 1
+
+
+@pytest.mark.parametrize("completion", ["none", "ack"])
+async def test_a_message_goes_out_once_and_only_an_ack_resumes(
+    following: Following, completion: str, tmp_path: Any
+) -> None:
+    async with following(outbox=LogOutbox(tmp_path / "out")) as here:
+        run = await here.create()
+        await here.add(run, "notify", "t1", channelId="x", text="I asked B.", completion=completion)
+        await run.result()
+        lines = (tmp_path / "out" / "outbound.jsonl").read_text().splitlines()
+        assert len(lines) == 1
+        assert f'"key": "workflow:{run.id.removeprefix("wf:")}:task:t1:notify"' in lines[0]
+        assert len(await here.requests()) == (completion == "ack")
+
+
+@pytest.mark.parametrize(("effect", "times", "status"), [(Effect.once, 1, "http_error"), (Effect.keyed, 2, "sent")])
+async def test_what_fails_to_go_out_is_sent_again_only_where_keys_are_honoured(
+    following: Following, effect: Effect, times: int, status: str
+) -> None:
+    outbox = Recorded(effect, fails=1)
+    async with following(outbox=outbox) as here:
+        run = await here.create()
+        await here.add(run, "notify", "t1", channelId="x", text="hi", completion="ack")
+        await run.result()
+        assert [key for key, _ in outbox.sent] == [f"workflow:{run.id.removeprefix('wf:')}:task:t1:notify"] * times
+        assert here.task_in(await here.it.state(run))["result"]["status"] == status
+
+
+async def test_without_an_outbox_a_message_fails_typed(following: Following) -> None:
+    async with following() as here:
+        run = await here.create()
+        await here.add(run, "notify", "t1", channelId="x", text="hi", completion="ack")
+        await run.result()
+        assert here.task_in(await here.it.state(run))["result"]["status"] == "tool_error"
+
+
+async def test_an_agent_waits_for_a_reply_by_one_call(following: Following) -> None:
+    """The follow-up has the headers of its run."""
+    wait = calls(("workflow_wait_for_reply", {**WAIT, "messageId": "m-agent-1"}))
+    async with following([wait, FINISH]) as here:
+        turn = await here.it.start("ask B for lunch", conversation_id=here.session)
+        assert (await turn.result())["payload"]["steps_taken"] == 1
+        run = await here.follow_up_of(turn)
+        state = await here.it.state(run)
+        assert state["headers"] == {
+            "request_id": turn.id.removeprefix("run:"),
+            "session_id": here.session,
+            "request_client": "perdure",
+            "user_id": None,
+        }
+        assert "Waiting for: Wait for B to reply" in state["definition"]["summary"]
+        await run.signal("task_resolved", {"taskId": state["tasks"][0]["taskId"], "result": {"text": "yes"}})
+        await run.result()
+        assert len(await here.requests()) == 1
+
+
+BAD_CALLS: list[tuple[str, dict[str, Any], str]] = [
+    ("workflow_create", {}, "`definition` is required"),
+    ("workflow_create", {"definition": {"summary": ""}}, "definition.summary"),
+    ("workflow_create", {"definition": {"summary": "s", "completion": "most"}}, "definition.completion"),
+    ("workflow_create", {"definition": {"summary": "s", "resumeTarget": "x"}}, "`resumeTarget` must be an object"),
+    ("workflow_create", {"definition": {"summary": "s", "colour": "red"}}, "definition.colour"),
+    (
+        "workflow_task_create",
+        {"workflowId": "f", "kind": "nap", "description": "d", "input": {}},
+        "the kinds are: disc",
+    ),
+    ("workflow_task_create", {"workflowId": "f", "kind": "wait", "input": {"delayMs": 5}}, "description"),
+    ("workflow_task_create", {"workflowId": "f", "kind": "wait", "description": "d", "input": {}}, "delayMs"),
+    (
+        "workflow_task_create",
+        {"workflowId": "nobody", "kind": "wait", "description": "d", "input": {"delayMs": 5}},
+        "follow-up nobody does not exist",
+    ),
+    ("workflow_wait_for_reply", {"description": "d", "channelId": "c"}, "messageId"),
+    ("workflow_wait_for_reply", {"channelId": "c", "messageId": "m"}, "description"),
+]
+
+
+async def test_wrong_arguments_come_back_as_errors_that_the_model_can_act_on(following: Following) -> None:
+    async with following([calls(*((tool, given) for tool, given, _ in BAD_CALLS)), FINISH]) as here:
+        turn = await here.it.start()
+        await turn.result()
+        results = [text for _, text in await here.it.results(turn)]
+        for (_, _, words), text in zip(BAD_CALLS, results, strict=False):
+            assert text.startswith("invalid_arguments: ")
+            assert words in text
+        assert await here.follow_ups() == []
+
+
+BAD_BODIES: list[list[Any]] = [
+    [],
+    [{}, {}],
+    [None],
+    [5],
+    ["text"],
+    [[]],
+    [{"no": "such field"}],
+    [{"taskId": "t1"}],
+    [{"taskId": "t9", "result": 5}],
+    [{"taskId": "t1", "event": {"type": "evt.adapter.message.created"}}],
+    [{"data": {"workflowId": "f", "taskId": "t", "kind": "nap", "description": "d"}}],
+    [{"type": "cmd.workflow.create", "data": {}}],
+    [{"text": 5}],
+]
+
+
+async def test_no_bad_signal_harms_a_follow_up_or_a_topic(following: Following) -> None:
+    async with following() as here:
+        run = await here.create()
+        await here.wait_for_reply(run)
+        topic = here.it.client.get_workflow_handle(await here.publish(here.reply(userId="C")))
+        for body in BAD_BODIES:
+            for name in ("task_create", "task_resolved", "human_input", "no_such_signal"):
+                await run.signal(name, args=body)
+            for name in ("event", "subscribe", "no_such_signal"):
+                await topic.signal(name, args=body)
+        for body in ([{}, {}], [5], [{"no": "such field"}], [{"type": "cmd.workflow.cancel", "data": 5}]):
+            await run.signal("cancel", args=body)
+        await here.add(run, "wait", "t2", until="9999-12-31T00:00:00Z")
+        await topic.signal("subscribe", {"subscriber": run.id, "taskId": "t1", "expiresAt": 2**53})
+        await topic.signal("subscribe", {"subscriber": run.id, "taskId": "t1", "expiresAt": 10**400})
+        await topic.signal("event", {"type": "evt.adapter.message.created", "data": here.reply()["data"] | {"ts": -1}})
+        assert len((await here.it.state(topic))["ignored"]) == 20
+        await here.publish(here.reply())
+        await here.until_task(run, "t1", "resolved")
+        await run.signal("task_resolved", {"taskId": "t2", "result": "enough"})
+        await run.result()
+        assert (await here.it.failed_tasks(run), await here.it.failed_tasks(topic)) == (0, 0)
+
+
+@pytest.mark.parametrize("args", [[], [{}, {}], [None], [5], [{"type": "cmd.workflow.create"}], ["other name"]])
+async def test_a_bad_start_fails_typed(following: Following, args: list[Any]) -> None:
+    async with following() as here:
+        if args == ["other name"]:
+            good = await here.create()
+            await good.signal("cancel")
+            state = await here.it.state(good)
+            data = {"workflowId": state["workflowId"], "definition": state["definition"]}
+            args = [{"type": "cmd.workflow.create", "data": data}]
+        run = await here.start_raw(*args)
+        with pytest.raises(WorkflowFailureError) as failure:
+            await run.result()
+        assert isinstance(failure.value.cause, ApplicationError)
+        assert failure.value.cause.type == "InvalidInput"
+        assert await here.it.failed_tasks(run) == 0
+
+
+async def test_a_task_for_another_follow_up_or_after_the_end_is_refused(following: Following) -> None:
+    async with following() as here:
+        run, other = await here.create(), await here.create()
+        assert "this is follow-up" in await refused(run, "create_task", here.task(other, "wait", delayMs=5))
+        assert "one JSON argument" in await refused(run, "create_task")
+        assert "the kinds are" in await refused(run, "create_task", here.task(run, "nap"))
+        await other.signal("cancel")
+
+
+async def test_both_go_on_where_their_histories_grow_long(world: MakeWorld, short_history_client: Any) -> None:
+    async with followings(world)(server=short_history_client) as here:
+        run = await here.create()
+        await here.wait_for_reply(run)
+        for n in range(60):
+            await run.signal("human_input", {"text": str(n)})
+            topic = await here.publish(here.reply(str(n), userId="C"))
+        first = here.it.client.get_workflow_handle(topic)
+        await here.publish(here.reply("at last"))
+        await run.result()
+        assert here.task_in(await here.it.state(run))["result"]["text"] == "at last"
+        rotated = [e.id async for e in short_history_client.list_workflows("ExecutionStatus = 'ContinuedAsNew'")]
+        assert {run.id, first.id} <= set(rotated)
+        assert len(await here.requests()) == 1
+
+
+async def test_nothing_of_an_encrypted_follow_up_can_be_read_in_its_history(world: MakeWorld, client: Client) -> None:
+    """Ids are another matter: they name topics and lanes."""
+    target = client.service_client.config.target_host
+    secret = await Client.connect(target, data_converter=encrypting(AesGcmCodec({"k1": b"1" * 32})))
+    async with followings(world)(server=secret, outbox=Recorded()) as here:
+        run = await here.create()
+        await here.wait_for_reply(run)
+        await here.add(run, "prompt", "t2", text="the question, unseen")
+        await here.add(run, "notify", "t3", channelId="x", text="the message, unseen")
+        await here.until_task(run, "t3", "resolved")
+        reply = here.reply("the reply, unseen")
+        topic = here.it.client.get_workflow_handle(await here.publish(reply))
+        await run.execute_update("answer", {"text": "the answer, unseen"})
+        await run.result()
+        (request,) = await here.requests()
+        assert "the reply, unseen" in str(request)
+        for each in (run, topic):
+            assert b"unseen" not in await here.it.raw_history(each)
+        assert "unseen" not in str((await run.describe()).typed_search_attributes)
+
+
+async def test_a_topic_outlives_days_of_waiting_and_ends_when_nobody_waits(
+    world: MakeWorld, skipping: WorkflowEnvironment
+) -> None:
+    """Three days of time pass in seconds; the topic's own time to live is one."""
+    async with followings(world)(server=skipping.client) as here:
+        run = await here.create()
+        await here.wait_for_reply(run, timeoutMs=3 * 24 * 3600 * 1000)
+        topic = here.it.client.get_workflow_handle(f"topic:discord:dm-b:{here.message}")
+        await asyncio.wait_for(run.result(), 60)
+        assert here.task_in(await here.it.state(run))["resolvedBy"] == "timeout"
+        over = await asyncio.wait_for(topic.result(), 60)
+        lived = (await topic.describe()).close_time, (await topic.describe()).start_time
+        assert over["sent"] == []
+        assert lived[0] is not None
+        assert lived[0] - lived[1] >= timedelta(days=2.9)

@@ -1,0 +1,42 @@
+"""The `workflow_*` tools: an agent's call becomes the source's commands, which one activity brings to the follow-up."""
+
+import asyncio
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+from activities.followup import FollowUps
+from contracts.run import Call
+from contracts.tool import ToolOutcome
+from decisions import narrate
+from decisions.following import commanded
+from workflows.confidential import readable
+from workflows.fate import Fate, fate, told
+from workflows.live_run import LiveRun
+from workflows.policies import FILES, WAIT_FOR_END
+
+
+async def follow_up(run: LiveRun, call: Call) -> ToolOutcome:
+    """Made again it asks for the same, so it is tried until it comes through."""
+    commands = commanded(run.state, call)
+    if isinstance(commands, ToolOutcome):
+        return commands
+    run.in_flight(call)
+    made = readable(
+        run.halt,
+        lambda: workflow.execute_activity_method(
+            FollowUps.command_follow_up,
+            commands,
+            cancellation_type=WAIT_FOR_END,
+            summary=narrate.call_summary(call),
+            **FILES,
+        ),
+    )
+    try:
+        outcome: ToolOutcome = await run.halt.stoppable(made)
+    except ActivityError as error:
+        if fate(error) is Fate.cancelled:
+            raise asyncio.CancelledError from None
+        outcome = told(error, call.effect)
+    run.landed(call)
+    return outcome
