@@ -2,22 +2,20 @@
 
 import asyncio
 import time
-from typing import Any
 
 from temporalio.client import (
     Client,
-    WithStartWorkflowOperation,
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
-from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities import conversation
 from contracts.conversation import LaneView, SubmitRequest, Submitted
 from decisions import ids
-from decisions.narrate import cut, markdown
+from decisions.narrate import cut
 from runs import QUERY_PATIENCE, NoSuchRun, NotReachable, Refused
 
 PATIENCE = 30.0  # seconds in which a submit is tried again
@@ -43,7 +41,7 @@ async def submit(client: Client, task_queue: str, conversation_id: str, request:
     while (left := deadline - time.monotonic()) > 0:
         try:
             async with asyncio.timeout(left):
-                return await _submitted(client, task_queue, conversation_id, request)
+                return await conversation.submit(client, task_queue, conversation_id, request)
         except WorkflowUpdateFailedError as error:
             cause = error.cause
             raise Refused(cause.message if isinstance(cause, ApplicationError) else str(cause)) from None
@@ -55,24 +53,6 @@ async def submit(client: Client, task_queue: str, conversation_id: str, request:
             why = cut(error.message, 200)
             await asyncio.sleep(PAUSE)
     raise NotReachable(f"{why}; it may have been accepted, and can be sent again with the same request id")
-
-
-async def _submitted(client: Client, task_queue: str, conversation_id: str, request: SubmitRequest) -> Submitted:
-    start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
-        "Conversation",
-        {"conversation_id": conversation_id},
-        id=ids.conversation_workflow_id(conversation_id),
-        task_queue=task_queue,
-        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        static_summary=markdown(cut(conversation_id, 200)),
-    )
-    answer: Submitted = await client.execute_update_with_start_workflow(
-        "submit",
-        request.model_dump(mode="json", exclude_defaults=True),
-        start_workflow_operation=start,
-        result_type=Submitted,
-    )
-    return answer
 
 
 async def look(client: Client, conversation_id: str) -> LaneView | None:

@@ -8,9 +8,17 @@ import asyncio
 import os
 import shutil
 from contextlib import suppress
+from typing import Any
 
 from temporalio import activity
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowQueryFailedError, WorkflowUpdateFailedError
+from temporalio.client import (
+    Client,
+    WithStartWorkflowOperation,
+    WorkflowExecutionStatus,
+    WorkflowQueryFailedError,
+    WorkflowUpdateFailedError,
+)
+from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.heartbeat import beating
@@ -19,7 +27,7 @@ from activities.project import Project
 from activities.store import Store
 from activities.transcript import Transcripts, Wanted, keep_segment, read_record, record_name
 from activities.workspace import ARTIFACTS
-from contracts.conversation import Joined, JoinRequest, TurnAnswer, TurnRecord
+from contracts.conversation import Joined, JoinRequest, SubmitRequest, Submitted, TurnAnswer, TurnRecord
 from contracts.journal import Journal
 from contracts.run import Snapshot, TurnClose
 from contracts.signals import HumanInput
@@ -28,6 +36,7 @@ from decisions.calls import text_of
 from decisions.ids import conversation_workflow_id, run_id_of, run_workflow_id
 from decisions.journal import handed_on
 from decisions.loop import halted
+from decisions.narrate import cut, markdown
 from decisions.resume import journal_of
 from decisions.transcript import Transcript, call_part
 
@@ -123,6 +132,29 @@ class Conversations:
                 return False
             raise
         return True
+
+
+async def submit(client: Client, task_queue: str, conversation_id: str, request: SubmitRequest) -> Submitted:
+    """Hands a request to a lane, which is opened where there is none.
+
+    Raises WorkflowUpdateFailedError with the lane's reason, and RPCError. After most of the latter it may have been
+    accepted: it can be sent again, since the lane knows it by its id.
+    """
+    start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
+        "Conversation",
+        {"conversation_id": conversation_id},
+        id=conversation_workflow_id(conversation_id),
+        task_queue=task_queue,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        static_summary=markdown(cut(conversation_id, 200)),
+    )
+    answer: Submitted = await client.execute_update_with_start_workflow(
+        "submit",
+        request.model_dump(mode="json", exclude_defaults=True),
+        start_workflow_operation=start,
+        result_type=Submitted,
+    )
+    return answer
 
 
 def _link(source: str, target: str) -> None:

@@ -10,6 +10,7 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.conversation import submit
 from activities.effect import GRACE, final, within
 from activities.heartbeat import beating
 from activities.ledger import Doubtful, Entry, LedgerUnavailable, Recorded
@@ -155,16 +156,12 @@ class FollowUps:
 
     @activity.defn
     async def resume_work(self, work: ResumeWork) -> None:
-        """A new request for a lane, which knows one that comes again."""
-        await self._client.start_workflow(
-            "Conversation",
-            {"conversation_id": work.session_id},
-            id=ids.conversation_workflow_id(work.session_id),
-            task_queue=activity.info().task_queue,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            start_signal="request",
-            start_signal_args=[work.request.model_dump(mode="json", exclude_none=True, exclude_defaults=True)],
-        )
+        """A new request for a lane, which knows one that comes again. A lane that is full is tried until it is not."""
+        try:
+            await submit(self._client, activity.info().task_queue, work.session_id, work.request)
+        except WorkflowUpdateFailedError as refused:
+            why = refused.cause.message if isinstance(refused.cause, ApplicationError) else str(refused.cause)
+            raise ApplicationError(f"conversation {work.session_id} does not take it: {why}", type="Refused") from None
 
     @activity.defn
     async def close_follow_up(self, request: CloseFollowUp) -> None:

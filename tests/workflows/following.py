@@ -37,9 +37,10 @@ class Lane:
         await workflow.wait_condition(lambda: self._closes)
         return self._requests
 
-    @workflow.signal
-    def request(self, *args: Any) -> None:
+    @workflow.update
+    def submit(self, *args: Any) -> dict[str, Any]:
         self._requests.append(args[0])
+        return {"run_id": "nobody's", "position": 0, "duplicate": False}
 
     @workflow.signal
     def close(self) -> None:
@@ -173,19 +174,25 @@ Following = Callable[..., AbstractAsyncContextManager[Followed]]
 def followings(world: MakeWorld) -> Following:
     @asynccontextmanager
     async def make(
-        script: Script = (), *tools: ScriptedTool, outbox: Outbox | None = None, works: bool = True, **options: Any
+        script: Script = (),
+        *tools: ScriptedTool,
+        outbox: Outbox | None = None,
+        works: bool = True,
+        workflows: tuple[type, ...] = WITH_LANE,
+        **options: Any,
     ) -> AsyncIterator[Followed]:
         async with world(script, *tools, works=False, **options) as it:
             it.project = replace(it.project, outbox=outbox)
-            it.worker = partial(it.worker, workflows=WITH_LANE)  # type: ignore[method-assign]
+            it.worker = partial(it.worker, workflows=workflows)  # type: ignore[method-assign]
             here = Followed(it)
             if not works:
                 yield here
                 return
             async with it.worker():
                 yield here
-                await _close_lanes(it)
-            with patch("tests.workflows.conftest.WORKFLOWS", WITH_LANE):
+                if workflows is WITH_LANE:
+                    await _close_lanes(it)
+            with patch("tests.workflows.conftest.WORKFLOWS", workflows):
                 await it.replay()
 
     return make

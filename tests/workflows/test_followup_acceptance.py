@@ -1,20 +1,26 @@
 """The acceptance criteria of the source, by name (E10).
 
-What needs the lane of the target session is shown by the request that is submitted to it; that the lane runs its
-requests one at a time, in their order, is the lane's own promise.
+The work goes on in a real lane of the target session.
 """
+
+import asyncio
+import re
+from functools import partial
+from typing import Any
 
 import pytest
 
-from decisions.ids import conversation_workflow_id
-from testkit.model_server import Reply, calls
+from decisions.ids import run_workflow_id, turn_run_id
+from testkit.model_server import Reply, calls, says
 from tests.workflows.conftest import MakeWorld, Run
 from tests.workflows.following import Followed, Following, followings
+from tests.workflows.lane import asking, look, say, texts, until_idle
+from worker import WORKFLOWS
 
 
 @pytest.fixture
 def following(world: MakeWorld) -> Following:
-    return followings(world)
+    return partial(followings(world), workflows=WORKFLOWS)
 
 
 def create(here: Followed, session: str) -> Reply:
@@ -32,7 +38,11 @@ def wait(here: Followed, workflow_id: str, what: str) -> Reply:
 async def dm_b_then_update_x(here: Followed, *whats: str) -> Run:
     """An agent creates a follow-up, adds a task for each of `whats`, and says that it will come back to it."""
 
-    def script(body: dict[str, object]) -> Reply:
+    def script(body: dict[str, Any]) -> Reply:
+        if "(This was waited for:" in texts(body)[-1]:
+            return says("<@A> B has replied")
+        if texts(body)[-1] == "something else":
+            return calls(("ask_human", {"question": "what else?"}))
         said = str(body["messages"])
         named = said.partition('"workflowId":"')[2].partition('"')[0]
         if not named:
@@ -46,7 +56,7 @@ async def dm_b_then_update_x(here: Followed, *whats: str) -> Run:
     return await here.follow_up_of(turn)
 
 
-async def say(here: Followed, what: str) -> None:
+async def replies(here: Followed, what: str) -> None:
     await here.publish(here.reply(f"{what}: yes", to=f"{here.message}-{what}"))
 
 
@@ -56,8 +66,8 @@ async def test_agent_can_create_a_workflow_with_a_summary_and_multiple_described
         state = await here.it.state(run)
         assert state["definition"]["summary"] == "A wants lunch with B on Friday; B was asked by DM."
         assert [task["description"] for task in state["tasks"]] == ["Wait for B to say when", "Wait for B to say where"]
-        await say(here, "when")
-        await say(here, "where")
+        await replies(here, "when")
+        await replies(here, "where")
         await run.result()
 
 
@@ -67,69 +77,80 @@ async def test_workflow_service_resolves_wait_for_reply_only_on_strict_replies(f
         task_id = (await here.it.state(run))["tasks"][0]["taskId"]
         for wrong in (here.reply("no reply", to=None), here.reply("elsewhere", to="m-0"), here.reply("C", userId="C")):
             await run.signal("task_resolved", {"taskId": task_id, "event": wrong})
-        await say(here, "when")
+        await replies(here, "when")
         await run.result()
         assert here.task_in(await here.it.state(run), task_id)["result"]["text"] == "when: yes"
+
+
+async def resumed(here: Followed, run: Run) -> Run:
+    """The turn in which the work goes on, once it has ended."""
+    await asyncio.wait_for(run.result(), 20)
+    await until_idle(here.it, here.session, 1)
+    turn = run_workflow_id(turn_run_id(here.session, f"{run.id}:1"))
+    here.it.started += [turn, f"conversation:{here.session}"]
+    found: Run = here.it.client.get_workflow_handle(turn)
+    return found
 
 
 async def test_if_no_agent_is_running_for_the_resume_target_session_resume_still_runs(following: Following) -> None:
     """Nothing of the session is there when it resolves: the request brings its lane with it."""
     async with following() as here:
         run = await dm_b_then_update_x(here, "when")
-        assert await here.requests() == []
-        await say(here, "when")
-        await run.result()
-        assert [each["request_id"] for each in await here.requests()] == [f"{run.id}:1"]
+        await replies(here, "when")
+        event = await (await resumed(here, run)).result()
+    assert (event["type"], event["payload"]["outcome"]) == ("agent.completed", "<@A> B has replied")
 
 
 async def test_if_another_request_is_running_resume_is_queued_fifo_and_runs_after(following: Following) -> None:
-    """It goes behind what is in the lane, and asks to be queued there: neither to steer nor to interrupt."""
     async with following() as here:
-        await here.it.client.start_workflow(
-            "Conversation",
-            {"conversation_id": here.session},
-            id=conversation_workflow_id(here.session),
-            task_queue=here.it.queue,
-            start_signal="request",
-            start_signal_args=[{"request_id": "discord:x:2", "goal": "something else"}],
-        )
         run = await dm_b_then_update_x(here, "when")
-        await say(here, "when")
-        await run.result()
-        first, second = await here.requests()
-        assert (first["request_id"], second["request_id"]) == ("discord:x:2", f"{run.id}:1")
-        assert second.get("when_busy", "queue") == "queue"
+        other = await say(here.it, here.session, "something else", "discord:x:2")
+        question = await asking(here.it, other)
+        await replies(here, "when")
+        await asyncio.wait_for(run.result(), 20)
+        waiting = (await look(here.it, here.session)).waiting
+        assert [each.request_id for each in waiting] == [f"{run.id}:1"]
+        await say(here.it, here.session, "nothing", question_id=question["id"])
+        turn = await resumed(here, run)
+        first, second = (
+            await here.it.client.get_workflow_handle(f"run:{other.run_id}").describe(),
+            await turn.describe(),
+        )
+    assert first.close_time is not None
+    assert first.close_time <= second.start_time
 
 
 async def test_resume_uses_a_new_request_id_and_does_not_attempt_reply_threading(following: Following) -> None:
     async with following() as here:
         run = await dm_b_then_update_x(here, "when")
-        await say(here, "when")
-        await run.result()
-        (request,) = await here.requests()
-        assert request["request_id"] == f"{run.id}:1"
-        assert not request["request_id"].startswith("discord:")
-        assert request["request_id"] != request["origin"]["request_id"]
-        assert request["request_client"] == "discord"
-        assert "question_id" not in request
+        await replies(here, "when")
+        turn = await resumed(here, run)
+        started = await anext(turn.fetch_history_events())
+        (begun,) = await here.it.client.data_converter.decode(
+            started.workflow_execution_started_event_attributes.input.payloads
+        )
+    headers = begun["headers"]
+    assert headers["request_id"] == f"{run.id}:1"
+    assert not re.match(r"discord:", headers["request_id"])  # only such an id is threaded onto
+    assert headers["request_id"] != begun["raw"]["workflow"]["origin"]["request_id"]
+    assert (headers["session_id"], headers["request_client"]) == (here.session, "discord")
 
 
 async def test_resume_prompt_includes_workflow_summary_and_task_description(following: Following) -> None:
     """And the reply with its author, and whom to mention: all that the agent needs to go on."""
     async with following() as here:
         run = await dm_b_then_update_x(here, "when", "where")
-        await say(here, "when")
-        await say(here, "where")
-        await run.result()
-        (request,) = await here.requests()
-        system, user = request["messages"]
-        assert (system["role"], user["role"]) == ("system", "user")
-        for words in (
-            "A wants lunch with B on Friday; B was asked by DM.",
-            "Wait for B to say when",
-            "when: yes",
-            "Wait for B to say where",
-            f"in session {here.session}, and mention user A",
-        ):
-            assert words in system["content"]
-        assert user["content"].startswith("Bea (user B) replied in channel dm-b:\n\nwhere: yes")
+        await replies(here, "when")
+        await replies(here, "where")
+        await resumed(here, run)
+        asked = here.it.model.requests[-1]
+    system = asked["system"][-1]["text"]
+    for words in (
+        "A wants lunch with B on Friday; B was asked by DM.",
+        "Wait for B to say when",
+        "when: yes",
+        "Wait for B to say where",
+        f"in session {here.session}, and mention user A",
+    ):
+        assert words in system
+    assert texts(asked)[-1].startswith("Bea (user B) replied in channel dm-b:\n\nwhere: yes")
