@@ -24,6 +24,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 
 from activities.claude import PRICES
 from activities.context import Summaries
+from activities.delegation import Delegations
 from activities.fetch import FetchTool
 from activities.files import ListFiles, ReadFile, WriteFile
 from activities.http_tool import HttpTool
@@ -63,6 +64,7 @@ from settings import (
 from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
 from workflows.agent_run import AgentRun
 from workflows.confidential import Confidential
+from workflows.delegation import Delegation
 from workflows.reconcile import Reconcile
 from workflows.unknown import Unknown
 
@@ -70,7 +72,7 @@ GRACE = timedelta(seconds=30)  # SIGTERM is no cancel: what runs is finished wit
 RECOVERY = timedelta(seconds=1)  # a killed worker's runs are picked up by another after this
 SHOWN_WITHIN = timedelta(milliseconds=200)  # a partial answer reaches a watcher
 
-WORKFLOWS: tuple[type, ...] = (AgentRun, Reconcile, Unknown)
+WORKFLOWS: tuple[type, ...] = (AgentRun, Delegation, Reconcile, Unknown)
 
 
 def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
@@ -94,6 +96,7 @@ def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
         window=settings.file.model.window,
         summary_model=settings.file.model.summary,
         secrets=settings.secrets,
+        on_delegation=_prompt("delegate"),
     )
 
 
@@ -167,6 +170,7 @@ def build(  # noqa: PLR0913 - what a worker is made of
     calls = ToolCalls(client, transcripts, project, GRACE)
     runs = Runs(client, transcripts, project)
     inheritances = Inheritances(client, transcripts, project)
+    delegations = Delegations(client, project)
     reconciliations = Reconciliations(client, project.stores, task_queue)
     return Worker(
         client,
@@ -182,6 +186,8 @@ def build(  # noqa: PLR0913 - what a worker is made of
             inheritances.inherit,
             reconciliations.reconcile,
             Standings(client).watch_run,
+            delegations.collect,
+            delegations.find_delegation,
         ],
         workflow_runner=workflow_runner(),
         interceptors=[Observation(), *observers, Redaction(project.secrets), *_told(client)],

@@ -4,6 +4,7 @@ value       the two base classes: `Value` (history, tolerant) and `Edge` (outsid
 duration    "30s", "15m", "2h" as `timedelta`
 events      the agentic.* events, field for field as their source has them
 conversation  what a lane takes and answers
+delegation  subtasks, how they stand, what they have used
 signals     what people send to a run: answers and cancel requests
 question    the one open question of a run
 agent       an agent's definition and the snapshot a run keeps of it

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from contracts.conversation import MAX_ID_LENGTH, Headers
+from contracts.delegation import Assignment
 from contracts.limits import LimitOverrides, limits_in
 from contracts.tool import ToolError
 from contracts.value import Edge, Value
@@ -68,7 +69,7 @@ class BeginEvent(Value):
     """The input of an `AgentRun` that another workflow starts.
 
     Of a turn of a conversation: `headers` are its request's, `brief` goes beside the system prompt, and `after` names
-    the turns whose conversation it goes on with, the latest first.
+    the turns whose conversation it goes on with, the latest first. Of a subtask: its `assignment`.
     """
 
     type: Literal["agentic.begin"] = "agentic.begin"
@@ -76,6 +77,7 @@ class BeginEvent(Value):
     headers: Headers = Headers()
     brief: str = ""
     after: tuple[str, ...] = ()
+    assignment: Assignment | None = Field(default=None, exclude_if=lambda assignment: assignment is None)
 
 
 class ToolRequestPayload(Value):

@@ -9,6 +9,7 @@ loop        the run's state machine: what to do next, and what each answer makes
 thrash      does the run go in circles, and what is done about it
 context     what of a long conversation the model is shown, and how full its window is
 recovery    what is done about a full window, rung by rung
+delegation  which subtasks are refused, which are ready, what each end makes of the rest
 resume      how a run goes on from another one
 correlate   what a `tool_result` means to this run (A5)
 question    which answers a question takes

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from typing import Any
 
 RESUMED = ".r"
+MOST_PLAIN = 800  # bytes of a run id that is made of others; the server takes 1,000 for a whole workflow id
 
 
 def run_workflow_id(run_id: str) -> str:
@@ -30,6 +31,25 @@ def turn_run_id(conversation_id: str, request_id: str) -> str:
     """A request that comes again finds its run again, also after its lane has forgotten it."""
     named = f"{conversation_id}\0{request_id}".encode("utf-8", "surrogatepass")
     return "c-" + blake2b(named, digest_size=10).hexdigest()
+
+
+def delegation_workflow_id(run_id: str, step: int) -> str:
+    """A step delegates once: whoever comes to it again finds the same delegation."""
+    return f"{run_workflow_id(run_id)}/delegation:{step}"
+
+
+def delegating_run_id(workflow_id: str) -> str | None:
+    """The run that made this delegation; None of another workflow."""
+    owner, mark, _ = workflow_id.rpartition("/delegation:")
+    return run_id_of(owner) if mark else None
+
+
+def subtask_run_id(run_id: str, step: int, subtask: str) -> str:
+    """Readable, as long as the server takes it: an id that is too long would leave the delegation stuck."""
+    plain = f"{run_id}.{step}-{subtask}"
+    if len(plain.encode("utf-8", "surrogatepass")) <= MOST_PLAIN:
+        return plain
+    return "d-" + blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
 
 
 def run_id_for(dedupe_key: str) -> str:

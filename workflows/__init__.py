@@ -7,6 +7,8 @@ thinking      a model call, whatever stands in its way
 context       what is done when the window is full
 asking        a person's word on how a run goes on
 acting        carrying out the calls of a turn
+delegating    a call of `delegate`: a child workflow, and what it brings
+delegation    `Delegation`: a DAG of child runs, joined
 closing       the end of a turn, and the look for circles
 fate          what became of an activity that failed
 halt          how a run is stopped from outside without cutting an effect in half

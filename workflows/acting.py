@@ -14,13 +14,14 @@ from contracts.run import Call
 from contracts.signals import Decision
 from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, ToolRoute, failed
 from decisions import loop, narrate
-from decisions.builtins import ASK_HUMAN, CONTROL, JOURNAL
+from decisions.builtins import ASK_HUMAN, CONTROL, DELEGATE, JOURNAL
 from decisions.calls import needs_approval, question_in
 from decisions.loop import IN_DOUBT
 from decisions.resume import origin_of
 from workflows import events
 from workflows.asking import direction
 from workflows.confidential import readable
+from workflows.delegating import delegate
 from workflows.fate import Fate, fate, told
 from workflows.live_run import LiveRun
 from workflows.policies import HEARTBEAT, MOST_LOST, TOOL_RETRIES, WAIT_FOR_END
@@ -54,6 +55,8 @@ async def _settle(run: LiveRun, call: Call) -> None:
 async def _carry_out(run: LiveRun, call: Call) -> ToolOutcome:
     if call.tool == ASK_HUMAN:
         return await _ask(run, call)
+    if call.tool == DELEGATE:
+        return await delegate(run, call)
     if needs_approval(run.state, call):
         approved = await _approve(run, call)
         if isinstance(approved, ToolOutcome):

@@ -53,6 +53,12 @@ FILES: dict[str, Any] = {
 # by itself, and then does without one; where Temporal cut it off first, it would be tried for ever.
 SUMMARY_MARGIN = timedelta(minutes=2)
 
+# Each look is short, and fails while the other is open; the activity says when to look again.
+WATCH: dict[str, Any] = {
+    "start_to_close_timeout": timedelta(seconds=20),
+    "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
+}
+
 # Only with this the run hears how an activity ended that it asked to stop.
 WAIT_FOR_END = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 

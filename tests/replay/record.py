@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 from time import monotonic
 
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowFailureError
 
 from runs import ended, leave
 from tests.conftest import SHORT_HISTORY, server
@@ -59,6 +59,12 @@ async def how_it_ended(client: Client, workflow_id: str, kind: str) -> str:
     if kind == "Reconcile":
         await client.get_workflow_handle(workflow_id).result()
         return "reported"
+    if kind == "Delegation":
+        try:
+            result: dict[str, str] = await client.get_workflow_handle(workflow_id).result()
+        except WorkflowFailureError:
+            return "cancelled"
+        return result["status"]
     end = await ended(client, workflow_id)
     why = end.kind or (end.event or {}).get("payload", {}).get("reason")
     return f"{end.status} {why}" if why else end.status

@@ -14,6 +14,7 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
+from activities.delegation import Delegations
 from activities.inherit import Inheritances
 from activities.reconcile import Reconciliations
 from activities.run import Runs
@@ -92,7 +93,7 @@ def wanted() -> set[str]:
     agent_run = workflow._Definition.must_from_class(AgentRun)
     activities = [
         definition.name
-        for owner in (Turns, ToolCalls, Runs, Inheritances, Reconciliations)
+        for owner in (Turns, ToolCalls, Runs, Inheritances, Reconciliations, Delegations)
         for method in vars(owner).values()
         if (definition := activity._Definition.from_callable(method))
     ]
