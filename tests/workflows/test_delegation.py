@@ -1,19 +1,23 @@
 """Delegation: a DAG of child runs, what becomes of their ends, and what the whole tree may use."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from datetime import timedelta
+from io import StringIO
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from rich.console import Console
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
 from contracts.agent import Agent
 from contracts.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
-from runs import resume
+from report import print_tree
+from runs import below, find, listing, resume
 from testkit.model_server import Answer, Reply, calls, fails, says, slow
 from testkit.tools import ScriptedTool
 from tests.workflows.conftest import Run, World
@@ -75,9 +79,10 @@ async def result(run: Run) -> Any:
 
 
 async def tree(it: World, run: Run) -> dict[str, Any]:
-    """All workflows of the run's tree, by id; and they are replayed with it."""
+    """All workflows of the run's tree, by id, once none of them is open; and they are replayed with it."""
     found: dict[str, Any] = {}
     wanted = f"WorkflowId STARTS_WITH '{run.id}'"
+    await it.until(lambda: is_empty(it, f"{wanted} AND {OPEN}"))
     async for each in it.client.list_workflows(wanted):
         found[each.id] = each
     it.started.extend(found)
@@ -379,10 +384,8 @@ async def test_a_cancel_of_the_root_leaves_no_run_of_the_tree_and_no_effect_afte
             with pytest.raises(WorkflowFailureError) as failure:
                 await asyncio.wait_for(run.result(), 60)
             assert isinstance(failure.value.cause, CancelledError)
-        wanted = f"WorkflowId STARTS_WITH '{run.id}' AND {OPEN}"
-        await it.until(lambda: is_empty(it, wanted))
-        before = len(made)
         found = await tree(it, run)
+        before = len(made)
         assert len(found) == 31 + 6
         expected = {WorkflowExecutionStatus.CANCELED, WorkflowExecutionStatus.TERMINATED}
         assert {each.status for name, each in found.items() if name != run.id} == {WorkflowExecutionStatus.CANCELED}
@@ -429,6 +432,16 @@ async def test_three_levels_with_a_failure_a_timeout_and_a_cancel_in_them(world:
         assert said.startswith('{"subtasks":[')
         found = await tree(it, run)
         assert all(each.status is not WorkflowExecutionStatus.RUNNING for each in found.values())
+        root = await find(it.client, run.id)
+        found_below = await below(it.client, root)
+        assert [depth for depth, each in found_below if each.agent == "chief"] == [1] * 5
+        assert all(depth == 2 for depth, each in found_below if each.agent != "chief")
+        assert [found.run_id async for found in listing(it.client) if found.run_id.startswith(root.run_id)] == [
+            root.run_id
+        ]
+        page = StringIO()
+        print_tree(Console(file=page, width=160), found_below)
+        assert re.search(rf"\n      {root.run_id}.1-c3.1-x-of-3 +cancelled +sleeper +0 steps", page.getvalue())
         chiefs = [it.client.get_workflow_handle(f"{run.id}.1-c{n}/delegation:1") for n in range(5)]
         whys = [(await chief.query("state"))["why"] for chief in chiefs]
         assert "failed: ModelRefused" in whys[1]
@@ -514,3 +527,35 @@ async def test_a_bad_input_of_a_delegation_ends_it_and_a_foreign_signal_is_ignor
             await result(run)
         assert getattr(failure.value.cause, "type", "") == "InvalidInput"
         assert await it.failed_tasks(run) == 0
+
+
+async def test_a_resumed_subtask_that_may_not_delegate_is_no_changed_definition(world: Any) -> None:
+    """Its peers are not told to it where it lies as deep as it may; that is no drift (B10)."""
+
+    def peer(body: dict[str, Any]) -> Answer:
+        return fails(401, then=says("done after all"))
+
+    async with world(
+        script([delegates(task("a")), FINISH], peer), agents=[LEAD, agent("writer", "lead")], max_depth=1
+    ) as it:
+        run = await led(it)
+        await result(run)
+        again = await resume(it.client, it.queue, f"run:{run.id.removeprefix('run:')}.1-a")
+        it.started.append(again.id)
+        event = await result(again)
+        assert event["payload"]["outcome"] == "done after all"
+        assert (await it.state(again))["parent"] == run.id.removeprefix("run:")
+        await tree(it, run)
+
+
+async def test_the_reconciler_leaves_runs_of_an_open_delegation_alone(world: Any) -> None:
+    async with world(
+        script([delegates(task("a")), FINISH], lambda _: slow(says("late"), 4)), agents=[LEAD, WRITER]
+    ) as it:
+        run = await led(it)
+        await it.until(lambda: len(it.model.requests) == 2)
+        look = await it.start_raw({}, workflow_type="Reconcile")
+        report = await result(look)
+        assert "orphaned" not in report["found"]
+        await result(run)
+        await tree(it, run)
