@@ -23,7 +23,9 @@ async def delegate(run: LiveRun, call: Call) -> ToolOutcome:
     request = delegation.planned(run.state, call, origin.run_id if origin else run.state.run_id)
     if isinstance(request, ToolOutcome):
         return request
+    run.halt.levels = request.max_depth - request.depth
     state = await run.halt.stoppable(_joined(request, narrate.call_summary(call)))
+    run.halt.levels = 0
     if state is None:
         run.halt.check()  # perhaps it was never begun
         run.state = loop.delegated(run.state, delegation.all_of(request.budget))
