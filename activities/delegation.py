@@ -75,8 +75,10 @@ class Delegations:
             workspace.create()
         below = f"{ARTIFACTS}/{request.subtask}"
         for path in named[:MOST_FILES]:
+            target = f"{below}/{path.removeprefix('./').removeprefix(f'{ARTIFACTS}/')}"
+            if len("".join([*copied, target]).encode("utf-8", "replace")) > request.most:
+                break  # their names are told, too
             with suppress(OSError, OutsideWorkspace):
-                target = f"{below}/{path.removeprefix('./').removeprefix(f'{ARTIFACTS}/')}"
                 _write(ours, target, _read(theirs, path))
                 copied.append(target)
         if len(outcome.encode("utf-8", "replace")) > request.most:

@@ -31,6 +31,7 @@ from decisions.limits import spent
 MOST_OUTCOME = 16 * 1024  # bytes of a subtask's outcome, as others are told of it
 MOST_OUTCOMES = 160 * 1024  # of all of them together
 MOST_IN_ERROR = 8 * 1024
+MOST_MESSAGE = 190_000  # a goal may have no more than 200,000 characters
 
 FAILED = {
     SubtaskStatus.escalated: "escalated",
@@ -176,8 +177,7 @@ def committed(state: DelegationState) -> Spent:
     """What has been used, and what is reserved for those that run."""
     total = Spent()
     for each in state.subtasks:
-        is_open = each.status is SubtaskStatus.running and each.share is not None
-        total += all_of(each.share) if is_open and each.share else each.spent
+        total += all_of(each.share) if each.share and each.status is SubtaskStatus.running else each.spent
     return total
 
 
@@ -261,7 +261,7 @@ def message(request: DelegationRequest, state: DelegationState, subtask: Subtask
     front = "\n".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items())
     upstream = [_upstream(each) for each in state.subtasks if each.id in subtask.depends_on]
     context = ["# Context", *upstream] if upstream else []
-    return "\n\n".join([f"---\n{front}\n---", subtask.instructions.strip(), *context])
+    return clipped("\n\n".join([f"---\n{front}\n---", subtask.instructions.strip(), *context]), MOST_MESSAGE)
 
 
 def _upstream(done: SubtaskState) -> str:

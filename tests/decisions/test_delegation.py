@@ -268,6 +268,13 @@ def test_a_message_says_all_that_the_peer_must_know() -> None:
     )
 
 
+def test_a_message_is_never_longer_than_a_goal_may_be() -> None:
+    names = [f"artifacts/a/{n:0200}" for n in range(1000)]
+    end = DONE.model_copy(update={"artifacts": tuple(names)})
+    asked = request(task("a"), task("b", "a"))
+    assert len(message(asked, ended(asked, begun(asked), "a", end), asked.subtasks[1])) <= 200_000
+
+
 def test_an_error_names_the_subtask_and_what_was_done_before() -> None:
     asked = request(task("a"), task("b"), task("c", "b"))
     state = ended(asked, begun(asked), "a", DONE.model_copy(update={"artifacts": ("artifacts/a/x.md",)}))
