@@ -316,6 +316,7 @@ WRITER = Agent(name="writer", prompt="I am the writer.", tools=())
 PEERS = {"agents": (LEAD, WRITER)}
 A, B = ({"id": name, "agent": "writer", "instructions": f"Do {name}."} for name in "ab")
 DELEGATE = calls(("delegate", {"subtasks": [A, {**B, "depends_on": ["a"]}]}))
+CIRCLE = calls(("delegate", {"subtasks": [{**A, "depends_on": ["b"]}, {**B, "depends_on": ["a"]}]}))
 BESIDE = calls(("delegate", {"subtasks": [A, B]}))
 ANY = calls(("delegate", {"subtasks": [A, B], "join": "any"}))
 SOON = calls(("delegate", {"subtasks": [{**A, "timeout": "200ms"}]}))
@@ -523,7 +524,7 @@ SCENARIOS = (
     # delegated
     Scenario("delegated", "completed", leading(DELEGATE), limits=PEERS),
     Scenario("delegated-to-a-stranger", "completed", leading(calls(("delegate", {"subtasks": [A]})))),
-    Scenario("delegated-in-a-circle", "completed", leading(calls(("delegate", {"subtasks": []}))), limits=PEERS),
+    Scenario("delegated-in-a-circle", "completed", leading(CIRCLE), limits=PEERS),
     Scenario("delegation-found", "completed", leading(SOON), begins=finds_its_delegation, limits=PEERS),
     Scenario(
         "cancelled-while-delegating",
