@@ -24,8 +24,17 @@ from decisions.endings import handoff_sections
 from event import event_
 from follow import DETACHED, follow, follow_json, happening_json, stopping
 from people import answer_, approve, cancel_, deny
-from report import print_follow_up, print_run, run_row, run_table, tool_row, tool_table
-from runs import Refused, ended, find, find_follow_up, follow_up_state, leave, listing, run_id_of, start, state
+from report import (
+    print_follow_up,
+    print_run,
+    print_tree,
+    run_row,
+    run_table,
+    subtask_row,
+    tool_row,
+    tool_table,
+)
+from runs import Refused, below, ended, find, find_follow_up, follow_up_state, leave, listing, run_id_of, start, state
 from runs import fork as fork_run
 from runs import resume as resume_run
 from session import Needs, Session, session
@@ -165,12 +174,16 @@ def show(run_id: str, as_json: bool) -> None:
             found = await find(here.client, run_id)
             view = await state(here.client, run_id)
             end = None if found.is_open else await ended(here.client, run_id)
+            tree = await below(here.client, found)
         if as_json:
             said = view.model_dump(mode="json") if view else run_row(found)
             told = {"end": dataclasses.asdict(end), "handoff": handoff_sections(end.handoff) or None} if end else {}
-            click.echo(json.dumps({**said, "end": None, "handoff": None, **told}))
+            rows = [subtask_row(depth, each) for depth, each in tree]
+            click.echo(json.dumps({**said, "end": None, "handoff": None, **told, "subtasks": rows}))
         else:
             print_run(console, found, view, end, settings.workspaces / folder_name(found.run_id))
+            if tree:
+                print_tree(console, tree)
         return 0
 
     go(main)

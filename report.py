@@ -49,6 +49,23 @@ def run_row(found: Found) -> dict[str, Any]:
     }
 
 
+def subtask_row(depth: int, found: Found) -> dict[str, Any]:
+    """A run of the tree below another, for a program."""
+    return {**run_row(found), "depth": depth, "parent": found.parent, "steps": found.steps, "cost_usd": found.cost_usd}
+
+
+def print_tree(console: Console, below: list[tuple[int, Found]]) -> None:
+    """What a run delegated: status, steps and cost of each."""
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for depth, each in below:
+        colour = COLOURS.get(RunStatus(each.status), "white")
+        cost = f"USD {each.cost_usd:.4f}" if each.cost_usd else ""
+        name, steps = "  " * (depth - 1) + escape(each.run_id), f"{each.steps} step{'' if each.steps == 1 else 's'}"
+        table.add_row(name, f"[{colour}]{each.status}[/]", escape(each.agent), steps, cost, escape(each.waiting_for))
+    console.print("  delegated")
+    console.print(Padding(table, (0, 0, 0, 4), expand=False))
+
+
 def run_table(found: list[Found]) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("run", "status", "agent", "age"):
@@ -109,11 +126,16 @@ def _print_view(console: Console, view: RunView) -> None:
     cost = ", USD unknown" if view.cost_usd is None else f", USD {view.cost_usd:.4f}" if view.cost_usd else ""
     reframes = f"{view.reframes} of {view.max_reframes} reframes"
     console.print(f"  goal     {escape(cut(view.goal, 500))}")
+    if view.parent:
+        console.print(f"  for      {escape(view.parent)}")
     if view.origin:
         console.print(f"  from     {escape(view.origin)}")
     console.print(f"  agent    {escape(view.agent)}, model {escape(view.model)}")
     console.print(f"  steps    {view.step} of {view.max_steps}, {view.turns} turns, {reframes}")
     console.print(f"  tokens   {usage.input + usage.cache_read + usage.cache_write:,} → {usage.output:,}{cost}")
+    if view.delegated:
+        spent = f", USD {view.delegated.usd:.4f}" if view.delegated.usd else ""
+        console.print(f"  subtasks {view.delegated.steps} steps, {view.delegated.tokens:,} tokens{spent}")
     for pending in view.pending:
         console.print(f"  pending  step {pending.step} {escape(pending.tool)}, since {age(pending.since)}")
     if view.question:

@@ -8,7 +8,7 @@ import ipaddress
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -230,6 +230,21 @@ class Found:
         return first or self.execution.run_id
 
     @property
+    def parent(self) -> str | None:
+        """The run that delegated it."""
+        return ids.delegating_run_id(self.execution.parent_id or "")
+
+    @property
+    def steps(self) -> int:
+        """As of its last change of status."""
+        return self.execution.typed_search_attributes.get(attributes.AGENT_STEP) or 0
+
+    @property
+    def cost_usd(self) -> float | None:
+        """With all that it delegated; None where that is nothing, or not known."""
+        return self.execution.typed_search_attributes.get(attributes.COST_USD)
+
+    @property
     def waiting_for(self) -> str:
         return (self.execution.typed_search_attributes.get(attributes.WAITING_FOR) or "") if self.is_open else ""
 
@@ -285,15 +300,46 @@ async def listing(
     follow_ups: bool = False,
     limit: int | None = 50,
 ) -> AsyncIterator[Found]:
-    """Runs, or follow-ups, the latest first; what waits for a person are both."""
+    """Runs, or follow-ups, the latest first; what waits for a person are both.
+
+    What a run delegated belongs to it, and is listed only where it needs somebody.
+    """
     query = f"WorkflowType = '{'FollowUp' if follow_ups else 'AgentRun'}'"
     if waiting:
         query = "WorkflowType IN ('AgentRun', 'FollowUp')"
         query += " AND AgentStatus = 'waiting_on_human' AND ExecutionStatus = 'Running'"
     if wedged:
         query += f" AND {PROBLEMS.name} IS NOT NULL AND ExecutionStatus = 'Running'"
+    count = 0
+    async for found in _listed(client, query):
+        if waiting or wedged or found.parent is None:
+            yield found
+            count += 1
+        if count == limit:
+            return
+
+
+async def below(client: Client, root: Found) -> list[tuple[int, Found]]:
+    """The runs that it delegated, and those that they did, each with its depth below it and after its parent."""
+    top = (root.execution.root_id or root.execution.id).replace("'", "''")
+    children: dict[str, list[Found]] = {}
+    # The root of a turn is its conversation, which may have thousands of others.
+    query = f"RootWorkflowId = '{top}' AND ParentWorkflowId != '{top}' AND WorkflowType = 'AgentRun'"
+    async for found in _listed(client, query):
+        if found.parent is not None:
+            children.setdefault(found.parent, []).insert(0, found)
+    return list(_descent(children, root.run_id, 1))
+
+
+def _descent(children: Mapping[str, Sequence[Found]], run_id: str, depth: int) -> Iterator[tuple[int, Found]]:
+    for child in children.get(run_id, ()):
+        yield depth, child
+        yield from _descent(children, child.run_id, depth + 1)
+
+
+async def _listed(client: Client, query: str) -> AsyncIterator[Found]:
     try:
-        async for execution in client.list_workflows(query, limit=limit):
+        async for execution in client.list_workflows(query):
             if execution.status is not WorkflowExecutionStatus.CONTINUED_AS_NEW:
                 yield Found(ids.run_id_of(execution.id), execution)
     except RPCError as error:

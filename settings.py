@@ -159,6 +159,7 @@ class _FrontMatter(Edge):
     description: str = ""
     model: str | None = None
     tools: tuple[str, ...] = NATIVE_TOOLS
+    peers: tuple[str, ...] = ()
     limits: LimitOverrides = LimitOverrides()
 
 
@@ -350,13 +351,19 @@ def _line_of(text: str, where: list[str]) -> int | None:
 
 def _read_agents(folder: Path, tools: tuple[str, ...]) -> dict[str, Agent]:
     default = Agent(name=DEFAULT_AGENT, description="fetches pages and writes files", tools=NATIVE_TOOLS)
-    agents = {default.name: default}
+    agents, paths = {default.name: default}, dict[str, Path]()
     for path in sorted(folder.glob("*.md")):
         agent = _read_agent(path)
         unknown = [name for name in agent.tools if name not in tools]
         if unknown:
             raise ProjectError(f"{path}: tools: there is no tool {unknown[0]!r}; the tools are: {', '.join(tools)}")
         agents[agent.name] = agent
+        paths[agent.name] = path
+    for name, path in paths.items():
+        strangers = [peer for peer in agents[name].peers if peer not in agents]
+        if strangers:
+            known = ", ".join(sorted(agents))
+            raise ProjectError(f"{path}: peers: there is no agent {strangers[0]!r}; the agents are: {known}")
     return agents
 
 
@@ -377,6 +384,7 @@ def _read_agent(path: Path) -> Agent:
         description=head.description,
         model=head.model,
         tools=tuple(dict.fromkeys(name for name in head.tools if name not in builtins.NAMES)),
+        peers=tuple(dict.fromkeys(head.peers)),
         limits=head.limits,
         prompt=parts[2],
     )

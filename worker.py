@@ -25,6 +25,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 from activities.claude import PRICES
 from activities.context import Summaries
 from activities.conversation import Conversations
+from activities.delegation import Delegations
 from activities.fetch import FetchTool
 from activities.files import ListFiles, ReadFile, WriteFile
 from activities.followup import FollowUps
@@ -67,6 +68,7 @@ from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
 from workflows.agent_run import AgentRun
 from workflows.confidential import Confidential
 from workflows.conversation import Conversation
+from workflows.delegation import Delegation
 from workflows.followup import FollowUp
 from workflows.reconcile import Reconcile
 from workflows.topic import EventTopic
@@ -76,7 +78,7 @@ GRACE = timedelta(seconds=30)  # SIGTERM is no cancel: what runs is finished wit
 RECOVERY = timedelta(seconds=1)  # a killed worker's runs are picked up by another after this
 SHOWN_WITHIN = timedelta(milliseconds=200)  # a partial answer reaches a watcher
 
-WORKFLOWS: tuple[type, ...] = (AgentRun, Conversation, FollowUp, EventTopic, Reconcile, Unknown)
+WORKFLOWS: tuple[type, ...] = (AgentRun, Conversation, Delegation, FollowUp, EventTopic, Reconcile, Unknown)
 
 
 def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
@@ -101,6 +103,7 @@ def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
         summary_model=settings.file.model.summary,
         secrets=settings.secrets,
         outbox=_outbox(settings, client),
+        on_delegation=_prompt("delegate"),
     )
 
 
@@ -181,6 +184,7 @@ def build(  # noqa: PLR0913 - what a worker is made of
     inheritances = Inheritances(client, transcripts, project)
     conversations = Conversations(client, transcripts, project)
     follow_ups = FollowUps(client, project)
+    delegations = Delegations(client, project)
     reconciliations = Reconciliations(client, project.stores, task_queue)
     return Worker(
         client,
@@ -203,6 +207,8 @@ def build(  # noqa: PLR0913 - what a worker is made of
             follow_ups.notify,
             follow_ups.resume_work,
             follow_ups.close_follow_up,
+            delegations.collect,
+            delegations.find_delegation,
         ],
         workflow_runner=workflow_runner(),
         interceptors=[Observation(), *observers, Redaction(project.secrets), *_told(client)],

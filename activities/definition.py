@@ -26,15 +26,25 @@ def agent_of(project: Project, name: str) -> Agent:
     return agent
 
 
-def defined(project: Project, agent: Agent) -> Definition:
-    """As the project has it now."""
+def defined(project: Project, agent: Agent, *, may_delegate: bool) -> Definition:
+    """As the project has it now, with its peers or without."""
+    delegates = may_delegate and bool(agent.peers)
+    own = (*builtins.SCHEMAS, builtins.DELEGATE_SCHEMA) if delegates else builtins.SCHEMAS
+    told = (project.instructions, _peers(project, agent) if delegates else "", agent.prompt)
     return Definition(
         agent=agent.name,
         model=agent.model or project.model,
         max_tokens=project.max_tokens,
-        system=f"{project.instructions.strip()}\n\n{agent.prompt.strip()}".strip(),
-        tools=(*builtins.SCHEMAS, *(project.tools[name].schema for name in agent.tools)),
+        system="\n\n".join(text.strip() for text in told if text.strip()),
+        tools=(*own, *(project.tools[name].schema for name in agent.tools)),
+        may_delegate=may_delegate,
     )
+
+
+def _peers(project: Project, agent: Agent) -> str:
+    """Whom it can reach, what they are good at, and when to do so (D3)."""
+    peers = (f"- `{name}`: {project.agents[name].description or 'no description'}" for name in agent.peers)
+    return "\n".join([project.on_delegation.strip(), "", "Your peers:", *peers])
 
 
 def ref_of(definition: Definition) -> str:
@@ -62,7 +72,7 @@ def must_be_unchanged(project: Project, old: Definition, refused: str | None) ->
     `refused` is the hash of a new one that a person has decided against.
     """
     agent = project.agents.get(old.agent)
-    new = defined(project, agent) if agent else None
+    new = defined(project, agent, may_delegate=old.may_delegate) if agent else None
     ref = ref_of(new) if new else ""
     if ref in (ref_of(old), refused):
         return

@@ -34,6 +34,7 @@ class Project:
     remote: Stores | None = None
     window: int | None = None
     summary_model: str | None = None
+    on_delegation: str = ""  # when to delegate and how, told to every agent that has peers
 
     @property
     def stores(self) -> Stores:

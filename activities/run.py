@@ -44,16 +44,20 @@ class Runs:
             workspace, store = self._project.workspace(_run_id()), self._project.stores.of(_run_id())
             conversation = await self._conversation(request.length, request.head, store)
             goal = goal_of(conversation.parts)
-            definition = defined(self._project, agent)
+            limits = effective(agent.limits, self._project.limits)
+            most = limits.max_depth if request.max_depth is None else request.max_depth
+            definition = defined(self._project, agent, may_delegate=request.depth < most)
             await asyncio.to_thread(_lay_out, workspace, goal, definition)
             ref = await asyncio.to_thread(keep, store, definition)
-        tools = (*builtins.ROUTES, *(self._project.tools[name].route for name in agent.tools))
+        peers = agent.peers if definition.may_delegate else ()
+        own = (*builtins.ROUTES, builtins.DELEGATE_ROUTE) if peers else builtins.ROUTES
         return Opening(
             agent=agent.name,
             model=definition.model,
             definition=ref,
-            tools=tools,
-            limits=effective(agent.limits, self._project.limits),
+            tools=(*own, *(self._project.tools[name].route for name in agent.tools)),
+            peers=peers,
+            limits=limits,
             workspace=str(workspace.root),
         )
 

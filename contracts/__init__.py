@@ -6,6 +6,7 @@ events      the agentic.* events, field for field as their source has them
 conversation  what a lane takes and answers
 followup    tasks that resolve later: their commands, states and events
 topic       events from outside, and who waits for them
+delegation  subtasks, how they stand, what they have used
 signals     what people send to a run: answers and cancel requests
 question    the one open question of a run
 agent       an agent's definition and the snapshot a run keeps of it

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from pydantic import Field
+
 from contracts.limits import LimitOverrides, Limits
 from contracts.tool import ToolRoute
 from contracts.value import Value
@@ -10,12 +12,16 @@ DEFAULT_AGENT = "default"
 
 
 class Agent(Value):
-    """An agent as its project defines it. `tools` is the allow-list; built-ins are always there."""
+    """An agent as its project defines it. `tools` is the allow-list; built-ins are always there.
+
+    `peers` are the agents that it may delegate to.
+    """
 
     name: str
     description: str = ""
     model: str | None = None
     tools: tuple[str, ...]
+    peers: tuple[str, ...] = ()
     limits: LimitOverrides = LimitOverrides()
     prompt: str = ""
 
@@ -29,13 +35,17 @@ class ToolSchema(Value):
 
 
 class Definition(Value):
-    """The bulk of a snapshot: what goes to the model. It lies in the run's store under its hash."""
+    """The bulk of a snapshot: what goes to the model. It lies in the run's store under its hash.
+
+    `may_delegate` is False where the run lies too deep in a tree: an agent is then without its peers.
+    """
 
     agent: str
     model: str
     max_tokens: int
     system: str
     tools: tuple[ToolSchema, ...]
+    may_delegate: bool = Field(default=True, exclude_if=lambda may: may)
 
 
 class Opening(Value):
@@ -47,11 +57,17 @@ class Opening(Value):
     tools: tuple[ToolRoute, ...]
     limits: Limits  # of agent, file and defaults: decided here, so that a replay does not depend on a later default
     workspace: str
+    peers: tuple[str, ...] = Field(default=(), exclude_if=lambda peers: not peers)  # that it may delegate to here
 
 
 class OpeningRequest(Value):
-    """The goal is read from the transcript, which a cursor names."""
+    """The goal is read from the transcript, which a cursor names.
+
+    `depth` is how many delegations lie above the run, `max_depth` what the run itself sets of that limit.
+    """
 
     agent: str
     length: int
     head: str
+    depth: int = Field(default=0, exclude_if=lambda depth: not depth)
+    max_depth: int | None = Field(default=None, exclude_if=lambda most: most is None)

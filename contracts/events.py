@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from contracts.conversation import MAX_ID_LENGTH, Headers
+from contracts.delegation import Assignment
 from contracts.limits import LimitOverrides, limits_in
 from contracts.tool import ToolError
 from contracts.value import Edge, Value
@@ -68,7 +69,8 @@ class BeginEvent(Value):
     """The input of an `AgentRun` that another workflow starts.
 
     Of a turn of a conversation: `headers` are its request's, `brief` goes beside the system prompt, `after` names the
-    turns whose conversation it goes on with, the latest first, and `raw` is the sender's own.
+    turns whose conversation it goes on with, the latest first, and `raw` is the sender's own. Of a subtask: its
+    `assignment`.
     """
 
     type: Literal["agentic.begin"]
@@ -78,6 +80,7 @@ class BeginEvent(Value):
     is_turn: bool = False
     after: tuple[str, ...] = ()
     raw: dict[str, Any] | None = None
+    assignment: Assignment | None = Field(default=None, exclude_if=lambda assignment: assignment is None)
 
 
 class ToolRequestPayload(Value):

@@ -45,6 +45,9 @@ class ToolFault(StrEnum):
     in_doubt = "in_doubt"  # the call may have happened
     interrupted = "interrupted"  # the run ended before the call did
     not_finished = "not_finished"  # `finish` beside a call that failed
+    unknown_agent = "unknown_agent"  # none of the agent's peers
+    too_deep = "too_deep"  # a delegation below `max_depth`
+    subtask_failed = "subtask_failed"  # and with it the whole delegation
 
 
 class Escalation(StrEnum):

@@ -22,6 +22,8 @@ class LimitOverrides(Edge):
     budget_tokens: int | None = Field(default=None, ge=1)
     budget_usd: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     directive_tool: str | None = Field(default=None, min_length=1, max_length=64)
+    max_depth: int | None = Field(default=None, ge=0, le=10)
+    max_fanout: int | None = Field(default=None, ge=1, le=100)
 
 
 def limits_in(context: Mapping[str, Any]) -> LimitOverrides:
@@ -42,3 +44,5 @@ class Limits(Value):
     budget_tokens: int | None = None  # all that were sent or received; None: no limit
     budget_usd: float | None = None
     directive_tool: str = "reframe"  # forced where a nudge did not end a thrash
+    max_depth: int = 3  # of delegations, below the run that nobody delegated: what that one says holds for all
+    max_fanout: int = 10  # subtasks of a delegation

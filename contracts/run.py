@@ -8,6 +8,7 @@ from pydantic import Field
 
 from contracts.context import Recoveries
 from contracts.conversation import Headers
+from contracts.delegation import Assignment, Spent
 from contracts.journal import Journal
 from contracts.limits import Limits
 from contracts.question import Question, QuestionKind
@@ -98,6 +99,9 @@ class RunState(Value):
     definition: str = ""
     workspace: str = ""
     tools: tuple[ToolRoute, ...] = ()
+    peers: tuple[str, ...] = Field(default=(), exclude_if=lambda peers: not peers)
+    assignment: Assignment | None = Field(default=None, exclude_if=lambda assignment: assignment is None)
+    delegated: Spent = Field(default=Spent(), exclude_if=lambda spent: spent == Spent())  # what its subtasks have used
     approved_tools: tuple[str, ...] = ()
     step: int = 0
     turns: int = 0
@@ -118,6 +122,7 @@ class RunState(Value):
     question: Question | None = None
     expired: str | None = Field(default=None, exclude_if=lambda expired: expired is None)  # the latest such question
     usage: Usage = Usage()
+    last_call: int = Field(default=0, exclude_if=lambda tokens: not tokens)  # tokens of the last turn, of a subtask
     cost_usd: float | None = 0.0  # None once a model without a known price was used
     artifacts: tuple[str, ...] = ()
     journal: Journal = Journal()
@@ -212,6 +217,8 @@ class RunView(Value):
     active_seconds: float
     ignored: tuple[str, ...]
     origin: str | None = None  # the run that this one resumes, or was forked from
+    parent: str | None = Field(default=None, exclude_if=lambda parent: parent is None)  # whose subtask it is
+    delegated: Spent | None = Field(default=None, exclude_if=lambda spent: spent is None)  # by its subtasks, not above
 
 
 class TurnClose(Value):

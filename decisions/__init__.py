@@ -10,6 +10,7 @@ conversation  a lane: which requests it takes, and in which order they become tu
 thrash      does the run go in circles, and what is done about it
 context     what of a long conversation the model is shown, and how full its window is
 recovery    what is done about a full window, rung by rung
+delegation  which subtasks are refused, which are ready, what each end makes of the rest
 resume      how a run goes on from another one
 followup    a follow-up's state machine: when its tasks are resolved, and when the work goes on
 followup_told  its events, the request that resumes the work, and what people read of it

@@ -13,6 +13,7 @@ GET_JOURNAL, UPDATE_JOURNAL = "get_run_journal", "update_run_journal"
 APPEND_JOURNAL = "append_run_journal_entry"
 WORKFLOW_CREATE, WORKFLOW_TASK_CREATE = "workflow_create", "workflow_task_create"
 WORKFLOW_WAIT_FOR_REPLY = "workflow_wait_for_reply"
+DELEGATE = "delegate"
 
 # Settled after the other calls of their turn, since they judge what those brought.
 CONTROL = (FINISH, ESCALATE, REFRAME)
@@ -187,15 +188,55 @@ SCHEMAS = (
     ),
 )
 
-ROUTES = tuple(
-    ToolRoute(
+# Only for agents that have peers, and where depth is left.
+DELEGATE_SCHEMA = ToolSchema(
+    name=DELEGATE,
+    description=(
+        "Have peers do parts of the task: a DAG of subtasks, each a run of its own. Those that wait for nothing start "
+        "at once. Comes back when all are done, with their results, which you put together; or when one has failed."
+    ),
+    input_schema={
+        "type": "object",
+        "properties": {
+            "subtasks": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "id": _text("A short name: letters, digits, - and _."),
+                        "agent": _text("Which peer does it."),
+                        "instructions": _text(
+                            "All that the peer must know: it sees neither this conversation nor the DAG."
+                        ),
+                        "depends_on": _texts("Ids of the subtasks whose results it needs, and is given."),
+                        "expected_output": _text("What it should bring back, and in which form."),
+                        "timeout": _text('How long it may take, such as "10m".'),
+                    },
+                    "required": ["id", "agent", "instructions"],
+                },
+            },
+            "join": {
+                "type": "string",
+                "enum": ["all", "any"],
+                "description": "all (the default): each must be done. any: the first that is done ends the others.",
+            },
+        },
+        "required": ["subtasks"],
+    },
+)
+
+
+def _route(schema: ToolSchema) -> ToolRoute:
+    return ToolRoute(
         name=schema.name,
         kind=ToolKind.builtin,
         effect=Effect.keyed if schema.name in FOLLOW_UP else Effect.read,
         timeout=timedelta(seconds=1),
         takes_step=schema.name not in (*CONTROL, *JOURNAL),
     )
-    for schema in SCHEMAS
-)
 
-NAMES = frozenset(schema.name for schema in SCHEMAS)
+
+ROUTES = tuple(_route(schema) for schema in SCHEMAS)
+DELEGATE_ROUTE = _route(DELEGATE_SCHEMA)
+
+NAMES = frozenset(schema.name for schema in (*SCHEMAS, DELEGATE_SCHEMA))

@@ -10,6 +10,7 @@ from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, f
 from contracts.turn import ModelTurn
 from decisions.builtins import CONTROL
 from decisions.ids import call_digest
+from decisions.limits import is_out_of_steps
 
 # Of one reply. Far fewer are ever of use, and a server refuses a workflow task that leaves 2,000 activities pending.
 MOST_CALLS = 200
@@ -36,7 +37,7 @@ def calls_of(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
         call = _refused(block, turn, routes) if len(calls) < MOST_CALLS else _beyond(block)
         if call is None:
             route = routes[block["name"]]
-            is_used_up = route.takes_step and step >= state.limits.max_steps
+            is_used_up = route.takes_step and is_out_of_steps(state, step)
             call = _asked(block, route, step + 1 if route.takes_step and not is_used_up else None)
             if is_used_up and not _is_wanted(state, call):
                 used_up = f"step budget used up ({state.limits.max_steps} steps): finish with what there is"

@@ -9,6 +9,7 @@ from urllib.parse import quote
 RESUMED = ".r"
 FOLLOW_UP = "wf:"
 MOST_KEY = 400  # characters of a topic's key; a longer one is its digest
+MOST_PLAIN = 800  # bytes of a run id that is made of others; the server takes 1,000 for a whole workflow id
 
 
 def run_workflow_id(run_id: str) -> str:
@@ -77,6 +78,25 @@ def topic_key(platform: str, channel: str, message: str) -> str:
 
 def topic_workflow_id(key: str) -> str:
     return f"topic:{key}"
+
+
+def delegation_workflow_id(run_id: str, step: int) -> str:
+    """A step delegates once: whoever comes to it again finds the same delegation."""
+    return f"{run_workflow_id(run_id)}/delegation:{step}"
+
+
+def delegating_run_id(workflow_id: str) -> str | None:
+    """The run that made this delegation; None of another workflow."""
+    owner, mark, _ = workflow_id.rpartition("/delegation:")
+    return run_id_of(owner) if mark else None
+
+
+def subtask_run_id(run_id: str, step: int, subtask: str) -> str:
+    """Readable, as long as the server takes it: an id that is too long would leave the delegation stuck."""
+    plain = f"{run_id}.{step}-{subtask}"
+    if len(plain.encode("utf-8", "surrogatepass")) <= MOST_PLAIN:
+        return plain
+    return "d-" + blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
 
 
 def run_id_for(dedupe_key: str) -> str:

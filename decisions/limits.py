@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from contracts.delegation import Share, Spent
 from contracts.failures import Escalation, RunFailure
 from contracts.limits import LimitOverrides, Limits
 from contracts.run import Ending, RunState, RunStatus
@@ -29,6 +30,33 @@ def with_requested(limits: Limits, requested: Mapping[str, Any]) -> Limits:
     return Limits.model_validate({**limits.model_dump(mode="json"), **requested})
 
 
+def within(limits: Limits, share: Share) -> Limits:
+    """The limits of a subtask: its own, and no further than its share of the tree's budget."""
+    return limits.model_copy(
+        update={
+            "max_steps": min(limits.max_steps, share.steps),
+            "budget_tokens": min((n for n in (limits.budget_tokens, share.tokens) if n is not None), default=None),
+            "budget_usd": min((n for n in (limits.budget_usd, share.usd) if n is not None), default=None),
+        }
+    )
+
+
+def in_force(state: RunState, limits: Limits) -> Limits:
+    """`limits` are those of agent, file and default; what the run itself sets, and its share, come first."""
+    limits = with_requested(limits, state.requested)
+    return within(limits, state.assignment.share) if state.assignment else limits
+
+
+def spent(state: RunState) -> Spent:
+    """What counts against the run's budgets: its own, and all that it delegated."""
+    return Spent(steps=state.step, tokens=state.usage.total, usd=state.cost_usd) + state.delegated
+
+
+def is_out_of_steps(state: RunState, step: int) -> bool:
+    """Whether no step is left after `step`."""
+    return step + state.delegated.steps >= state.limits.max_steps
+
+
 def is_out_of_time(state: RunState) -> bool:
     return state.ending is None and _is_past(state, state.limits.hard_limit)
 
@@ -49,15 +77,18 @@ def timed_out(state: RunState) -> Ending:
 
 
 def used_up(state: RunState) -> Ending | None:
-    """Looked at before each model call, so that one call at most goes beyond it."""
-    limits, tokens, spent = state.limits, state.usage.total, state.cost_usd
+    """Looked at before each model call, so that one call at most goes beyond it.
+
+    A subtask stops where another call like its last one would: of many beside each other each may go beyond.
+    """
+    limits, used = state.limits, spent(state)
     if state.turns >= limits.max_turns:
         return escalation(Escalation.turn_budget, f"all {limits.max_turns} turns are used up")
-    if limits.budget_tokens is not None and tokens >= limits.budget_tokens:
-        detail = f"{tokens:,} tokens are used, and the budget was {limits.budget_tokens:,}"
+    if limits.budget_tokens is not None and used.tokens + state.last_call >= limits.budget_tokens:
+        detail = f"{used.tokens:,} tokens are used, and the budget was {limits.budget_tokens:,}"
         return escalation(Escalation.token_budget, detail)
-    if limits.budget_usd is not None and spent is not None and spent >= limits.budget_usd:
-        detail = f"USD {spent:.4f} are spent, and the budget was {limits.budget_usd:g}"
+    if limits.budget_usd is not None and used.usd is not None and used.usd >= limits.budget_usd:
+        detail = f"USD {used.usd:.4f} are spent, and the budget was {limits.budget_usd:g}"
         return escalation(Escalation.money_budget, detail)
     return None
 

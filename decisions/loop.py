@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from contracts.context import ContextFull, Summary
+from contracts.delegation import Spent
 from contracts.failures import Escalation, RunFailure, ToolFault
 from contracts.run import Call, Ending, Forced, Pending, RunState, RunStatus
 from contracts.tool import ToolKind, ToolOutcome, failed
@@ -19,7 +20,14 @@ from decisions.calls import calls_of, next_batch, text_of
 from decisions.framing import framing
 from decisions.ids import call_digest
 from decisions.journal import EXCERPT, framed, kept, reframed, with_artifacts
-from decisions.limits import escalation, is_nearly_out_of_time, is_out_of_time, timed_out, used_up
+from decisions.limits import (
+    escalation,
+    is_nearly_out_of_time,
+    is_out_of_steps,
+    is_out_of_time,
+    timed_out,
+    used_up,
+)
 from decisions.thrash import Looked, looked
 
 MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
@@ -138,7 +146,7 @@ def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
     if not calls:
         return _said(state, turn, text)
     state = _heard(state, text)
-    is_over_budget = state.step >= state.limits.max_steps and any(_asks_for_a_step(call) for call in calls)
+    is_over_budget = is_out_of_steps(state, state.step) and any(_asks_for_a_step(call) for call in calls)
     if is_over_budget and state.forced is None:
         detail = f"all {state.limits.max_steps} steps are used up, and the agent asked for one more"
         state = _escalated(state, Escalation.step_budget, detail)
@@ -199,6 +207,7 @@ def _counted(state: RunState, turn: ModelTurn) -> RunState:
             "cost_usd": cost,
             "model": turn.model,
             "active_ms": state.active_ms + turn.duration_ms,
+            "last_call": turn.usage.total if state.assignment else 0,
         }
     )
 
@@ -240,6 +249,11 @@ def reissued(state: RunState, step: int, now: datetime) -> RunState:
         p.model_copy(update={"attempt": p.attempt + 1, "since": now}) if p.step == step else p for p in state.pending
     )
     return state.model_copy(update={"pending": pending, "updated_at": now})
+
+
+def delegated(state: RunState, spent: Spent) -> RunState:
+    """What a delegation has used is settled onto the run that made it."""
+    return state.model_copy(update={"delegated": state.delegated + spent})
 
 
 def approved(state: RunState, call: Call) -> tuple[RunState, Call]:

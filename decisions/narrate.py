@@ -5,8 +5,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from contracts.delegation import DelegationRequest, DelegationState, Spent, SubtaskState
 from contracts.question import Question, QuestionKind
 from contracts.run import Call, Ending, PendingView, QuestionView, RunState, RunStatus, RunView
+from decisions.builtins import DELEGATE
+from decisions.delegation import call_told
 
 SHOWN = 64  # characters of a call in the timeline; the Web UI cuts longer labels, and the step with them
 
@@ -29,6 +32,8 @@ def call_summary(call: Call, *, was_lost: bool = False) -> str:
 
 def call_line(tool: str, arguments: Mapping[str, Any]) -> str:
     """`fetch https://…`: the tool and its most telling argument."""
+    if tool == DELEGATE:
+        return f"{tool} {cut(call_told(arguments), 100)}"
     told = next((v for v in arguments.values() if isinstance(v, str) and v.strip()), None)
     if told is None:
         told = ", ".join(f"{k}={v}" for k, v in arguments.items() if isinstance(v, int | float))
@@ -65,13 +70,16 @@ def details(state: RunState) -> str:
 
 def _facts(state: RunState) -> str:
     facts = [f"**{state.status}**", f"step {state.step} of {state.limits.max_steps}", f"turn {state.turns}"]
-    usage = state.usage
+    usage, below = state.usage, state.delegated
     cached = f" ({usage.cache_read:,} from the cache)" if usage.cache_read else ""
     facts.append(f"{usage.total - usage.output:,} tokens in{cached}, {usage.output:,} out")
     if state.cost_usd:
         facts.append(f"USD {state.cost_usd:.4f}")
     elif state.cost_usd is None:
         facts.append(f"USD unknown, {cut(state.model, 60)} has no price")
+    if below != Spent():
+        cost = f", USD {below.usd:.4f}" if below.usd else ""
+        facts.append(f"in subtasks {below.steps} steps, {below.tokens:,} tokens{cost}")
     return " · ".join(facts)
 
 
@@ -165,7 +173,23 @@ def view(state: RunState) -> RunView:
         active_seconds=state.active_ms / 1000,
         ignored=state.ignored,
         origin=state.inherited[-1].run_id if state.inherited else None,
+        parent=state.assignment.by if state.assignment else None,
+        delegated=None if state.delegated == Spent() else state.delegated,
     )
+
+
+def delegation_details(request: DelegationRequest, state: DelegationState) -> str:
+    """The Web UI's current details of a `Delegation`."""
+    budget = f"{request.budget.steps} steps" + (f", {request.budget.tokens:,} tokens" if request.budget.tokens else "")
+    facts = f"**{state.status}** · for run {request.run_id}, step {request.step} · join {request.join} · {budget}"
+    why = [f"**Failed** {markdown(cut(state.why, 1000))}"] if state.why else []
+    return "\n\n".join([facts, *why, "\n".join(_subtask(each) for each in state.subtasks)])
+
+
+def _subtask(state: SubtaskState) -> str:
+    used = f", {state.spent.steps} steps, {state.spent.tokens:,} tokens" if state.spent.tokens else ""
+    said = f": {markdown(cut(state.outcome, 200))}" if state.outcome else ""
+    return f"- {state.status} `{state.id}` by {state.agent}{used}{said}"
 
 
 def figures(state: RunState) -> dict[str, Any]:

@@ -9,6 +9,8 @@ asking        a person's word on how a run goes on
 acting        carrying out the calls of a turn
 conversation  `Conversation`: a lane, one run at a time
 listening     what a run's user says while it is at work
+delegating    a call of `delegate`: a child workflow, and what it brings
+delegation    `Delegation`: a DAG of child runs, joined
 closing       the end of a turn, and the look for circles
 fate          what became of an activity that failed
 halt          how a run is stopped from outside without cutting an effect in half

@@ -14,13 +14,14 @@ from contracts.run import Call
 from contracts.signals import Decision
 from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, ToolRoute, failed
 from decisions import loop, narrate
-from decisions.builtins import ASK_HUMAN, CONTROL, FOLLOW_UP, JOURNAL
+from decisions.builtins import ASK_HUMAN, CONTROL, DELEGATE, FOLLOW_UP, JOURNAL
 from decisions.calls import needs_approval, question_in
 from decisions.loop import IN_DOUBT
 from decisions.resume import origin_of
 from workflows import events
 from workflows.asking import direction
 from workflows.confidential import readable
+from workflows.delegating import delegate
 from workflows.fate import Fate, fate, told
 from workflows.following import follow_up
 from workflows.live_run import LiveRun
@@ -57,6 +58,8 @@ async def _carry_out(run: LiveRun, call: Call) -> ToolOutcome:
         return await _ask(run, call)
     if call.tool in FOLLOW_UP:
         return await follow_up(run, call)
+    if call.tool == DELEGATE:
+        return await delegate(run, call)
     if needs_approval(run.state, call):
         approved = await _approve(run, call)
         if isinstance(approved, ToolOutcome):

@@ -12,6 +12,7 @@ from contracts.followup import FollowUpState, State
 from contracts.question import Question, QuestionKind
 from contracts.run import RunState, RunStatus
 from decisions import followup, followup_told
+from decisions.limits import spent
 from decisions.narrate import cut, waiting_for
 from workflows.confidential import is_confidential
 
@@ -50,8 +51,8 @@ def of(state: RunState) -> TypedSearchAttributes:
     outside = [f"{p.tool}:{p.step}" for p in state.pending if p.outside]
     if outside:
         pairs.append(SearchAttributePair(PENDING_TOOLS, [cut(tool, MOST) for tool in outside[:20]]))
-    if state.cost_usd:
-        pairs.append(SearchAttributePair(COST_USD, state.cost_usd))
+    if cost := spent(state).usd:
+        pairs.append(SearchAttributePair(COST_USD, cost))
     return TypedSearchAttributes(pairs)
 
 

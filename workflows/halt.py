@@ -15,11 +15,13 @@ from temporalio import workflow
 T = TypeVar("T")
 
 MOST_WAIT = timedelta(minutes=3)  # for what is running to come to its end, once the run is to stop
+MORE_WAIT = timedelta(seconds=20)  # for each level of a tree below it, which then has this to close
 
 
 class Halt:
     def __init__(self) -> None:
         self.reason: str | None = None
+        self.levels = 0  # of runs that have to stop first
         self._stoppable: list[asyncio.Task[Any]] = []
 
     def request(self, reason: str) -> None:
@@ -47,7 +49,7 @@ class Halt:
             self._stoppable.remove(task)
 
     async def outlast(self, coroutine: Coroutine[Any, Any, T], most: timedelta | None = None) -> T:
-        """Awaits to the end, turning Temporal's cancel into a halt; after one, for `most` of time.
+        """Awaits to the end, turning Temporal's cancel into a halt; after one, for `most` of time, longer above others.
 
         Raises CancelledError where that was not enough.
         """
@@ -55,7 +57,7 @@ class Halt:
         deadline: float | None = None
         while not task.done():
             if deadline is None and most is not None and self.reason is not None:
-                deadline = workflow.time() + most.total_seconds()
+                deadline = workflow.time() + (most + self.levels * MORE_WAIT).total_seconds()
             halted = self.reason is not None
             try:
                 await workflow.wait_condition(

@@ -33,7 +33,7 @@ from contracts.transcript import Part, Segment
 from decisions import ids, loop, narrate
 from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
 from decisions.journal import handed_on
-from decisions.limits import DEFAULTS, set_in, with_requested
+from decisions.limits import DEFAULTS, in_force, set_in
 from decisions.question import DECISIONS, refusal
 from decisions.transcript import PAGE_BYTES, Transcript, brief_part, goal_part
 from workflows import attributes
@@ -260,9 +260,9 @@ def _begun(event: BeginEvent) -> LiveRun:
     requested = {**set_in(limits_in(payload.context)), **set_in(payload.limits)}
     changes = {
         "requested": requested,
-        "limits": with_requested(DEFAULTS, requested),
         "headers": event.headers,
         "is_turn": event.is_turn,
+        "assignment": event.assignment,
     }
     parts = [brief_part(event.brief)] if event.brief else []
     parts.append(goal_part(payload.goal, payload.context))
@@ -272,7 +272,8 @@ def _begun(event: BeginEvent) -> LiveRun:
     if transcript.size > PAGE_BYTES:
         took = f"goal and context take {transcript.size:,} bytes of conversation, and {PAGE_BYTES:,} is the most"
         raise invalid(f"{took}: put the rest into a file that a tool can read")
-    run = LiveRun(_new(payload).model_copy(update=changes), transcript, ())
+    state = _new(payload).model_copy(update=changes)
+    run = LiveRun(state.model_copy(update={"limits": in_force(state, DEFAULTS)}), transcript, ())
     run.after, run.opening = event.after, tuple(parts)
     return run
 

@@ -14,7 +14,7 @@ from contracts.events import ResumePayload
 from contracts.failures import RunFailure
 from contracts.run import Inherited, InheritRequest, RunStatus
 from decisions import narrate
-from decisions.limits import with_requested
+from decisions.limits import in_force
 from decisions.resume import journal_of
 from decisions.transcript import Transcript
 from workflows import events
@@ -69,7 +69,13 @@ async def _join(run: LiveRun) -> None:
 
 async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
     """As the project defines the agent now; not where a person has decided on another definition, `shown`."""
-    request = OpeningRequest(agent=run.state.agent, length=run.transcript.length, head=run.transcript.head)
+    request = OpeningRequest(
+        agent=run.state.agent,
+        length=run.transcript.length,
+        head=run.transcript.head,
+        depth=run.state.assignment.depth if run.state.assignment else 0,
+        max_depth=run.state.requested.get("max_depth"),
+    )
     try:
         opening: Opening = await _read(run, Runs.open_run, request, "read agent, tools and limits")
     except ActivityError as error:
@@ -83,7 +89,8 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
         definition=opening.definition,
         tools=opening.tools,
         workspace=opening.workspace,
-        limits=with_requested(opening.limits, run.state.requested),
+        peers=opening.peers,
+        limits=in_force(run.state, opening.limits),
         window=None,  # of another model, perhaps
     )
 

@@ -86,6 +86,13 @@ PROJECT: dict[str, Row] = {
         1,
         ("scout.md", "'teleport'", "write_file"),
     ),
+    "an unknown peer in an agent file": (
+        {"agents/scout.md": "---\npeers: [scout, guide]\n---\nLook.\n"},
+        GO,
+        {},
+        1,
+        ("scout.md", "peers", "'guide'", "default, scout"),
+    ),
     "an agent file without front matter": ({"agents/scout.md": "Look.\n"}, GO, {}, 1, ("scout.md", "front matter")),
     "broken front matter": ({"agents/scout.md": "---\ntools: [fetch\n---\nLook.\n"}, GO, {}, 1, ("scout.md",)),
     "front matter that is no table": ({"agents/scout.md": "---\n- fetch\n---\nLook.\n"}, GO, {}, 1, ("scout.md",)),

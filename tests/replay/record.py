@@ -59,12 +59,18 @@ async def how_it_ended(client: Client, workflow_id: str, kind: str) -> str:
     if kind == "Reconcile":
         await client.get_workflow_handle(workflow_id).result()
         return "reported"
-    if kind == "EventTopic":
+    if kind in ("EventTopic", "Conversation"):
         try:
             await client.get_workflow_handle(workflow_id).result()
         except WorkflowFailureError:
             return "cancelled"
         return "over"
+    if kind == "Delegation":
+        try:
+            result: dict[str, str] = await client.get_workflow_handle(workflow_id).result()
+        except WorkflowFailureError:
+            return "cancelled"
+        return result["status"]
     end = await ended(client, workflow_id)
     why = end.kind or (end.event or {}).get("payload", {}).get("reason")
     return f"{end.status} {why}" if why else end.status

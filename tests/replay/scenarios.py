@@ -20,11 +20,13 @@ from activities.ledger import Entry
 from activities.price import Price
 from activities.store import LocalStore
 from activities.topic import publish
+from contracts.agent import Agent
 from contracts.tool import Approval, Effect, ToolKind, ToolOutcome
 from contracts.topic import Event
 from runs import ended, fork, resume
 from testkit.model_server import Answer, Reply, Script, Slow, calls, fails, says, slow
 from testkit.tools import ScriptedTool
+from tests.replay import lane_plays
 from tests.workflows.conftest import Run, World
 
 Play = Callable[[World, Run], Awaitable[None]]
@@ -357,6 +359,54 @@ def follows(kind: str = "", run_id: str | None = None, **given: Any) -> Callable
     return begin
 
 
+LEAD = Agent(name="default", tools=(), peers=("writer",))
+WRITER = Agent(name="writer", prompt="I am the writer.", tools=())
+PEERS = {"agents": (LEAD, WRITER)}
+A, B = ({"id": name, "agent": "writer", "instructions": f"Do {name}."} for name in "ab")
+DELEGATE = calls(("delegate", {"subtasks": [A, {**B, "depends_on": ["a"]}]}))
+CIRCLE = calls(("delegate", {"subtasks": [{**A, "depends_on": ["b"]}, {**B, "depends_on": ["a"]}]}))
+BESIDE = calls(("delegate", {"subtasks": [A, B]}))
+ANY = calls(("delegate", {"subtasks": [A, B], "join": "any"}))
+SOON = calls(("delegate", {"subtasks": [{**A, "timeout": "200ms"}]}))
+BEGUN = {
+    "type": "agentic.delegate",
+    "run_id": "found",
+    "agent": "default",
+    "step": 1,
+    "depth": 0,
+    "max_depth": 3,
+    "budget": {"steps": 5},
+    "subtasks": [A],
+}
+
+
+def leading(delegates: Reply, *, a: Answer = FINISH, b: Answer = FINISH) -> Callable[[dict[str, Any]], Answer]:
+    """The lead delegates once, and the writer answers `a` or `b`."""
+
+    def script(body: dict[str, Any]) -> Answer:
+        if "I am the writer" in str(body["system"]):
+            return a if "Do a" in str(body["messages"]) else b
+        return FINISH if len(body["messages"]) > 1 else delegates
+
+    return script
+
+
+def begins_with(name: str) -> Callable[[World], Awaitable[Run]]:
+    """A run that delegates; what is recorded is the workflow below it that is called so."""
+
+    async def begin(it: World) -> Run:
+        run = await it.start_raw(GOAL)
+        below: Run = it.client.get_workflow_handle(f"{run.id}{name}")
+
+        async def is_there() -> bool:
+            return (await it.client.count_workflows(f"WorkflowId = '{below.id}'")).count > 0
+
+        await it.until(is_there)
+        return below
+
+    return begin
+
+
 async def is_blocked(it: World, run: Run) -> None:
     async def waits() -> bool:
         state = await it.state(run)
@@ -421,6 +471,25 @@ async def topic_without_a_subscriber(it: World) -> Run:
     carried = {"type": "topic.continue", "key": key, "ends_at": 1, "subscriptions": [left], "events": [event]}
     run: Run = await it.client.start_workflow("EventTopic", carried, id=f"topic:{key}", task_queue=it.queue)
     return run
+
+
+async def finds_its_delegation(it: World) -> Run:
+    await it.client.start_workflow("Delegation", BEGUN, id="run:found/delegation:1", task_queue=it.queue)
+    return await it.start(run_id="found")
+
+
+async def waits_for_a_writer(it: World, run: Run) -> None:
+    await it.until(lambda: any("I am the writer" in str(request["system"]) for request in it.model.requests))
+
+
+async def stops_while_delegating(it: World, run: Run) -> None:
+    await waits_for_a_writer(it, run)
+    await run.signal("cancel", {"reason": "enough"})
+
+
+async def stops_a_delegation(it: World, run: Run) -> None:
+    await waits_for_a_writer(it, run)
+    await run.cancel()
 
 
 SCENARIOS = (
@@ -566,6 +635,31 @@ SCENARIOS = (
     ),
     # beside the runs
     Scenario("reconciled", "reported", [], args=({"after": ""},), type="Reconcile"),
+    # conversations
+    Scenario(
+        "lane",
+        "cancelled",
+        lane_plays.asks_or_says,
+        type="Conversation",
+        begins=lane_plays.a_lane,
+        play=lane_plays.everything_is_said_to_it,
+    ),
+    Scenario(
+        "lane-rotated",
+        "cancelled",
+        lane_plays.asks_or_says,
+        type="Conversation",
+        begins=lane_plays.a_lane,
+        play=lane_plays.it_rotates,
+        rotates=True,
+    ),
+    Scenario(
+        "turn",
+        "completed",
+        lane_plays.asks_or_says,
+        begins=lane_plays.a_turn,
+        play=lane_plays.it_is_steered,
+    ),
     # follow-ups, and the topics where they meet events
     Scenario(
         "waits-for-a-reply",
@@ -603,6 +697,53 @@ SCENARIOS = (
     ),
     Scenario("topic-met", "cancelled", [], type="EventTopic", begins=topic_of_a_follow_up, play=meets),
     Scenario("topic-over", "over", [], type="EventTopic", begins=topic_without_a_subscriber),
+    # delegated
+    Scenario("delegated", "completed", leading(DELEGATE), limits=PEERS),
+    Scenario("delegated-to-a-stranger", "completed", leading(calls(("delegate", {"subtasks": [A]})))),
+    Scenario("delegated-in-a-circle", "completed", leading(CIRCLE), limits=PEERS),
+    Scenario("delegation-found", "completed", leading(SOON), begins=finds_its_delegation, limits=PEERS),
+    Scenario(
+        "cancelled-while-delegating",
+        "cancelled",
+        leading(BESIDE, a=slow(says("late"), 60)),
+        play=stops_while_delegating,
+        limits=PEERS,
+    ),
+    Scenario("subtask", "completed", leading(DELEGATE), begins=begins_with(".1-b"), limits=PEERS),
+    Scenario("joined", "done", leading(DELEGATE), type="Delegation", begins=begins_with("/delegation:1"), limits=PEERS),
+    Scenario(
+        "joined-any",
+        "done",
+        leading(ANY, a=slow(says("late"), 60)),
+        type="Delegation",
+        begins=begins_with("/delegation:1"),
+        limits=PEERS,
+    ),
+    Scenario(
+        "subtask-failed",
+        "failed",
+        leading(BESIDE, a=slow(says("late"), 60), b=fails(401)),
+        type="Delegation",
+        begins=begins_with("/delegation:1"),
+        limits=PEERS,
+    ),
+    Scenario(
+        "subtask-timed-out",
+        "failed",
+        leading(SOON, a=slow(says("late"), 60)),
+        type="Delegation",
+        begins=begins_with("/delegation:1"),
+        limits=PEERS,
+    ),
+    Scenario(
+        "delegation-cancelled",
+        "cancelled",
+        leading(BESIDE, a=slow(says("late"), 60)),
+        play=stops_a_delegation,
+        type="Delegation",
+        begins=begins_with("/delegation:1"),
+        limits=PEERS,
+    ),
     # from other runs
     Scenario("resumed", "completed", [LOOK, fails(401, then=FINISH)], (look,), begins=resumes),
     Scenario("forked", "completed", [LOOK, FINISH], (look,), begins=forks),

@@ -14,6 +14,8 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
+from activities.conversation import Conversations
+from activities.delegation import Delegations
 from activities.followup import FollowUps
 from activities.inherit import Inheritances
 from activities.reconcile import Reconciliations
@@ -31,6 +33,7 @@ from tests.replay.record import HISTORIES, SUFFIX, this_version
 from tests.replay.scenarios import SCENARIOS
 from worker import WORKFLOWS, workflow_runner
 from workflows.agent_run import AgentRun
+from workflows.conversation import Conversation
 from workflows.followup import FollowUp
 from workflows.topic import EventTopic
 
@@ -38,7 +41,8 @@ WAITS = ("Which one?", "approve charge", "settle charge", "settle the changed de
 FILES = sorted(HISTORIES.glob(f"*/*{SUFFIX}"))
 OURS = [path for path in FILES if path.parent.name == this_version()]
 OTHER = "of no known name"
-SPOKEN_TO = [workflow._Definition.must_from_class(each) for each in (AgentRun, FollowUp, EventTopic)]
+SPOKEN_TO = [workflow._Definition.must_from_class(each) for each in (AgentRun, Conversation, FollowUp, EventTopic)]
+OWNERS = (Turns, ToolCalls, Runs, Inheritances, Reconciliations, FollowUps, Standings, Delegations, Conversations)
 RERECORD = "make histories records what is missing (and add a scenario first, where none goes there)"
 
 
@@ -97,7 +101,17 @@ def wanted() -> set[str]:
     """Read from the tables that the code itself goes by, so that whatever is added there is asked for here."""
     activities = [
         definition.name
-        for owner in (Turns, ToolCalls, Runs, Inheritances, Reconciliations, FollowUps, Standings)
+        for owner in (
+            Turns,
+            ToolCalls,
+            Runs,
+            Inheritances,
+            Reconciliations,
+            FollowUps,
+            Standings,
+            Delegations,
+            Conversations,
+        )
         for method in vars(owner).values()
         if (definition := activity._Definition.from_callable(method))
     ]

@@ -185,11 +185,13 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
         window: int | None = None,
         prices: Mapping[str, Price] = MappingProxyType({}),
         agent_limits: Mapping[str, Any] = MappingProxyType({}),
+        agents: Sequence[Agent] = (),
         **limits: Any,
     ) -> AsyncIterator[World]:
         names = tuple(tool.route.name for tool in tools) if allowed is None else tuple(allowed)
+        default = Agent(name="default", tools=names, limits=LimitOverrides(**agent_limits))
         project = Project(
-            agents={"default": Agent(name="default", tools=names, limits=LimitOverrides(**agent_limits))},
+            agents={agent.name: agent for agent in (default, *agents)},
             tools={tool.route.name: tool for tool in tools},
             model="scripted",
             max_tokens=1024,

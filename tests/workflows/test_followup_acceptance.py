@@ -42,7 +42,8 @@ async def dm_b_then_update_x(here: Followed, *whats: str) -> Run:
         if "(This was waited for:" in texts(body)[-1]:
             return says("<@A> B has replied")
         if texts(body)[-1] == "something else":
-            return calls(("ask_human", {"question": "what else?"}))
+            is_answered = body["messages"][-1]["content"][-1]["type"] == "tool_result"
+            return says("that is done") if is_answered else calls(("ask_human", {"question": "what else?"}))
         said = str(body["messages"])
         named = said.partition('"workflowId":"')[2].partition('"')[0]
         if not named:

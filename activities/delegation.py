@@ -1,0 +1,155 @@
+"""`collect` and `find_delegation`: what became of a subtask, or of a whole delegation, as the server has it."""
+
+import asyncio
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowQueryFailedError
+from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError
+from temporalio.exceptions import TimeoutError as TimedOut
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.heartbeat import beating
+from activities.project import Project
+from activities.workspace import ARTIFACTS, OutsideWorkspace, Workspace
+from contracts.delegation import (
+    Collected,
+    CollectRequest,
+    DelegationState,
+    DelegationStatus,
+    Share,
+    Spent,
+    SubtaskStatus,
+)
+from contracts.run import RunView
+from decisions.delegation import all_of, clipped
+from decisions.ids import run_workflow_id
+
+ATTEMPTS, QUERY_PATIENCE = 4, timedelta(seconds=5)  # a run that fails to replay answers no query
+MOST_FILES, MOST_FILE = 100, 64 * 1024 * 1024  # of a subtask; bytes of one
+
+Handle = WorkflowHandle[Any, Any]
+V = TypeVar("V")
+
+
+class Delegations:
+    def __init__(self, client: Client, project: Project) -> None:
+        self._client = client
+        self._project = project
+
+    @activity.defn
+    async def collect(self, request: CollectRequest) -> Collected:
+        """The end of a subtask's run, its figures, and its artifacts where others can read them."""
+        handle = self._client.get_workflow_handle(run_workflow_id(request.run_id), result_type=dict)
+        async with beating(lambda: {"of": request.run_id}):
+            status, outcome = await _end(handle)
+            if status is SubtaskStatus.waiting:
+                return Collected(status=SubtaskStatus.cancelled, outcome=outcome)
+            view = await _asked(handle, "state", RunView)
+            named = view.artifacts if view else ()
+            copied = await asyncio.to_thread(self._copy, request, named, outcome)
+        return Collected(
+            status=status,
+            outcome=clipped(outcome, request.most),
+            artifacts=copied,
+            spent=_spent(view, request.share),
+        )
+
+    @activity.defn
+    async def find_delegation(self, workflow_id: str) -> DelegationState | None:
+        """How a closed delegation stands; one that was cut short has failed. None where nobody can tell."""
+        async with beating(lambda: {"of": workflow_id}):
+            handle = self._client.get_workflow_handle(workflow_id)
+            state = await _asked(handle, "state", DelegationState)
+            if state is None or state.status is not DelegationStatus.running:
+                return state
+            return state.model_copy(update={"status": DelegationStatus.failed, "why": "the delegation was cut short"})
+
+    def _copy(self, request: CollectRequest, named: tuple[str, ...], outcome: str) -> tuple[str, ...]:
+        """What was named and is a regular file there. An outcome that is cut lies beside it as a whole."""
+        theirs, copied = self._project.workspace(request.run_id), list[str]()
+        ours = [self._project.workspace(run_id) for run_id in request.into]
+        for workspace in ours:
+            workspace.create()
+        below = f"{ARTIFACTS}/{request.subtask}"
+        for path in named[:MOST_FILES]:
+            target = f"{below}/{path.removeprefix('./').removeprefix(f'{ARTIFACTS}/')}"
+            if len("".join([*copied, target]).encode("utf-8", "replace")) > request.most:
+                break  # their names are told, too
+            with suppress(OSError, OutsideWorkspace):
+                _write(ours, target, _read(theirs, path))
+                copied.append(target)
+        if len(outcome.encode("utf-8", "replace")) > request.most:
+            _write(ours, f"{below}/outcome.md", outcome.encode("utf-8", "replace"))
+            copied.append(f"{below}/outcome.md")
+        return tuple(copied)
+
+
+def _read(workspace: Workspace, path: str) -> bytes:
+    with workspace.open(path) as file:
+        data = file.read(MOST_FILE + 1)
+    if len(data) > MOST_FILE:
+        raise OutsideWorkspace(f"{path} is too large to be handed on")
+    return data
+
+
+def _write(workspaces: list[Workspace], path: str, data: bytes) -> None:
+    for workspace in workspaces:
+        workspace.write(path, data)
+
+
+async def _end(handle: Handle) -> tuple[SubtaskStatus, str]:
+    """With the outcome, or why there is none. `waiting` where the server knows no such run."""
+    try:
+        event: dict[str, Any] = await handle.result()
+    except WorkflowFailureError as error:
+        return _failure(error.cause)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return SubtaskStatus.waiting, "it was not started"
+        raise
+    payload = event["payload"]
+    if event["type"] == "agent.completed":
+        partly = "(Partial: its time was used up.)\n\n" if payload.get("partial") else ""
+        return SubtaskStatus.done, f"{partly}{payload['outcome']}"
+    return SubtaskStatus.escalated, f"{payload['reason']}: {payload['detail']}"
+
+
+def _failure(cause: BaseException) -> tuple[SubtaskStatus, str]:
+    match cause:
+        case CancelledError():
+            return SubtaskStatus.cancelled, "it was cancelled"
+        case TerminatedError():
+            return SubtaskStatus.terminated, "somebody terminated it in Temporal"
+        case TimedOut():
+            return SubtaskStatus.timed_out, "Temporal's timeout for the whole run has passed"
+        case ApplicationError():
+            return SubtaskStatus.failed, f"{cause.type}: {cause.message}"
+        case _:
+            return SubtaskStatus.failed, str(cause)
+
+
+async def _asked(handle: Handle, query: str, kind: type[V]) -> V | None:
+    """What a closed workflow says of itself, from its history; None where it cannot be read.
+
+    An attempt asks once: the worker that it runs on may be leaving, and another one can answer.
+    """
+    try:
+        answer: V = await handle.query(query, result_type=kind, rpc_timeout=QUERY_PATIENCE)
+    except WorkflowQueryFailedError:
+        return None
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND or activity.info().attempt >= ATTEMPTS:
+            return None
+        raise
+    return answer
+
+
+def _spent(view: RunView | None, share: Share) -> Spent:
+    """With all that it delegated itself. Where nobody can tell, the whole share: too much rather than nothing."""
+    if view is None:
+        return all_of(share)
+    own = Spent(steps=view.step, tokens=view.usage.total, usd=view.cost_usd)
+    return own + (view.delegated or Spent())

@@ -1,0 +1,107 @@
+"""`collect`: what of a subtask reaches others, and what is counted where nobody can tell."""
+
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import TerminatedError
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.testing import ActivityEnvironment
+
+from activities.delegation import Delegations
+from activities.project import Project
+from contracts.agent import Agent
+from contracts.delegation import Collected, CollectRequest, Share, Spent, SubtaskStatus
+from contracts.limits import LimitOverrides
+
+
+def project(folder: Path) -> Project:
+    return Project(
+        agents={"default": Agent(name="default", tools=())},
+        tools={},
+        model="scripted",
+        max_tokens=1024,
+        limits=LimitOverrides(),
+        workspaces=folder,
+        instructions="",
+    )
+
+
+class Closed:
+    """A closed run: how it ended, and what it answers."""
+
+    def __init__(self, event: dict[str, Any] | Exception, view: Any) -> None:
+        self._event, self._view = event, view
+
+    async def result(self) -> dict[str, Any]:
+        if isinstance(self._event, Exception):
+            raise self._event
+        return self._event
+
+    async def query(self, name: str, *, result_type: type, rpc_timeout: timedelta) -> Any:
+        if isinstance(self._view, Exception):
+            raise self._view
+        return self._view
+
+
+def view(*artifacts: str) -> Any:
+    usage = SimpleNamespace(total=70)
+    return SimpleNamespace(artifacts=artifacts, step=2, usage=usage, cost_usd=0.5, delegated=Spent(steps=3, tokens=30))
+
+
+async def collected(folder: Path, event: Any, answer: Any, most: int = 1000, attempt: int = 1) -> Collected:
+    client: Any = SimpleNamespace(get_workflow_handle=lambda *_, **__: Closed(event, answer))
+    share = Share(steps=5, tokens=100)
+    request = CollectRequest(run_id="child", subtask="a", into=("lead", "other"), share=share, most=most)
+    environment = ActivityEnvironment()
+    environment.info = environment.default_info().__class__(**{**vars(environment.default_info()), "attempt": attempt})
+    return await environment.run(Delegations(client, project(folder)).collect, request)
+
+
+def done(outcome: str = "It is 4.") -> dict[str, Any]:
+    return {"type": "agent.completed", "payload": {"outcome": outcome}}
+
+
+async def test_named_files_are_copied_to_all_who_need_them_and_nothing_else_is(tmp_path: Path) -> None:
+    theirs = project(tmp_path).workspace("child")
+    theirs.create()
+    theirs.write("artifacts/x.md", b"x")
+    theirs.write("notes.md", b"n")
+    (theirs.root / "artifacts" / "link").symlink_to("/etc/hosts")
+    (theirs.root / ".secret").write_text("no")
+    names = ("artifacts/x.md", "notes.md", "artifacts/link", ".secret", "../lead/y", "gone.md", "/etc/hosts")
+    end = await collected(tmp_path, done(), view(*names))
+    assert end.artifacts == ("artifacts/a/x.md", "artifacts/a/notes.md")
+    for run in ("lead", "other"):
+        assert sorted(path.name for path in (tmp_path / run / "artifacts" / "a").iterdir()) == ["notes.md", "x.md"]
+
+
+async def test_what_a_run_delegated_counts_with_what_it_used_itself(tmp_path: Path) -> None:
+    end = await collected(tmp_path, done(), view())
+    assert (end.status, end.outcome) == (SubtaskStatus.done, "It is 4.")
+    assert end.spent == Spent(steps=5, tokens=100, usd=0.5)
+
+
+async def test_a_long_outcome_is_cut_and_lies_beside_it_as_a_whole(tmp_path: Path) -> None:
+    end = await collected(tmp_path, done("ä" * 2000), view())
+    assert len(end.outcome.encode()) <= 1000
+    assert end.artifacts == ("artifacts/a/outcome.md",)
+    assert (tmp_path / "lead" / "artifacts" / "a" / "outcome.md").read_text() == "ä" * 2000
+
+
+async def test_of_a_run_that_answers_nothing_the_whole_share_is_taken_for_used(tmp_path: Path) -> None:
+    terminated = WorkflowFailureError(cause=TerminatedError("by hand"))
+    silent = RPCError("no answer", RPCStatusCode.DEADLINE_EXCEEDED, b"")
+    with pytest.raises(RPCError):
+        await collected(tmp_path, terminated, silent)
+    end = await collected(tmp_path, terminated, silent, attempt=4)
+    assert end.status is SubtaskStatus.terminated
+    assert end.spent == Spent(steps=5, tokens=100)
+
+
+async def test_a_run_that_was_never_started_has_used_nothing(tmp_path: Path) -> None:
+    end = await collected(tmp_path, RPCError("not found", RPCStatusCode.NOT_FOUND, b""), None)
+    assert (end.status, end.spent) == (SubtaskStatus.cancelled, Spent())

@@ -1,0 +1,305 @@
+"""Delegation: no subtask before what it needs, none twice, one failure is everybody's, one budget for all."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.delegation import (
+    Assignment,
+    Collected,
+    DelegationRequest,
+    DelegationState,
+    DelegationStatus,
+    Join,
+    Share,
+    Spent,
+    Subtask,
+    SubtaskStatus,
+)
+from contracts.run import Call, RunState
+from contracts.tool import Effect, ToolKind, ToolOutcome
+from contracts.turn import Usage
+from decisions import delegation
+from decisions.delegation import begun, committed, ended, message, next_share, outcome_of, planned, ready, started
+from decisions.ids import delegating_run_id, delegation_workflow_id, subtask_run_id
+from decisions.limits import DEFAULTS, in_force, used_up
+
+State = Callable[..., RunState]
+DONE = Collected(status=SubtaskStatus.done, outcome="done", spent=Spent(steps=1, tokens=10))
+BAD = Collected(status=SubtaskStatus.failed, outcome="broken")
+
+
+def task(name: str, *needs: str, **fields: Any) -> dict[str, Any]:
+    return {"id": name, "agent": "writer", "instructions": f"Do {name}.", "depends_on": list(needs), **fields}
+
+
+def call(*tasks: dict[str, Any], **more: Any) -> Call:
+    arguments = {"subtasks": list(tasks), **more}
+    return Call(
+        tool_use_id="u0", tool="delegate", kind=ToolKind.builtin, effect=Effect.read, step=1, arguments=arguments
+    )
+
+
+def request(*tasks: dict[str, Any], join: Join = Join.all, **budget: Any) -> DelegationRequest:
+    share = Share(**{"steps": 100, **budget})
+    subtasks = tuple(Subtask.model_validate(each) for each in tasks)
+    return DelegationRequest(
+        run_id="R1", agent="lead", step=1, depth=0, max_depth=3, budget=share, subtasks=subtasks, join=join
+    )
+
+
+def refusal(state: RunState, *tasks: dict[str, Any]) -> str:
+    outcome = planned(state, call(*tasks), "R1")
+    assert isinstance(outcome, ToolOutcome)
+    assert outcome.error is not None
+    return f"{outcome.error.kind}: {outcome.error.message}"
+
+
+@st.composite
+def dags(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Each may need any that stand before it in a hidden order; they are given in another."""
+    names = [f"t{n}" for n in range(draw(st.integers(1, 7)))]
+    needs = {name: draw(st.lists(st.sampled_from(names[:n]), unique=True)) if n else [] for n, name in enumerate(names)}
+    return [task(name, *needs[name]) for name in draw(st.permutations(names))]
+
+
+def played(
+    asked: DelegationRequest, draw: Callable[[Any], Any], ends: Callable[[str], Collected]
+) -> tuple[DelegationState, list[str], list[str]]:
+    """Subtasks end in any order; what still runs when it is over ends too. Gives the starts and the ends."""
+    state, starts, over = begun(asked), list[str](), list[str]()
+    running: list[str] = []
+    while True:
+        for each in ready(asked, state):
+            standing = {s.id: s.status for s in state.subtasks}
+            assert all(standing[name] is SubtaskStatus.done for name in each.depends_on)
+            share = next_share(asked, state)
+            assert share is not None
+            state = started(state, each.id, share)
+            starts.append(each.id)
+            running.append(each.id)
+        if not running:
+            return state, starts, over
+        name = running.pop(draw(st.integers(0, len(running) - 1)))
+        state = ended(asked, state, name, ends(name))
+        over.append(name)
+
+
+@given(dags(), st.data())
+def test_every_subtask_runs_once_after_what_it_needs(tasks: list[dict[str, Any]], data: st.DataObject) -> None:
+    state, starts, over = played(request(*tasks), data.draw, lambda _: DONE)
+    assert state.status is DelegationStatus.done
+    assert sorted(starts) == sorted(over) == sorted(each["id"] for each in tasks)
+
+
+@given(dags(), st.data())
+def test_one_failed_subtask_fails_the_whole_and_nothing_starts_after_it(
+    tasks: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    bad = data.draw(st.sampled_from([each["id"] for each in tasks]))
+    state, starts, over = played(request(*tasks), data.draw, lambda name: BAD if name == bad else DONE)
+    assert state.status is DelegationStatus.failed
+    assert state.why == f"subtask {bad} (writer) failed: broken"
+    assert sorted(starts) == sorted(over)
+    assert len(set(starts)) == len(starts)
+
+
+@given(dags(), st.data())
+def test_any_is_done_unless_all_that_nothing_waits_for_are_lost(
+    tasks: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    names = [each["id"] for each in tasks]
+    bad = set(data.draw(st.lists(st.sampled_from(names))))
+    asked = request(*tasks, join=Join.any)
+    state, _, _ = played(asked, data.draw, lambda name: BAD if name in bad else DONE)
+    goals = [name for name in names if not any(name in each["depends_on"] for each in tasks)]
+    done = [each.id for each in state.subtasks if each.status is SubtaskStatus.done]
+    assert state.status is (DelegationStatus.done if set(goals) & set(done) else DelegationStatus.failed)
+
+
+@given(dags(), st.integers(7, 60), st.integers(100, 100_000), st.data())
+def test_no_more_is_ever_reserved_and_spent_than_there_is(
+    tasks: list[dict[str, Any]], steps: int, tokens: int, data: st.DataObject
+) -> None:
+    asked = request(*tasks, steps=steps, tokens=tokens, usd=1.0)
+
+    def uses(name: str) -> Collected:
+        share = next(each.share for each in shares.subtasks if each.id == name)
+        assert share is not None
+        used = Spent(
+            steps=data.draw(st.integers(0, share.steps)),
+            tokens=data.draw(st.integers(0, share.tokens or 0)),
+            usd=data.draw(st.floats(0, share.usd or 0)),
+        )
+        return DONE.model_copy(update={"spent": used})
+
+    shares, running = begun(asked), list[str]()
+    while True:
+        for each in ready(asked, shares):
+            share = next_share(asked, shares)
+            assert share is not None
+            assert share.steps >= 1
+            shares = started(shares, each.id, share)
+            running.append(each.id)
+            used = committed(shares)
+            assert used.steps <= steps
+            assert used.tokens <= tokens
+            assert (used.usd or 0) <= 1.0 + 1e-9
+        if not running:
+            break
+        name = running.pop(data.draw(st.integers(0, len(running) - 1)))
+        shares = ended(asked, shares, name, uses(name))
+    assert shares.status is DelegationStatus.done
+
+
+def test_what_one_leaves_over_goes_to_those_that_start_later() -> None:
+    asked = request(task("a"), task("b", "a"), steps=10, tokens=900, usd=9.0)
+    state = begun(asked)
+    first = next_share(asked, state)
+    assert first == Share(steps=5, tokens=300, usd=3.0)
+    state = started(state, "a", first)
+    state = ended(asked, state, "a", DONE.model_copy(update={"spent": Spent(steps=1, tokens=100, usd=1.0)}))
+    assert next_share(asked, state) == Share(steps=9, tokens=400, usd=4.0)
+
+
+def test_nothing_is_left_where_others_went_beyond_their_share() -> None:
+    asked = request(task("a"), task("b", "a"), tokens=90)
+    state = started(begun(asked), "a", Share(steps=50, tokens=30))
+    state = ended(asked, state, "a", DONE.model_copy(update={"spent": Spent(steps=1, tokens=95)}))
+    assert next_share(asked, state) is None
+
+
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        ([task("a", "b"), task("b", "a")], "invalid_arguments: subtasks wait for each other: a -> b -> a"),
+        (
+            [task("a", "b"), task("b", "c"), task("c", "b")],
+            "invalid_arguments: subtasks wait for each other: b -> c -> b",
+        ),
+        ([task("a", "a")], "invalid_arguments: a depends on itself"),
+        ([task("a", "b")], "invalid_arguments: a depends on 'b', and there is no such subtask"),
+        ([task("a"), task("a")], "invalid_arguments: two subtasks are called 'a'"),
+        ([task("a", agent="boss")], "unknown_agent: a: 'boss' is none of your peers: writer, reader"),
+        ([task(str(n)) for n in range(10_000)], "too_many: 10000 subtasks are too many: 10 at a time are the most"),
+        ([{"id": "a"}], "invalid_arguments: subtasks.0.agent: Field required"),
+        ([task("a", timeout="soon")], "invalid_arguments: subtasks.0.timeout: Value error, expected a duration"),
+    ],
+)
+def test_each_refusal_says_what_is_wrong(new_state: State, tasks: list[dict[str, Any]], said: str) -> None:
+    assert refusal(new_state(peers=("writer", "reader")), *tasks).startswith(said)
+
+
+@given(dags(), st.data())
+def test_a_cycle_is_found_and_printed_as_it_is(
+    new_state: State, tasks: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    names = [each["id"] for each in tasks]
+    tasks = [*tasks, task("x", "y", *data.draw(st.lists(st.sampled_from(names)))), task("y", "x")]
+    needs = {each["id"]: each["depends_on"] for each in tasks}
+    said = refusal(new_state(peers=("writer",)), *tasks)
+    ring = said.rpartition(": ")[2].split(" -> ")
+    assert ring[0] == ring[-1]
+    assert all(later in needs[name] for name, later in pairwise(ring))
+
+
+def test_a_run_as_deep_as_the_tree_may_be_delegates_nothing(new_state: State) -> None:
+    deep = Assignment(by="R0", depth=3, share=Share(steps=5))
+    said = refusal(new_state(peers=("writer",), assignment=deep), task("a"))
+    assert said == "too_deep: too deep: 3 delegations below each other are the most; do it yourself"
+
+
+@pytest.mark.parametrize(
+    ("fields", "enough"),
+    [
+        ({"max_steps": 6, "step": 1}, 5),
+        ({"max_steps": 6, "step": 1, "delegated": Spent(steps=2)}, 3),
+        ({"max_steps": 1, "step": 1}, 0),
+        # Two calls have used 1,000 tokens; of the 3,500 that are left one more is kept for the lead itself.
+        ({"budget_tokens": 4500, "turns": 2, "usage": Usage(input=1000)}, 6),
+        ({"budget_usd": 1.0, "turns": 2, "cost_usd": 0.25}, 5),
+    ],
+)
+def test_a_fan_out_beyond_the_budget_is_refused(new_state: State, fields: dict[str, Any], enough: int) -> None:
+    state = new_state(peers=("writer",), max_fanout=20, **{"max_steps": 99, **fields})
+    left = f"enough for {enough} of them" if enough else "used up"
+    said = refusal(state, *[task(str(n)) for n in range(20)])
+    assert said == f"budget: over budget: 20 subtasks, and what is left is {left}"
+    if enough:
+        assert isinstance(planned(state, call(*[task(str(n)) for n in range(enough)]), "R1"), DelegationRequest)
+
+
+def test_a_subtask_has_its_own_limits_and_no_more_than_its_share(new_state: State) -> None:
+    share = Share(steps=30, tokens=500)
+    state = new_state(assignment=Assignment(by="R0", depth=1, share=share), requested={"max_depth": 1})
+    assert in_force(state, DEFAULTS) == DEFAULTS.model_copy(update={"budget_tokens": 500, "max_depth": 1})
+    generous = DEFAULTS.model_copy(update={"max_steps": 50, "budget_tokens": 100})
+    assert in_force(state, generous).max_steps == 30
+    assert in_force(state, generous).budget_tokens == 100
+
+
+def test_a_subtask_stops_before_the_call_that_would_go_beyond_its_share(new_state: State) -> None:
+    state = new_state(budget_tokens=1000, turns=2, usage=Usage(input=700), last_call=400)
+    ending = used_up(state)
+    assert ending is not None
+    assert ending.reason == "token_budget"
+    assert used_up(state.model_copy(update={"last_call": 299})) is None
+
+
+def test_what_subtasks_used_counts_against_the_budgets_of_their_parent(new_state: State) -> None:
+    below = Spent(tokens=600, usd=0.5)
+    assert used_up(new_state(budget_tokens=1000, usage=Usage(input=400), delegated=below)) is not None
+    assert used_up(new_state(budget_usd=0.6, cost_usd=0.1, delegated=below)) is not None
+    assert used_up(new_state(budget_usd=0.7, cost_usd=0.1, delegated=below)) is None
+
+
+def test_a_message_says_all_that_the_peer_must_know() -> None:
+    asked = request(task("a"), task("b", "a", expected_output="a page"))
+    state = ended(
+        asked, begun(asked), "a", DONE.model_copy(update={"outcome": "It is 4.", "artifacts": ("artifacts/a/x.md",)})
+    )
+    assert message(asked, state, asked.subtasks[1]) == (
+        '---\ntype: "task"\ntask_id: "R1.1"\nsubtask_id: "b"\nfrom: "lead"\nexpected_output: "a page"\n---\n\n'
+        "Do b.\n\n# Context\n\n## Result of a (by writer)\n\nIt is 4.\n\nFiles, in your workspace:\n- artifacts/a/x.md"
+    )
+
+
+def test_a_message_is_never_longer_than_a_goal_may_be() -> None:
+    names = [f"artifacts/a/{n:0200}" for n in range(1000)]
+    end = DONE.model_copy(update={"artifacts": tuple(names)})
+    asked = request(task("a"), task("b", "a"))
+    assert len(message(asked, ended(asked, begun(asked), "a", end), asked.subtasks[1])) <= 200_000
+
+
+def test_an_error_names_the_subtask_and_what_was_done_before() -> None:
+    asked = request(task("a"), task("b"), task("c", "b"))
+    state = ended(asked, begun(asked), "a", DONE.model_copy(update={"artifacts": ("artifacts/a/x.md",)}))
+    outcome = outcome_of(ended(asked, state, "b", BAD))
+    assert outcome.error is not None
+    assert outcome.error.kind == "subtask_failed"
+    assert outcome.error.message.startswith(
+        "subtask b (writer) failed: broken\nWith it the whole delegation has failed"
+    )
+    assert '"id": "a"' in outcome.error.message
+    assert outcome.artifacts == ("artifacts/a/x.md",)
+
+
+@given(st.text(), st.integers(4, 50))
+def test_what_is_clipped_fits(text: str, most: int) -> None:
+    cut = delegation.clipped(text, most)
+    assert len(cut.encode("utf-8", "replace")) <= most
+    assert cut == text or cut.endswith("…")
+
+
+def test_ids_tell_the_tree_and_are_never_too_long_for_the_server() -> None:
+    assert subtask_run_id("R1", 2, "a") == "R1.2-a"
+    assert delegation_workflow_id("R1", 2) == "run:R1/delegation:2"
+    assert delegating_run_id("run:R1/delegation:2") == "R1"
+    assert delegating_run_id("conversation:c") is None
+    long = subtask_run_id("x" * 800, 2, "a")
+    assert len(long) < 40
+    assert long != subtask_run_id("x" * 800, 2, "b")

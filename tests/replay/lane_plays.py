@@ -1,0 +1,74 @@
+"""What people and programs do to conversations in the scenarios."""
+
+from typing import Any
+
+from testkit.model_server import Reply, calls, says
+from tests.workflows.conftest import Run, World
+from tests.workflows.lane import asking, begun, lane_of, look, new_id, say, texts, until_idle
+
+
+def asks_or_says(body: dict[str, Any]) -> Reply:
+    """Asks a person where the turn is told to, and answers everything else."""
+    is_answered = body["messages"][-1]["content"][-1]["type"] == "tool_result"
+    if texts(body)[-1].startswith("ask") and not is_answered:
+        return calls(("ask_human", {"question": "Which one?"}))
+    return says("done")
+
+
+async def a_lane(it: World) -> Run:
+    """With a turn that asks, and one that waits."""
+    chat = new_id()
+    await asking(it, await say(it, chat, "ask", "a"))
+    await say(it, chat, "then this", "b")
+    lane: Run = lane_of(it, chat)
+    return lane
+
+
+async def everything_is_said_to_it(it: World, lane: Run) -> None:
+    chat = lane.id.removeprefix("conversation:")
+    await say(it, chat, "then this", "b")
+    for name in ("request", "drop", "cancel_turn", "human_input", "steered", "no_such_signal"):
+        await lane.signal(name, {"no": "such field"})
+    await lane.signal("request", {"request_id": "c", "goal": "by signal"})
+    await lane.signal("drop", {"request_id": "c"})
+    await say(it, chat, "to no question", "d", question_id="q9")
+    await say(it, chat, "and another thing", "e", when_busy="steer")
+    await lane.signal("human_input", {"text": "this one"})
+    await until_idle(it, chat, 5)
+    await asking(it, await say(it, chat, "ask again", "f"))
+    hasty = await say(it, chat, "ask me first", "g", when_busy="interrupt")
+    question = await asking(it, hasty)
+    await say(it, chat, "that one", "h", question_id=question["id"])
+    await until_idle(it, chat, 8)
+    await asking(it, await say(it, chat, "ask at last", "i"))
+    await lane.signal("request", {"request_id": "j", "goal": "never"})
+    await lane.cancel()
+
+
+async def it_rotates(it: World, lane: Run) -> None:
+    """With the turn open that asks."""
+    chat = lane.id.removeprefix("conversation:")
+    for number in range(30):
+        await say(it, chat, f"number {number}")
+    await lane.signal("human_input", {"text": "this one"})
+    await until_idle(it, chat, 32)
+    await lane.cancel()
+
+
+async def a_turn(it: World) -> Run:
+    """The second of its conversation, which asks."""
+    chat = new_id()
+    await say(it, chat, "hello")
+    await until_idle(it, chat, 1)
+    run: Run = await begun(it, await say(it, chat, "ask"))
+    return run
+
+
+async def it_is_steered(it: World, run: Run) -> None:
+    await it.until_state(run, question=True)
+    chat = str((await it.client.get_workflow_handle(run.id).describe()).parent_id).removeprefix("conversation:")
+    await run.signal("steer", {"no": "such field"})
+    await say(it, chat, "and this", when_busy="steer")
+    await run.execute_update("answer", {"text": "that"})
+    await until_idle(it, chat, 3)
+    assert (await look(it, chat)).refused == 0

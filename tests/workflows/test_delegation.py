@@ -1,0 +1,561 @@
+"""Delegation: a DAG of child runs, what becomes of their ends, and what the whole tree may use."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from rich.console import Console
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.exceptions import CancelledError
+
+from contracts.agent import Agent
+from contracts.limits import LimitOverrides
+from contracts.tool import Effect, ToolOutcome
+from report import print_tree
+from runs import below, find, listing, resume
+from testkit.model_server import Answer, Reply, calls, fails, says, slow
+from testkit.tools import ScriptedTool
+from tests.workflows.conftest import Run, World
+
+Script = Callable[[dict[str, Any]], Answer]
+OPEN = "ExecutionStatus = 'Running'"
+
+
+def agent(name: str, *peers: str, tools: tuple[str, ...] = (), **limits: Any) -> Agent:
+    """Its prompt names it, so that a script knows whom it answers."""
+    own = LimitOverrides.model_validate(limits)
+    return Agent(name=name, prompt=f"I am {name}.", description=f"does {name}", tools=tools, peers=peers, limits=own)
+
+
+def task(name: str, who: str = "writer", *needs: str, **fields: Any) -> dict[str, Any]:
+    return {"id": name, "agent": who, "instructions": f"Do {name}.", "depends_on": list(needs), **fields}
+
+
+def delegates(*tasks: dict[str, Any], **more: Any) -> Reply:
+    return calls(("delegate", {"subtasks": list(tasks), **more}))
+
+
+def who(body: dict[str, Any]) -> str:
+    """The agent that a request is for."""
+    return str(body["system"]).rpartition("I am ")[2].partition(".")[0]
+
+
+def told(body: dict[str, Any]) -> str:
+    """The first message: the goal."""
+    text: str = body["messages"][0]["content"][0]["text"]
+    return text
+
+
+def turn(body: dict[str, Any]) -> int:
+    return sum(message["role"] == "assistant" for message in body["messages"])
+
+
+def script(lead: list[Answer], peer: Script) -> Script:
+    """The lead goes by the list; all others do what `peer` says."""
+    return lambda body: lead[turn(body)] if who(body) == "lead" else peer(body)
+
+
+def finishes(body: dict[str, Any]) -> Reply:
+    name = told(body).partition('subtask_id: "')[2].partition('"')[0]
+    return calls(("finish", {"outcome": f"{name} is done"}))
+
+
+LEAD = agent("lead", "writer")
+WRITER = agent("writer")
+FINISH = calls(("finish", {"outcome": "all done"}))
+
+
+async def led(it: World, **fields: Any) -> Run:
+    return await it.start(agent="lead", **fields)
+
+
+async def result(run: Run) -> Any:
+    return await asyncio.wait_for(run.result(), 30)
+
+
+async def tree(it: World, run: Run) -> dict[str, Any]:
+    """All workflows of the run's tree, by id, once none of them is open; and they are replayed with it."""
+    found: dict[str, Any] = {}
+    wanted = f"WorkflowId STARTS_WITH '{run.id}'"
+    await it.until(lambda: is_empty(it, f"{wanted} AND {OPEN}"))
+    async for each in it.client.list_workflows(wanted):
+        found[each.id] = each
+    it.started.extend(found)
+    return found
+
+
+async def shown(it: World, run: Run) -> list[str]:
+    return [content for _, content in await it.results(run)]
+
+
+async def test_subtasks_run_in_the_order_of_their_needs_and_are_told_what_came_before(world: Any) -> None:
+    dag = delegates(task("a"), task("b"), task("c", "writer", "a", "b", expected_output="one line"))
+    async with world(script([dag, FINISH], finishes), agents=[LEAD, WRITER]) as it:
+        run = await led(it)
+        event = await result(run)
+        assert event["payload"]["outcome"] == "all done"
+        goals = [told(body) for body in it.model.requests if who(body) == "writer"]
+        assert len(goals) == 3
+        assert goals[2] == (
+            f'---\ntype: "task"\ntask_id: "{run.id[4:]}.1"\nsubtask_id: "c"\nfrom: "lead"\n'
+            'expected_output: "one line"\n---\n\nDo c.\n\n# Context\n\n'
+            "## Result of a (by writer)\n\na is done\n\n## Result of b (by writer)\n\nb is done"
+        )
+        (brought, _) = await shown(it, run)
+        assert '{"id":"c","agent":"writer","status":"done","outcome":"c is done"}' in brought
+        found = await tree(it, run)
+        assert set(found) == {run.id, f"{run.id}/delegation:1", *(f"{run.id}.1-{name}" for name in "abc")}
+        assert all(each.status is WorkflowExecutionStatus.COMPLETED for each in found.values())
+        assert [await it.failed_tasks(it.client.get_workflow_handle(name)) for name in found] == [0] * 5
+
+
+async def test_only_an_agent_with_peers_is_told_of_them_and_can_delegate(world: Any) -> None:
+    answers = script([delegates(task("a")), FINISH], lambda body: [delegates(task("x")), says("no")][turn(body)])
+    async with world(answers, agents=[LEAD, WRITER]) as it:
+        run = await led(it)
+        await result(run)
+        lead, writer = (next(b for b in it.model.requests if who(b) == name) for name in ("lead", "writer"))
+        assert "- `writer`: does writer" in str(lead["system"])
+        assert "delegate" in [tool["name"] for tool in lead["tools"]]
+        assert "peers" not in str(writer["system"])
+        assert "delegate" not in [tool["name"] for tool in writer["tools"]]
+        child = it.client.get_workflow_handle(f"{run.id}.1-a")
+        assert (await shown(it, child))[0].startswith("unknown_tool: there is no tool 'delegate' here")
+        await tree(it, run)
+
+
+CYCLE = (task("a", "writer", "c"), task("b", "writer", "a"), task("c", "writer", "b"))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "limits", "said"),
+    [
+        (CYCLE, {}, "invalid_arguments: subtasks wait for each other: a -> c -> b -> a"),
+        ([task("a", "writer", "a")], {}, "invalid_arguments: a depends on itself"),
+        ([task("a", "writer", "z")], {}, "invalid_arguments: a depends on 'z', and there is no such subtask"),
+        ([task("a"), task("a")], {}, "invalid_arguments: two subtasks are called 'a'"),
+        ([task("a", "nobody")], {}, "unknown_agent: a: 'nobody' is none of your peers: writer"),
+        ([task("a", "default")], {}, "unknown_agent: a: 'default' is none of your peers: writer"),
+        ([task("../a")], {}, "invalid_arguments: subtasks.0.id: String should match pattern"),
+        ([], {}, "invalid_arguments: subtasks: Tuple should have at least 1 item"),
+        ([task(str(n)) for n in range(11)], {}, "too_many: 11 subtasks are too many: 10 at a time are the most"),
+        ([task(str(n)) for n in range(2000)], {}, "too_many: 2000 subtasks are too many"),
+        (
+            [task(str(n)) for n in range(20)],
+            {"max_steps": 6, "max_fanout": 20},
+            "budget: over budget: 20 subtasks, and what is left is enough for 5 of them",
+        ),
+    ],
+)
+async def test_what_cannot_be_delegated_comes_back_as_an_error_and_nothing_is_started(
+    world: Any, tasks: list[dict[str, Any]], limits: dict[str, Any], said: str
+) -> None:
+    async with world(script([delegates(*tasks), FINISH], finishes), agents=[LEAD, WRITER], **limits) as it:
+        run = await led(it)
+        await result(run)
+        assert (await shown(it, run))[0].startswith(said)
+        assert set(await tree(it, run)) == {run.id}
+
+
+async def test_a_failed_subtask_cancels_the_rest_and_the_parent_hears_which_and_why(world: Any) -> None:
+    def peer(body: dict[str, Any]) -> Answer:
+        if "Do bad" in told(body):
+            return calls(("escalate", {"reason": "no pen"}))
+        return slow(says("late"), 60) if "Do long" in told(body) else finishes(body)
+
+    dag = delegates(task("good"), task("long"), task("bad", "writer", "good"), task("never", "writer", "bad"))
+    async with world(script([dag, FINISH], peer), agents=[LEAD, WRITER]) as it:
+        run = await led(it)
+        await result(run)
+        (said, _) = await shown(it, run)
+        assert said == (
+            "subtask_failed: subtask bad (writer) escalated: asked: no pen\n"
+            "With it the whole delegation has failed: long cancelled, bad escalated, never waiting\n"
+            'Done before: [{"id": "good", "agent": "writer", "status": "done", "outcome": "good is done"}]'
+        )
+        found = await tree(it, run)
+        assert found[f"{run.id}.1-long"].status is WorkflowExecutionStatus.CANCELED
+        assert f"{run.id}.1-never" not in found
+        state = await it.state(run)
+        assert state["delegated"]["steps"] == 0
+        assert state["delegated"]["tokens"] > 0
+
+
+@pytest.mark.parametrize("end", ["failed", "terminated", "cancelled", "timed out"])
+async def test_however_a_subtask_ends_badly_the_parent_hears_it(world: Any, end: str) -> None:
+    def peer(body: dict[str, Any]) -> Answer:
+        return fails(401) if end == "failed" else slow(says("late"), 60)
+
+    timeout = {"timeout": "1s"} if end == "timed out" else {}
+    async with world(script([delegates(task("a", **timeout)), FINISH], peer), agents=[LEAD, WRITER]) as it:
+        run = await led(it)
+        child = it.client.get_workflow_handle(f"{run.id}.1-a")
+        await it.until(lambda: len(it.model.requests) == 2)
+        if end == "terminated":
+            await child.terminate("by hand")
+        if end == "cancelled":
+            await child.signal("cancel", {"reason": "not needed"})
+        await result(run)
+        told_why = {
+            "failed": "failed: ModelRefused",
+            "terminated": "was terminated: somebody terminated it in Temporal",
+            "cancelled": "was cancelled: it was cancelled",
+            "timed out": "timed out: its time of 0:00:01 was used up",
+        }
+        assert (await shown(it, run))[0].startswith(f"subtask_failed: subtask a (writer) {told_why[end]}")
+        await tree(it, run)
+
+
+async def test_of_any_the_first_that_is_done_ends_the_others(world: Any) -> None:
+    def peer(body: dict[str, Any]) -> Answer:
+        if "Do first" in told(body):
+            return finishes(body)
+        return calls(("escalate", {"reason": "no"})) if "Do bad" in told(body) else slow(says("late"), 60)
+
+    dag = delegates(task("bad"), task("slow"), task("first", "writer"), join="any")
+    async with world(script([dag, FINISH], peer), agents=[LEAD, WRITER]) as it:
+        run = await led(it)
+        await result(run)
+        (said, _) = await shown(it, run)
+        assert '"status":"done","outcome":"first is done"' in said
+        assert (await tree(it, run))[f"{run.id}.1-slow"].status is WorkflowExecutionStatus.CANCELED
+
+
+async def test_a_child_uses_no_tool_that_its_definition_lacks(world: Any) -> None:
+    """Whatever its instructions say, and whatever the lead may do."""
+    look = ScriptedTool("look")
+    answers = script([delegates(task("a")), FINISH], lambda body: [calls(("look", {})), says("no")][turn(body)])
+    async with world(answers, look, agents=[agent("lead", "writer", tools=("look",)), WRITER]) as it:
+        run = await led(it)
+        await result(run)
+        child = it.client.get_workflow_handle(f"{run.id}.1-a")
+        assert (await shown(it, child))[0].startswith("unknown_tool: there is no tool 'look' here")
+        assert look.calls == []
+        await tree(it, run)
+
+
+async def test_files_of_a_subtask_are_there_for_those_that_need_them_and_for_the_lead(world: Any) -> None:
+    def write(arguments: Any, context: Any) -> ToolOutcome:
+        context.workspace.write("artifacts/page.md", b"# Page")
+        return ToolOutcome(result="written", artifacts=("artifacts/page.md",))
+
+    def read(arguments: Any, context: Any) -> str:
+        with context.workspace.open("artifacts/a/page.md") as file:
+            return str(file.read().decode())
+
+    def peer(body: dict[str, Any]) -> Answer:
+        tool = "write" if "Do a" in told(body) else "read"
+        return [calls((tool, {})), finishes(body)][turn(body)]
+
+    tools = (ScriptedTool("write", write), ScriptedTool("read", read))
+    dag = delegates(task("a"), task("b", "writer", "a"))
+    async with world(
+        script([dag, FINISH], peer), *tools, agents=[LEAD, agent("writer", tools=("write", "read"))]
+    ) as it:
+        run = await led(it)
+        event = await result(run)
+        assert event["payload"]["artifacts"] == ["artifacts/a/page.md"]
+        own = it.project.workspace(run.id.removeprefix("run:"))
+        assert own.read_own("artifacts/a/page.md") == b"# Page"
+        assert (await shown(it, it.client.get_workflow_handle(f"{run.id}.1-b")))[0] == "# Page"
+        assert any("Files, in your workspace:\n- artifacts/a/page.md" in told(body) for body in it.model.requests)
+        await tree(it, run)
+
+
+async def test_delegations_end_at_the_depth_that_the_first_run_sets(world: Any) -> None:
+    """Each agent has the next one as its peer, and only hands on."""
+    depth = 2
+    agents = [agent(f"a{n}", f"a{n + 1}", max_depth=9) for n in range(5)]
+
+    def hands_on(body: dict[str, Any]) -> Answer:
+        may = "delegate" in [tool["name"] for tool in body["tools"]]
+        number = int(who(body)[1:])
+        return delegates(task("x", f"a{number + 1}")) if may and not turn(body) else says(f"a{number} did it")
+
+    async with world(hands_on, agents=[*agents, agent("a5")]) as it:
+        run = await it.start(agent="a0", limits={"max_depth": depth})
+        await result(run)
+        agents_asked = {who(body) for body in it.model.requests}
+        assert agents_asked == {"a0", "a1", "a2"}
+        await tree(it, run)
+
+
+async def test_a_spawn_bomb_uses_no_more_than_the_budget_of_the_first_run(world: Any) -> None:
+    """Every agent delegates to as many copies of itself as it can, over and over."""
+
+    def bomb(body: dict[str, Any]) -> Answer:
+        names = [tool["name"] for tool in body["tools"]]
+        if "delegate" in names:
+            wide = [4, 3, 2, 1][turn(body) % 4]
+            return delegates(*[task(f"t{turn(body)}-{n}", "bomb") for n in range(wide)])
+        return calls(("look", {"n": turn(body)}))
+
+    bomber = agent("bomb", "bomb", tools=("look",))
+    async with world(bomb, ScriptedTool("look"), agents=[bomber], max_steps=25) as it:
+        run = await it.start(agent="bomb")
+        event = await result(run)
+        assert event["payload"]["reason"] == "step_budget"
+        found = await tree(it, run)
+        states = [await it.client.get_workflow_handle(name).query("state") for name in found if "/" not in name[-14:]]
+        steps = sum(state["step"] for state in states if "step" in state)
+        assert steps <= 25
+        assert all(each.status is not WorkflowExecutionStatus.RUNNING for each in found.values())
+        root = await it.state(run)
+        assert root["step"] + root["delegated"]["steps"] == steps
+
+
+async def test_a_tree_goes_beyond_its_tokens_by_a_call_at_most(world: Any) -> None:
+    def peer(body: dict[str, Any]) -> Answer:
+        return calls(("look", {"n": turn(body)}))
+
+    budget = 40_000
+    look = ScriptedTool("look", lambda arguments, _: "lorem ipsum " * 20)
+    dag = delegates(*[task(str(n)) for n in range(5)])
+    async with world(
+        script([dag, FINISH], peer),
+        look,
+        agents=[LEAD, agent("writer", tools=("look",))],
+        budget_tokens=budget,
+        max_steps=500,
+    ) as it:
+        run = await led(it)
+        await result(run)
+        assert "token_budget" in (await shown(it, run))[0]
+        state = await it.state(run)
+        total = sum(state["usage"].values()) + state["delegated"]["tokens"]
+        largest = max(part["about"]["usage"]["input"] for part in await it.parts(run) if part["kind"] == "reply")
+        assert budget / 3 < total <= budget + largest
+        await tree(it, run)
+
+
+async def test_a_budget_of_tokens_for_a_few_is_refused_to_many(world: Any) -> None:
+    dag = delegates(*[task(str(n)) for n in range(20)])
+    async with world(
+        script([dag, FINISH], finishes), agents=[LEAD, WRITER], budget_tokens=12_000, max_steps=99, max_fanout=20
+    ) as it:
+        run = await led(it)
+        await result(run)
+        assert (await shown(it, run))[0].startswith("budget: over budget: 20 subtasks, and what is left is enough for ")
+        assert set(await tree(it, run)) == {run.id}
+
+
+def branches(body: dict[str, Any], leaf: Script) -> Answer:
+    """One lead, five chiefs, five writers each."""
+    match who(body):
+        case "lead":
+            return [delegates(*[task(f"c{n}", "chief") for n in range(5)]), FINISH][turn(body)]
+        case "chief":
+            return [delegates(*[task(f"w{n}") for n in range(5)]), FINISH][turn(body)]
+        case _:
+            return leaf(body)
+
+
+TREE = (agent("lead", "chief"), agent("chief", "writer"))
+WIDE = {"max_steps": 500}
+
+
+@pytest.mark.parametrize("door", ["signal", "native", "terminate"])
+async def test_a_cancel_of_the_root_leaves_no_run_of_the_tree_and_no_effect_after_it(world: Any, door: str) -> None:
+    made: list[str] = []
+
+    async def work(arguments: Any, context: Any) -> str:
+        await asyncio.sleep(0.2)
+        made.append(context.run_id)
+        return "worked"
+
+    def leaf(body: dict[str, Any]) -> Answer:
+        return calls(("work", {"n": turn(body)}))
+
+    tool = ScriptedTool("work", work, effect=Effect.once)
+    async with world(
+        lambda body: branches(body, leaf), tool, agents=[*TREE, agent("writer", tools=("work",))], **WIDE
+    ) as it:
+        run = await led(it)
+        await it.until(lambda: len(set(made)) == 25)
+        if door == "terminate":
+            await run.terminate()
+        else:
+            await (run.cancel() if door == "native" else run.signal("cancel", {"reason": "enough"}))
+            with pytest.raises(WorkflowFailureError) as failure:
+                await asyncio.wait_for(run.result(), 60)
+            assert isinstance(failure.value.cause, CancelledError)
+        found = await tree(it, run)
+        before = len(made)
+        assert len(found) == 31 + 6
+        expected = {WorkflowExecutionStatus.CANCELED, WorkflowExecutionStatus.TERMINATED}
+        assert {each.status for name, each in found.items() if name != run.id} == {WorkflowExecutionStatus.CANCELED}
+        assert {each.status for each in found.values()} <= expected
+        await asyncio.sleep(1)
+        assert len(made) == before
+
+
+async def is_empty(it: World, query: str) -> bool:
+    return (await it.client.count_workflows(query)).count == 0
+
+
+async def test_three_levels_with_a_failure_a_timeout_and_a_cancel_in_them(world: Any) -> None:
+    """Each stays in its branch, and the lead hears of the first: its other branches are stopped."""
+
+    def answers(body: dict[str, Any]) -> Answer:
+        if who(body) == "lead":
+            first = delegates(*[task(f"c{n}", "chief") for n in range(5)], join="any")
+            return [first, FINISH][turn(body)]
+        if who(body) == "chief":
+            number = told(body).partition("Do c")[2][0]
+            writers = [task(f"w{n}-of-{number}") for n in range(4)]
+            extra = {"1": {"agent": "refuser"}, "2": {"agent": "sleeper", "timeout": "1s"}, "3": {"agent": "sleeper"}}
+            last = {**task(f"x-of-{number}"), **extra.get(number, {})}
+            ends = calls(("escalate", {"reason": f"chief {number} cannot"}))
+            failed = "subtask_failed" in str(body["messages"])
+            return delegates(*writers, last) if not turn(body) else ends if failed else FINISH
+        match who(body):
+            case "refuser":
+                return fails(401)
+            case "sleeper":
+                return slow(says("late"), 60)
+            case _:
+                return slow(finishes(body), 2)
+
+    agents = [TREE[0], agent("chief", "writer", "refuser", "sleeper"), WRITER, agent("refuser"), agent("sleeper")]
+    async with world(answers, agents=agents, max_steps=500) as it:
+        run = await led(it)
+        sleeper = it.client.get_workflow_handle(f"{run.id}.1-c3.1-x-of-3")
+        await it.until(lambda: any("Do x-of-3" in told(body) for body in it.model.requests))
+        await sleeper.signal("cancel", {"reason": "enough"})
+        await result(run)
+        (said, _) = await shown(it, run)
+        assert said.startswith('{"subtasks":[')
+        found = await tree(it, run)
+        assert all(each.status is not WorkflowExecutionStatus.RUNNING for each in found.values())
+        root = await find(it.client, run.id)
+        found_below = await below(it.client, root)
+        assert [depth for depth, each in found_below if each.agent == "chief"] == [1] * 5
+        assert all(depth == 2 for depth, each in found_below if each.agent != "chief")
+        assert [found.run_id async for found in listing(it.client) if found.run_id.startswith(root.run_id)] == [
+            root.run_id
+        ]
+        page = StringIO()
+        print_tree(Console(file=page, width=160), found_below)
+        assert re.search(rf"\n      {root.run_id}.1-c3.1-x-of-3 +cancelled +sleeper +0 steps", page.getvalue())
+        chiefs = [it.client.get_workflow_handle(f"{run.id}.1-c{n}/delegation:1") for n in range(5)]
+        whys = [(await chief.query("state"))["why"] for chief in chiefs]
+        assert "failed: ModelRefused" in whys[1]
+        assert "timed out" in whys[2]
+        assert "was cancelled" in whys[3]
+
+
+async def test_another_worker_goes_on_with_a_delegation_and_dispatches_nothing_twice(world: Any) -> None:
+    made: list[str] = []
+    go_on = asyncio.Event()
+
+    async def work(arguments: Any, context: Any) -> str:
+        made.append(context.run_id)
+        await go_on.wait()
+        return "worked"
+
+    def peer(body: dict[str, Any]) -> Answer:
+        return [calls(("work", {})), finishes(body)][turn(body)]
+
+    tool = ScriptedTool("work", work, effect=Effect.keyed)
+    dag = delegates(task("a"), task("b"), task("c", "writer", "a", "b"))
+    async with world(
+        script([dag, FINISH], peer), tool, agents=[LEAD, agent("writer", tools=("work",))], works=False
+    ) as it:
+        async with it.worker():
+            run = await led(it)
+            await it.until(lambda: len(made) == 2)
+            go_on.set()  # a worker that leaves waits for its activities
+        async with it.worker(await it.another_client()):
+            await result(run)
+        assert sorted(made) == [f"{run.id[4:]}.1-{name}" for name in "abc"]
+        await tree(it, run)
+        await it.replay()
+
+
+async def test_a_run_that_goes_on_finds_the_delegation_that_was_begun_before_it(world: Any) -> None:
+    """As a resumed run does: its call keeps the key of the run that first made it."""
+    dag = delegates(task("a"))
+    async with world(script([dag, FINISH], finishes), agents=[LEAD, WRITER]) as it:
+        run_id = uuid4().hex[:12]
+        request = {
+            "run_id": run_id,
+            "agent": "lead",
+            "step": 1,
+            "depth": 0,
+            "max_depth": 3,
+            "budget": {"steps": 5},
+            "subtasks": [task("a")],
+        }
+        begun = await it.client.start_workflow(
+            "Delegation", request, id=f"run:{run_id}/delegation:1", task_queue=it.queue
+        )
+        run = await led(it, run_id=run_id)
+        await result(run)
+        assert '"outcome":"a is done"' in (await shown(it, run))[0]
+        assert sum(who(body) == "writer" for body in it.model.requests) == 1
+        assert (await it.state(run))["delegated"]["tokens"] > 0
+        assert set(await tree(it, run)) == {run.id, begun.id, f"{run.id}.1-a"}
+
+
+async def test_a_run_resumed_after_a_timeout_hears_that_its_delegation_was_cut_short(world: Any) -> None:
+    """Nothing is dispatched again by itself; whether to delegate anew is the model's to say."""
+    answers = script([delegates(task("a")), FINISH], lambda _: slow(says("late"), 60))
+    async with world(answers, agents=[LEAD, WRITER]) as it:
+        goal = {"type": "agentic.start", "payload": {"goal": "do it", "agent": "lead"}}
+        run = await it.start_raw(goal, execution_timeout=timedelta(seconds=3))
+        with pytest.raises(WorkflowFailureError):
+            await result(run)
+        again = await resume(it.client, it.queue, run.id)
+        it.started.append(again.id)
+        await result(again)
+        assert "subtask_failed: subtask a (writer) was cancelled" in (await shown(it, again))[0]
+        found = await tree(it, run)
+        assert found[f"{run.id}.1-a"].status is WorkflowExecutionStatus.CANCELED
+        assert sum(who(body) == "writer" for body in it.model.requests) == 1
+
+
+@pytest.mark.parametrize("args", [(), ({"type": "agentic.delegate"},), (5, 6)])
+async def test_a_bad_input_of_a_delegation_ends_it_and_a_foreign_signal_is_ignored(world: Any, args: Any) -> None:
+    async with world([]) as it:
+        run = await it.start_raw(*args, workflow_type="Delegation", start_signal="no_such", start_signal_args=[1, 2])
+        with pytest.raises(WorkflowFailureError) as failure:
+            await result(run)
+        assert getattr(failure.value.cause, "type", "") == "InvalidInput"
+        assert await it.failed_tasks(run) == 0
+
+
+async def test_a_resumed_subtask_that_may_not_delegate_is_no_changed_definition(world: Any) -> None:
+    """Its peers are not told to it where it lies as deep as it may; that is no drift (B10)."""
+
+    def peer(body: dict[str, Any]) -> Answer:
+        return fails(401, then=says("done after all"))
+
+    async with world(
+        script([delegates(task("a")), FINISH], peer), agents=[LEAD, agent("writer", "lead")], max_depth=1
+    ) as it:
+        run = await led(it)
+        await result(run)
+        again = await resume(it.client, it.queue, f"run:{run.id.removeprefix('run:')}.1-a")
+        it.started.append(again.id)
+        event = await result(again)
+        assert event["payload"]["outcome"] == "done after all"
+        assert (await it.state(again))["parent"] == run.id.removeprefix("run:")
+        await tree(it, run)
+
+
+async def test_the_reconciler_leaves_runs_of_an_open_delegation_alone(world: Any) -> None:
+    async with world(
+        script([delegates(task("a")), FINISH], lambda _: slow(says("late"), 4)), agents=[LEAD, WRITER]
+    ) as it:
+        run = await led(it)
+        await it.until(lambda: len(it.model.requests) == 2)
+        look = await it.start_raw({}, workflow_type="Reconcile")
+        report = await result(look)
+        assert "orphaned" not in report["found"]
+        await result(run)
+        await tree(it, run)
