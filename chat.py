@@ -34,6 +34,8 @@ from terminal import Screen, read_answer
 from watch import Happening, Live, Resumed, Started, Thinking, Thought, Waiting, Watch
 
 BEGINS_EVERY = 0.2  # seconds between looks whether a turn that waits has begun
+OTHERS_EVERY = 1.0  # seconds between looks whether somebody else has said something here
+NO_TURN = (TurnEnd.steered, TurnEnd.answered, TurnEnd.dropped)  # requests that became part of another, or nothing
 HELP = """\
   /cancel             stop the running turn
   /steer TEXT         say it to the running turn, for its next model call
@@ -87,6 +89,7 @@ class Talk:
         self._agent = agent
         self._console = console
         self._page = Page(console)
+        self._speaking = asyncio.Lock()  # what is being sent just now is nobody else's
         self._turns: asyncio.Queue[str] = asyncio.Queue()  # run ids that are to be shown
         self._known: set[str] = set()
         self._open = 0  # turns that are shown, or will be
@@ -108,17 +111,18 @@ class Talk:
         """Until the person leaves, or standard input ends and all of it is answered."""
         await self._greet()
         lines, stop = _lines(), stopping()
-        showing = asyncio.create_task(self._show_all())
+        showing, noticing = asyncio.create_task(self._show_all()), asyncio.create_task(self._notice())
         left = asyncio.create_task(stop.wait())
         code = 0
         while True:
             typed = asyncio.create_task(lines.get())
-            await asyncio.wait({typed, left, showing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({typed, left, showing, noticing}, return_when=asyncio.FIRST_COMPLETED)
             if left.done():
                 code = DETACHED
                 break
-            if showing.done():
-                showing.result()
+            for task in (showing, noticing):
+                if task.done():
+                    task.result()
             line = typed.result()
             if line is None:
                 await self._finish(showing, left)
@@ -145,9 +149,25 @@ class Talk:
             view = None
         if view is not None:
             self._history(view)
-            for each in (*((view.active,) if view.active else ()), *view.waiting):
-                self._follow(each.run_id)
+            self._known.update(turn.run_id for turn in view.recent)
+            self._follow_new(view)
         self._ready()
+
+    async def _notice(self) -> None:
+        """What others say here, a follow-up that goes on with its work for one, is shown too."""
+        while True:
+            await asyncio.sleep(OTHERS_EVERY)
+            with suppress(NoSuchRun, Refused):
+                async with self._speaking:
+                    if view := await look(self._here.client, self._id):
+                        self._follow_new(view)
+
+    def _follow_new(self, view: LaneView) -> None:
+        over = [turn for turn in view.recent if turn.end not in NO_TURN]
+        for each in (*over, *((view.active,) if view.active else ()), *view.waiting):
+            if each.run_id not in self._known:
+                self._console.print(f"[bold]> {escape(cut(each.asked, 400))}[/]")
+                self._follow(each.run_id)
 
     def _history(self, view: LaneView) -> None:
         for turn in view.recent:
@@ -201,10 +221,11 @@ class Talk:
             await self._ask(text, WhenBusy.queue)
 
     async def _ask(self, text: str, when_busy: WhenBusy) -> None:
-        submitted = await self._send(text, when_busy)
-        if submitted.position and self._open:
-            self._console.print(f"[dim]{submitted.position} before it[/]")
-        self._follow(submitted.run_id)
+        async with self._speaking:
+            submitted = await self._send(text, when_busy)
+            if submitted.position and self._open:
+                self._console.print(f"[dim]{submitted.position} before it[/]")
+            self._follow(submitted.run_id)
 
     async def _send(self, text: str, when_busy: WhenBusy) -> Submitted:
         """Its run is the one that it becomes, or joins."""

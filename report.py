@@ -57,6 +57,9 @@ def subtask_row(depth: int, found: Found) -> dict[str, Any]:
 def print_tree(console: Console, below: list[tuple[int, Found]]) -> None:
     """What a run delegated: status, steps and cost of each."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for _ in range(5):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="ellipsis", no_wrap=True)
     for depth, each in below:
         colour = COLOURS.get(RunStatus(each.status), "white")
         cost = f"USD {each.cost_usd:.4f}" if each.cost_usd else ""

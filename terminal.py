@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from contracts.context import Summary
+from contracts.delegation import DelegationStatus
 from contracts.run import QuestionView, RunStatus
 from contracts.signals import Decision, HumanInput
 from contracts.thrash import Rung
@@ -28,6 +29,8 @@ from watch import (
     Called,
     Calling,
     Crowded,
+    Delegated,
+    Delegating,
     Failed,
     Happening,
     Live,
@@ -93,6 +96,8 @@ class Screen:
                 self._called(happening)
                 self.artifacts += [a for a in outcome.artifacts if a not in self.artifacts]
                 self.steps = max(self.steps, call.step)
+            case Delegating() | Delegated():
+                self._delegation(happening)
             case Failed(what, why):
                 self.console.print(f"  [red]✗[/] {escape(what)}  {escape(cut(why, 300))}")
             case Retrying(what, attempt, why):
@@ -141,6 +146,22 @@ class Screen:
         facts = f"[dim]step {call.step} · {outcome.duration_ms / 1000:.1f} s[/]"
         self.console.print(f"  {mark} {escape(call_line(call.tool, call.arguments or {}))}  {facts}")
         self.console.print(f"    [dim]{escape(_told(outcome, self.console.width - 30))}[/]")
+
+    def _delegation(self, happening: Delegating | Delegated) -> None:
+        match happening:
+            case Delegating(request):
+                self.steps, subtasks = max(self.steps, request.step), _count(len(request.subtasks), "subtask")
+                self._doing = f"{subtasks} · step {request.step}"
+                self.console.print(f"  [cyan]⇉[/] delegates {subtasks}  [dim]step {request.step}[/]")
+                for each in request.subtasks:
+                    after = f", after {', '.join(each.depends_on)}" if each.depends_on else ""
+                    self.console.print(f"    [dim]{escape(each.id)} · {escape(each.agent)}{escape(after)}[/]")
+            case Delegated(state):
+                mark = "[green]✓[/]" if state.status is DelegationStatus.done else "[red]✗[/]"
+                self.console.print(f"  {mark} delegation {state.status}")
+                for subtask in state.subtasks:
+                    told = cut(subtask.outcome, self.console.width - 40)
+                    self.console.print(f"    [dim]{escape(subtask.id)} {subtask.status}: {escape(told)}[/]")
 
     def _status(self) -> Text:
         spent = f"{time.monotonic() - self._began:5.1f} s"

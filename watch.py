@@ -19,6 +19,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.context import ContextFull, Summary
+from contracts.delegation import DelegationRequest, DelegationState
 from contracts.run import QuestionView, RunStatus
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, TurnRequest
@@ -80,6 +81,20 @@ class Calling:
 class Called:
     call: ToolCall
     outcome: ToolOutcome
+
+
+@dataclass(frozen=True)
+class Delegating:
+    """Subtasks for peers; each becomes a run of its own."""
+
+    request: DelegationRequest
+
+
+@dataclass(frozen=True)
+class Delegated:
+    """How all of them ended."""
+
+    state: DelegationState
 
 
 @dataclass(frozen=True)
@@ -146,6 +161,8 @@ Happening = (
     | Noticed
     | Calling
     | Called
+    | Delegating
+    | Delegated
     | Failed
     | Waiting
     | Resumed
@@ -243,6 +260,12 @@ class Watch:
             case EventType.EVENT_TYPE_ACTIVITY_TASK_TIMED_OUT:
                 late = event.activity_task_timed_out_event_attributes
                 return self._failed(late.scheduled_event_id, "no end in time, or its worker died")
+            case EventType.EVENT_TYPE_START_CHILD_WORKFLOW_EXECUTION_INITIATED:
+                child = event.start_child_workflow_execution_initiated_event_attributes
+                return [Delegating(await self._decoded(child.input, DelegationRequest))]
+            case EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_COMPLETED:
+                joined = event.child_workflow_execution_completed_event_attributes
+                return [Delegated(await self._decoded(joined.result, DelegationState))]
             case EventType.EVENT_TYPE_UPSERT_WORKFLOW_SEARCH_ATTRIBUTES:
                 upsert = event.upsert_workflow_search_attributes_event_attributes
                 return await self._status(dict(upsert.search_attributes.indexed_fields))

@@ -42,7 +42,7 @@ from contracts.reconcile import Standing
 from contracts.signals import CancelRequest, HumanInput
 from decisions import conversation as lane
 from decisions import ids, metrics
-from decisions.narrate import cut, markdown
+from decisions.narrate import SHOWN, cut, markdown
 from workflows.attributes import CONVERSATION_ID
 from workflows.halt import Halt
 from workflows.handlers import invalid, read, read_optional
@@ -151,7 +151,7 @@ class Conversation:
                 id=ids.run_workflow_id(message.run_id),
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 parent_close_policy=ParentClosePolicy.ABANDON,
-                static_summary=markdown(cut(message.request.text, 200)),
+                static_summary=markdown(cut(message.request.text, SHOWN)),
             )
         except WorkflowAlreadyStartedError:
             self._tell_failed_dispatch(message, "it was started before")

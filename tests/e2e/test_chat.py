@@ -167,3 +167,11 @@ def test_wrong_usage_is_one_line(project: Project, args: tuple[str, ...], compla
     assert done.code != 0
     assert complaint in done.err
     assert len(done.err.strip().splitlines()) == 1
+
+
+def test_what_somebody_else_says_in_the_conversation_is_shown_too(project: Project) -> None:
+    with at_terminal(project, "shared") as it:
+        it.until("/help")
+        assert project.perdure("chat", "shared", "-m", "from elsewhere").code == 0
+        it.until("> from elsewhere")
+        it.until("you said from elsewhere")
