@@ -33,7 +33,7 @@ from settings import ProjectError, load
 from terminal import Screen, read_answer
 from watch import Happening, Live, Resumed, Started, Thinking, Thought, Waiting, Watch
 
-BEGINS_EVERY = 0.2  # seconds between looks whether a turn that waits has begun
+LOOKS_EVERY = 0.2  # seconds between looks at what became of a message
 OTHERS_EVERY = 1.0  # seconds between looks whether somebody else has said something here
 NO_TURN = (TurnEnd.steered, TurnEnd.answered, TurnEnd.dropped)  # requests that became part of another, or nothing
 HELP = """\
@@ -64,8 +64,8 @@ def chat(conversation_id: str, agent: str | None, message: str | None, when_busy
     """
     if as_json and message is None:
         raise click.UsageError("--json needs a --message")
-    if len(conversation_id) > MAX_ID_LENGTH:
-        raise click.UsageError(f"the name of a conversation has up to {MAX_ID_LENGTH} characters")
+    if not 0 < len(conversation_id) <= MAX_ID_LENGTH:
+        raise click.UsageError(f"the name of a conversation has 1 to {MAX_ID_LENGTH} characters")
 
     async def main() -> int:
         settings = load()
@@ -98,9 +98,13 @@ class Talk:
 
     async def once(self, message: str, when_busy: WhenBusy, *, as_json: bool) -> int:
         """One message, and its answer. Gives the exit code that tells how it ended."""
-        run_id = (await self._send(message, when_busy)).run_id
+        submitted, own = await self._send(message, when_busy)
+        run_id = submitted.run_id
         if not as_json:
-            return await self._show(run_id)
+            code = await self._show(run_id)
+            return code if await self._has_joined(run_id, own) else await self._show(own)
+        if not await self._has_joined(run_id, own):
+            run_id = own
         await self._begun(run_id)
         end = await ended(self._here.client, run_id)
         told = {"conversation_id": self._id, "run_id": run_id, **dataclasses.asdict(end)}
@@ -154,7 +158,9 @@ class Talk:
         self._ready()
 
     async def _notice(self) -> None:
-        """What others say here, a follow-up that goes on with its work for one, is shown too."""
+        """What others say here, a follow-up that goes on with its work for one, is shown too; and what was said too
+        late to be part of a turn.
+        """
         while True:
             await asyncio.sleep(OTHERS_EVERY)
             with suppress(NoSuchRun, Refused):
@@ -222,13 +228,27 @@ class Talk:
 
     async def _ask(self, text: str, when_busy: WhenBusy) -> None:
         async with self._speaking:
-            submitted = await self._send(text, when_busy)
+            submitted, _ = await self._send(text, when_busy)
             if submitted.position and self._open:
                 self._console.print(f"[dim]{submitted.position} before it[/]")
             self._follow(submitted.run_id)
 
-    async def _send(self, text: str, when_busy: WhenBusy) -> Submitted:
-        """Its run is the one that it becomes, or joins."""
+    async def _has_joined(self, run_id: str, own: str) -> bool:
+        """Whether a message is part of the run it was said to, or else the run `own`; waits until that is known."""
+        while run_id != own:
+            if (view := await look(self._here.client, self._id)) is not None:
+                ends = {turn.run_id: turn.end for turn in view.recent}
+                if own in ends:
+                    return ends[own] in (TurnEnd.steered, TurnEnd.answered)
+                if any(each.run_id == own for each in (view.active, *view.waiting) if each):
+                    return False
+                if view.active is None or view.active.run_id != run_id:
+                    break  # so long ago that the lane tells of it no more
+            await asyncio.sleep(LOOKS_EVERY)
+        return True
+
+    async def _send(self, text: str, when_busy: WhenBusy) -> tuple[Submitted, str]:
+        """Its run is the one that it becomes, or joins. Beside it, the run that it becomes if it joins none."""
         try:
             request = SubmitRequest(
                 request_id=secrets.token_hex(6),
@@ -239,7 +259,8 @@ class Talk:
             )
         except ValidationError as error:
             raise Refused(error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")) from None
-        return await submit(self._here.client, self._here.settings.task_queue, self._id, request)
+        submitted = await submit(self._here.client, self._here.settings.task_queue, self._id, request)
+        return submitted, ids.turn_run_id(self._id, request.request_id)
 
     def _follow(self, run_id: str) -> None:
         if run_id not in self._known:
@@ -279,7 +300,7 @@ class Talk:
             view = await look(self._here.client, self._id)
             if view is not None and any(turn.run_id == run_id and turn.end is TurnEnd.dropped for turn in view.recent):
                 return False
-            await asyncio.sleep(BEGINS_EVERY)
+            await asyncio.sleep(LOOKS_EVERY)
 
     def _note_question(self, run_id: str, happening: Happening) -> None:
         if isinstance(happening, Resumed):

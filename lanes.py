@@ -63,11 +63,7 @@ async def look(client: Client, conversation_id: str) -> LaneView | None:
     except WorkflowQueryFailedError:
         return None
     except RPCError as error:
-        if error.status in (
-            RPCStatusCode.DEADLINE_EXCEEDED,
-            RPCStatusCode.CANCELLED,
-            RPCStatusCode.FAILED_PRECONDITION,
-        ):
+        if error.status in _SILENT:
             return None
         raise _translated(error, conversation_id) from None
     return view

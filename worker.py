@@ -200,6 +200,7 @@ def build(  # noqa: PLR0913 - what a worker is made of
             inheritances.inherit,
             conversations.join_conversation,
             conversations.answer_turn,
+            conversations.open_turn,
             reconciliations.reconcile,
             Standings(client).watch_run,
             follow_ups.command_follow_up,

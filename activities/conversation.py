@@ -6,10 +6,12 @@ so a turn costs as much history in a long conversation as in a short one.
 
 import asyncio
 import os
+import re
 import shutil
 from contextlib import suppress
 from typing import Any
 
+from pydantic_core import to_json
 from temporalio import activity
 from temporalio.client import (
     Client,
@@ -27,9 +29,9 @@ from activities.project import Project
 from activities.store import Store
 from activities.transcript import Transcripts, Wanted, keep_segment, read_record, record_name
 from activities.workspace import ARTIFACTS
-from contracts.conversation import Joined, JoinRequest, SubmitRequest, Submitted, TurnAnswer, TurnRecord
+from contracts.conversation import Joined, JoinRequest, Queued, SubmitRequest, Submitted, TurnAnswer, TurnRecord
 from contracts.journal import Journal
-from contracts.run import Snapshot, TurnClose
+from contracts.run import RunStatus, Snapshot, TurnClose
 from contracts.signals import HumanInput
 from contracts.transcript import PartKind, Segment
 from decisions.calls import text_of
@@ -94,7 +96,8 @@ class Conversations:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return None
             raise
-        if described.status is WorkflowExecutionStatus.RUNNING or snapshot.length == 0:
+        has_joined = snapshot.state.status is not RunStatus.queued
+        if described.status is WorkflowExecutionStatus.RUNNING or snapshot.length == 0 or not has_joined:
             return None
         wanted = Wanted(handle.id, described.run_id, snapshot.length, snapshot.head, self._project.stores.of(run_id))
         conversation = (await self._transcripts.at(wanted)).transcript
@@ -116,6 +119,24 @@ class Conversations:
         if source.is_dir():
             target = ours.root / ARTIFACTS
             shutil.copytree(source, target, ignore=no_files, copy_function=_link, dirs_exist_ok=True)
+
+    @activity.defn
+    async def open_turn(self, conversation_id: str) -> Queued | None:
+        """The turn that an earlier lane of this conversation has left open."""
+        parent = conversation_workflow_id(conversation_id)
+        query = f"WorkflowType = 'AgentRun' AND ExecutionStatus = 'Running' AND ParentWorkflowId {_named(parent)}"
+        async for run in self._client.list_workflows(query):
+            if run.parent_id != parent:
+                continue
+            handle = self._client.get_workflow_handle(run.id)
+            try:
+                state = (await handle.query("snapshot", result_type=Snapshot)).state
+            except WorkflowQueryFailedError:
+                return None  # it was refused at its start
+            request_id = state.headers.request_id or state.run_id
+            request = SubmitRequest(request_id=request_id, goal=state.goal, agent=state.agent)
+            return Queued(request=request, run_id=state.run_id, size=len(to_json(request)), at=state.created_at)
+        return None
 
     @activity.defn
     async def answer_turn(self, request: TurnAnswer) -> bool:
@@ -155,6 +176,13 @@ async def submit(client: Client, task_queue: str, conversation_id: str, request:
         result_type=Submitted,
     )
     return answer
+
+
+def _named(workflow_id: str) -> str:
+    """For a query. The server finds nothing by a backslash or a double quote, so it is asked for what is before it."""
+    known = re.split(r'["\\]', workflow_id)[0]
+    quoted = known.replace("'", "''")
+    return f"= '{quoted}'" if known == workflow_id else f"STARTS_WITH '{quoted}'"
 
 
 def _link(source: str, target: str) -> None:

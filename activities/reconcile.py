@@ -42,7 +42,7 @@ from contracts.run import RunState, RunStatus, Snapshot
 from contracts.signals import CancelRequest
 from decisions import metrics
 from decisions import reconcile as judge
-from decisions.ids import heirs_prefix, resumed_id, run_id_of, run_workflow_id
+from decisions.ids import conversation_id_of, heirs_prefix, resumed_id, run_id_of, run_workflow_id
 from decisions.reconcile import Claimed, Page, Parent, Sweep
 
 MOST_LISTED = 1000  # runs of one list
@@ -233,6 +233,8 @@ class _Look:
         if run_id is None:
             self.unjudged += 1
             return
+        if conversation_id_of(run_id) != run_id:
+            return  # a conversation's own, which stays: somebody may come back to it
         store = self.stores.of(run_id)
         try:
             run = await self._run(run_id)

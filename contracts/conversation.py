@@ -15,6 +15,7 @@ from contracts.value import Edge, Value
 MAX_ID_LENGTH = 200  # characters
 MOST_TEXT = 200_000  # characters of a request's messages together
 MOST_EXTRAS = 64 * 1024  # bytes of `context` and `raw` together
+MOST_NESTED = 64  # levels in them: they are read again inside of other values, and JSON readers have an end
 
 
 class WhenBusy(StrEnum):
@@ -72,10 +73,12 @@ class SubmitRequest(Edge):
             raise ValueError('give either "goal" or "messages"')
         if not self.text.strip():
             raise ValueError("it says nothing: a goal or a user message is needed")
-        if sum(len(message.content) for message in self.messages) > MOST_TEXT:
+        if len(self.text) + len(self.brief) > MOST_TEXT:
             raise ValueError(f"the messages together may have {MOST_TEXT:,} characters")
         if len(to_json([self.context, self.raw])) > MOST_EXTRAS:
             raise ValueError(f"context and raw together may have {MOST_EXTRAS:,} bytes")
+        if not _is_flat([self.context, self.raw]):
+            raise ValueError(f"context and raw may be nested {MOST_NESTED} levels deep")
         return self
 
     @property
@@ -87,6 +90,16 @@ class SubmitRequest(Edge):
     def brief(self) -> str:
         """What goes beside the system prompt; empty where there is none."""
         return "\n\n".join(message.content for message in self.messages if message.role == "system")
+
+
+def _is_flat(value: Any) -> bool:
+    level = [value]
+    for _ in range(MOST_NESTED + 2):
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        if not inner:
+            return True
+        level = [each for values in inner for each in values]
+    return False
 
 
 class Submitted(Value):
@@ -108,7 +121,7 @@ class LaneFault(StrEnum):
 
 
 class Queued(Value):
-    """A request that was accepted. `size` is in bytes."""
+    """A request that was accepted. `size` is in bytes, as its lane carries it."""
 
     request: SubmitRequest
     run_id: str
@@ -117,10 +130,10 @@ class Queued(Value):
 
 
 class Active(Value):
-    """The turn that runs. `is_started` is False until the server has taken its start."""
+    """The turn that runs. `is_repeat` says that its run had been started before its lane began it."""
 
     queued: Queued
-    is_started: bool = False
+    is_repeat: bool = False
 
 
 class TurnEnd(StrEnum):

@@ -48,12 +48,12 @@ def digest_of(parts: Sequence[Part]) -> str:
 
 def brief_of(parts: Sequence[Part]) -> str:
     """What goes beside the system prompt: of the turn that runs now, told just before its goal."""
-    at = _latest_goal(parts)
+    at = latest_goal(parts)
     return text_of(parts[at - 1].content) if at and parts[at - 1].kind is PartKind.brief else ""
 
 
-def _latest_goal(parts: Sequence[Part]) -> int:
-    """In a conversation each turn has its own."""
+def latest_goal(parts: Sequence[Part]) -> int:
+    """Where it stands; in a conversation each turn has its own."""
     return next((i for i in reversed(range(len(parts))) if parts[i].kind is PartKind.goal), 0)
 
 
@@ -101,7 +101,7 @@ def figures_of(summary: Summary) -> dict[str, Any]:
 
 def goal_of(parts: Sequence[Part]) -> str:
     """What the latest run of the conversation is to do."""
-    return text_of(parts[_latest_goal(parts)].content)
+    return text_of(parts[latest_goal(parts)].content)
 
 
 def goal_in(parts: Sequence[Part]) -> str:
@@ -223,7 +223,7 @@ def _told(parts: Sequence[Part], tail: int, each: int) -> Iterator[str]:
     if at is not None:
         yield text_of(parts[at].content)
     start = parts[at].about["tail"] if at is not None else 0
-    latest = _latest_goal(parts)
+    latest = latest_goal(parts)
     for i in range(start, tail):
         part = parts[i]
         if part.kind is PartKind.said or (part.kind is PartKind.goal and i != latest):

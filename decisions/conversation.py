@@ -28,9 +28,12 @@ from contracts.conversation import (
 from contracts.events import BeginEvent, StartPayload
 from decisions.ids import turn_run_id
 from decisions.narrate import cut, markdown
+from decisions.transcript import PAGE_BYTES
 
 MOST_QUEUED = 2000
-MOST_BYTES = 1024 * 1024  # of all queued requests: they are carried over continue-as-new, which takes 2 MiB
+MOST_BYTES = 1024 * 1024  # of all that wait: they are carried over continue-as-new, which takes 2 MiB
+MOST_REQUEST = PAGE_BYTES  # bytes of one, which is carried beside them while it runs; more a run would not take
+FRAME = 160  # bytes that a lane keeps beside a request
 MOST_SEEN = 5000  # request ids that are known again; older ones find their run, which has ended
 MOST_RECENT, MOST_NOTICES, MOST_AFTER, MOST_SHOWN = 20, 20, 5, 50
 EXCERPT = 400  # characters of a request or an outcome
@@ -86,33 +89,34 @@ def admit(state: LaneState, request: SubmitRequest, now: datetime) -> Accepted |
         if known != body:
             return Refusal(LaneFault.request_reused, f"request id {cut(request.request_id, 80)!r} was used before")
         return Accepted(state, Submitted(run_id=run_id, position=_position(state, run_id), duplicate=True))
-    if refusal := _no_room(state, request, len(data)):
+    message = Queued(request=request, run_id=run_id, size=len(data) + FRAME, at=now)
+    if refusal := _no_room(state, message):
         return refusal
-    message = Queued(request=request, run_id=run_id, size=len(data), at=now)
     seen = dict(list(state.seen.items())[-MOST_SEEN + 1 :]) if len(state.seen) >= MOST_SEEN else dict(state.seen)
     state = state.model_copy(update={"seen": {**seen, key: body}, "accepted": state.accepted + 1})
     return _placed(state, message)
 
 
-def _no_room(state: LaneState, request: SubmitRequest, size: int) -> Refusal | None:
-    used = sum(each.size for each in (*state.queue, *state.steering))
-    if len(state.queue) + len(state.steering) >= MOST_QUEUED or used + size > MOST_BYTES:
-        full = (
-            f"{len(state.queue):,} requests of {used:,} bytes wait, and {MOST_QUEUED:,} or {MOST_BYTES:,} are the most"
-        )
+def _no_room(state: LaneState, message: Queued) -> Refusal | None:
+    if message.size > MOST_REQUEST:
+        took = f"the request takes {message.size:,} bytes, and {MOST_REQUEST:,} is the most"
+        return Refusal(LaneFault.invalid_input, f"{took}: put the rest into a file that a tool can read")
+    waiting = (*state.queue, *state.steering)
+    used = sum(each.size for each in waiting)
+    if len(waiting) >= MOST_QUEUED or used + message.size > MOST_BYTES:
+        full = f"{len(waiting):,} requests of {used:,} bytes wait, and {MOST_QUEUED:,} or {MOST_BYTES:,} are the most"
         return Refusal(LaneFault.lane_full, f"the lane is full: {full}; try again in {RETRY_AFTER:g} s")
-    if request.when_busy is WhenBusy.reject and (state.active or state.queue):
+    if message.request.when_busy is WhenBusy.reject and (state.active or state.queue):
         return Refusal(LaneFault.lane_busy, f"the lane is busy; try again in {RETRY_AFTER:g} s, or let it queue")
     return None
 
 
 def _placed(state: LaneState, message: Queued) -> Accepted:
     active, request = state.active, message.request
-    if active and request.question_id is not None:
-        return Accepted(state, _with(active), Answer(message))
-    if active and request.when_busy is WhenBusy.steer:
+    answers = request.question_id is not None
+    if active and (answers or request.when_busy is WhenBusy.steer):
         state = state.model_copy(update={"steering": (*state.steering, message)})
-        return Accepted(state, _with(active), Steer(message))
+        return Accepted(state, _with(active), Answer(message) if answers else Steer(message))
     if active and request.when_busy is WhenBusy.interrupt:
         state = state.model_copy(update={"queue": (message, *state.queue)})
         why = f"interrupted by request {cut(request.request_id, 80)}"
@@ -141,6 +145,11 @@ def queued(state: LaneState, message: Queued) -> LaneState:
     return state.model_copy(update={"queue": (*state.queue, message)})
 
 
+def found_open(state: LaneState, turn: Queued) -> LaneState:
+    """An earlier lane of the conversation was terminated, and its turn runs on: it is this lane's now."""
+    return state.model_copy(update={"active": Active(queued=turn), "agent": turn.request.agent})
+
+
 def begun(state: LaneState) -> LaneState:
     """The first request of the queue becomes the turn that runs. The agent it names is spoken to from now on."""
     first, *rest = state.queue
@@ -148,8 +157,9 @@ def begun(state: LaneState) -> LaneState:
     return state.model_copy(update={"active": Active(queued=first), "queue": tuple(rest), "agent": agent})
 
 
-def started(state: LaneState) -> LaneState:
-    active = state.active and state.active.model_copy(update={"is_started": True})
+def repeated(state: LaneState) -> LaneState:
+    """The turn's run had been started before, for a request that the lane has forgotten since."""
+    active = state.active and state.active.model_copy(update={"is_repeat": True})
     return state.model_copy(update={"active": active})
 
 
@@ -176,15 +186,15 @@ def begin_event(state: LaneState, message: Queued) -> BeginEvent:
     )
 
 
-def ended(state: LaneState, end: TurnEnd, said: str, now: datetime, *, kept: bool) -> LaneState:
+def ended(state: LaneState, end: TurnEnd, said: str, now: datetime) -> LaneState:
     """The turn is over. What it was to be steered by, and did not take, comes next.
 
-    `kept` says that the run has written down how it leaves the conversation.
+    After one that ran before, nobody here knows which turn was the latest: the conversation's store does.
     """
     if state.active is None:
         raise AssertionError("no turn runs")
     done = state.active.queued
-    after = (done.run_id,) if kept else (done.run_id, *state.after)[:MOST_AFTER]
+    after = () if state.active.is_repeat else (done.run_id, *state.after)[:MOST_AFTER]
     changes = {"active": None, "after": after, "queue": (*state.steering, *state.queue), "steering": ()}
     return _told(state.model_copy(update=changes), done, end, said, now)
 
@@ -192,14 +202,20 @@ def ended(state: LaneState, end: TurnEnd, said: str, now: datetime, *, kept: boo
 def steered(state: LaneState, request_id: str, now: datetime) -> LaneState:
     """The turn that runs has taken the message."""
     taken = next((each for each in state.steering if each.request.request_id == request_id), None)
-    if taken is None:
+    return _told(_without(state, taken), taken, TurnEnd.steered, _joined(state), now) if taken else state
+
+
+def answered(state: LaneState, message: Queued, now: datetime, *, took: bool) -> LaneState:
+    """Whether the turn that runs took it as the answer to its question. What answers nothing waits its turn."""
+    if message not in state.steering:
         return state
-    left = tuple(each for each in state.steering if each is not taken)
-    return _told(state.model_copy(update={"steering": left}), taken, TurnEnd.steered, _joined(state), now)
+    left = _without(state, message)
+    return _told(left, message, TurnEnd.answered, _joined(state), now) if took else queued(left, message)
 
 
-def answered(state: LaneState, message: Queued, now: datetime) -> LaneState:
-    return _told(state, message, TurnEnd.answered, _joined(state), now)
+def _without(state: LaneState, message: Queued) -> LaneState:
+    left = tuple(each for each in state.steering if each.run_id != message.run_id)
+    return state.model_copy(update={"steering": left})
 
 
 def _joined(state: LaneState) -> str:

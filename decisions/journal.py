@@ -110,10 +110,15 @@ def refolded(parts: Sequence[Part], goal: str) -> Journal:
     """The journal as it was after these parts of the conversation: for a run that is forked from there."""
     outcomes = {p.content[0]["tool_use_id"]: p.content[0] for p in parts if p.kind is PartKind.result}
     done = {use for use, outcome in outcomes.items() if not outcome.get("is_error")}
-    journal = Journal()
-    for number, part in enumerate(part for part in parts if part.kind is PartKind.reply):
-        if number == 0 and (text := text_of(part.content)):
+    journal, is_first = Journal(), True
+    for part in parts:
+        if part.kind is PartKind.goal:  # in a conversation, one each turn, and its first reply frames it
+            journal, is_first = journal.model_copy(update={"objective": ""}), True
+        if part.kind is not PartKind.reply:
+            continue
+        if is_first and (text := text_of(part.content)):
             journal = framed(journal, goal, text)
+        is_first = False
         uses = [use for use in part.content if use.get("type") == "tool_use" and use.get("id") in done]
         for use in (use for use in uses if use["name"] in (UPDATE_JOURNAL, APPEND_JOURNAL)):
             journal, _ = kept(journal, use["name"], use["input"])

@@ -15,6 +15,7 @@ from contracts.transcript import Part, PartKind
 from contracts.turn import Usage
 from decisions.builtins import REFRAME
 from decisions.calls import needs_approval
+from decisions.context import latest_goal
 from decisions.journal import digest, is_written, refolded, render, shown
 from decisions.transcript import call_part, journal_part, note_part, result_part
 
@@ -86,12 +87,14 @@ def cut_after(origin: RunState, parts: Sequence[Part], step: int, say: str | Non
     """The conversation up to `step` (0: before the first turn), the journal of then, and a note that tells the model
     of the fork.
 
-    Later calls of the same turn are answered as not made, so that each tool use has its result. Raises NoSuchStep.
+    Later calls of the same turn are answered as not made, so that each tool use has its result. Steps are those of the
+    origin: a turn of a conversation keeps all that was said before it. Raises NoSuchStep.
     """
-    kept = _through(parts, step)
+    own = latest_goal(parts)
+    kept = [*parts[:own], *_through(parts[own:], step)]
     journal = refolded(kept, origin.goal)
     told = [journal_of(journal, origin.goal, "")] if is_written(journal) else []
-    return (*kept, *told, note_part(_told(origin, parts, step, say)))
+    return (*kept, *told, note_part(_told(origin, parts[own:], step, say)))
 
 
 def continued(origin: RunState, parts: Sequence[Part]) -> tuple[Part, ...]:
@@ -115,10 +118,11 @@ def journal_of(journal: Journal, goal: str, finding: str) -> Part:
 
 def forked(origin: RunState, kept: Sequence[Part], step: int, run_id: str, execution: str, now: datetime) -> RunState:  # noqa: PLR0913 - facts
     """The state that goes with what `cut_after` kept. What the origin has cost is not counted again."""
-    reframes = sum(p.about.get("tool") == REFRAME and not p.content[0].get("is_error") for p in kept)
+    own = kept[latest_goal(kept) :]
+    reframes = sum(p.about.get("tool") == REFRAME and not p.content[0].get("is_error") for p in own)
     changes = {
         "step": step,
-        "turns": sum(p.kind is PartKind.reply for p in kept),
+        "turns": sum(p.kind is PartKind.reply for p in own),
         "reframes": reframes,
         "questions": 0,
         "calls": (),

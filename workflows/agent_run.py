@@ -29,7 +29,7 @@ from workflows.closing import close_turn
 from workflows.handlers import invalid, read, read_optional
 from workflows.listening import listen
 from workflows.live_run import LiveRun, begin
-from workflows.opening import open_run
+from workflows.opening import join_at_last, open_run
 from workflows.policies import FILES
 from workflows.thinking import think
 
@@ -112,6 +112,8 @@ class AgentRun:
 
     async def _end(self, run: LiveRun) -> dict[str, Any]:
         """Tells the ending once, and ends as Temporal should show it."""
+        if run.is_to_join:
+            await join_at_last(run)
         close_turn(run)
         ending = run.state.ending
         journal = shown(run.state.journal, run.state.goal, run.state.last_finding)

@@ -25,6 +25,7 @@ from activities.conversation import Conversations
 from activities.observation import count
 from activities.standing import Standings
 from contracts.conversation import (
+    MAX_ID_LENGTH,
     ConversationStart,
     DropRequest,
     LaneFault,
@@ -46,7 +47,7 @@ from decisions.narrate import SHOWN, cut, markdown
 from workflows.attributes import CONVERSATION_ID
 from workflows.halt import Halt
 from workflows.handlers import invalid, read, read_optional
-from workflows.policies import ANSWER, WATCHING
+from workflows.policies import ANSWER, LOOK_BACK, WATCHING
 
 Run = ChildWorkflowHandle[Any, Any]
 NEVER_BEGAN = (RunFailure.invalid_input, RunFailure.unknown_agent, RunFailure.bad_project)
@@ -61,11 +62,10 @@ class _PassOn:
 
 @dataclass(frozen=True)
 class _End:
-    """How a turn ended. `kept` says that it wrote down how it leaves the conversation."""
+    """How a turn ended."""
 
     end: TurnEnd
     said: str = ""
-    kept: bool = True
 
 
 @workflow.defn
@@ -78,6 +78,7 @@ class Conversation:
         self._errands: list[lane.Errand | _PassOn] = []
         self._turn: asyncio.Task[_End] | None = None
         self._is_stopping = False
+        self._goes_on = _is_carried(args)  # from an earlier execution
         try:
             self._begun: LaneState | ApplicationError = _begin(args)
         except ApplicationError as refused:
@@ -105,6 +106,8 @@ class Conversation:
 
     async def _work(self) -> None:
         """Until the history is long, or the lane has been cancelled and its turn has ended."""
+        if not self._goes_on:
+            await self._look_back()
         if self._lane.active is not None:
             self._turn = asyncio.create_task(self._watched(self._lane.active.queued))
         while True:
@@ -122,6 +125,18 @@ class Conversation:
                 return
             elif self._can_begin():
                 await self._dispatch()
+
+    async def _look_back(self) -> None:
+        """An earlier lane that was terminated may have left its turn open, and there must not be two."""
+        try:
+            turn: Queued | None = await workflow.execute_activity_method(
+                Conversations.open_turn, self._lane.conversation_id, summary="look for an open turn", **LOOK_BACK
+            )
+        except ActivityError as error:
+            workflow.logger.warning("nobody knows whether a turn is open: %s", error.cause)
+            return
+        if turn is not None:
+            self._lane = lane.found_open(self._lane, turn)
 
     def _has_work(self) -> bool:
         is_over = self._turn.done() if self._turn is not None else self._halt.reason is not None
@@ -155,7 +170,7 @@ class Conversation:
             )
         except WorkflowAlreadyStartedError:
             self._tell_failed_dispatch(message, "it was started before")
-        self._lane = lane.started(self._lane)
+            self._lane = lane.repeated(self._lane)
         self._turn = asyncio.create_task(self._heard(message, run) if run else self._watched(message))
 
     async def _heard(self, message: Queued, run: Run) -> _End:
@@ -176,13 +191,7 @@ class Conversation:
             summary=f"wait for run {message.run_id}",
             **WATCHING,
         )
-        ends = {
-            Standing.completed: TurnEnd.completed,
-            Standing.cancelled: TurnEnd.cancelled,
-            Standing.terminated: TurnEnd.cancelled,
-            Standing.timed_out: TurnEnd.timed_out,
-        }
-        return _End(ends.get(standing, TurnEnd.failed), kept=standing not in _CUT_OFF)
+        return _End(_ENDS.get(standing, TurnEnd.failed))
 
     def _tell_failed_dispatch(self, message: Queued, why: str) -> None:
         """A run that could not begin never blocks the lane (B12)."""
@@ -194,7 +203,7 @@ class Conversation:
 
     def _close_turn(self, over: _End) -> None:
         self._turn = None
-        self._lane = lane.ended(self._lane, over.end, over.said, workflow.now(), kept=over.kept)
+        self._lane = lane.ended(self._lane, over.end, over.said, workflow.now())
 
     def _stop_turn(self, reason: str) -> None:
         self._is_stopping = True
@@ -231,7 +240,6 @@ class Conversation:
             self._lane = lane.noticed(self._lane, f"{name}: run {run_id} has ended: {closed.message}")
 
     async def _answer(self, message: Queued) -> None:
-        """What answers nothing waits its turn."""
         request, took = message.request, False
         if (run_id := self._active_id) is not None:
             answer = TurnAnswer(
@@ -246,8 +254,7 @@ class Conversation:
                 )
             except ActivityError as error:
                 workflow.logger.warning("the answer of request %s did not arrive: %s", request.request_id, error.cause)
-        settle = lane.answered(self._lane, message, workflow.now()) if took else lane.queued(self._lane, message)
-        self._lane = settle
+        self._lane = lane.answered(self._lane, message, workflow.now(), took=took)
 
     @workflow.update(description='A request: {"request_id", "goal"}, with "when_busy"? queue, reject, steer, interrupt')
     def submit(self, *args: Any) -> dict[str, Any]:
@@ -343,18 +350,30 @@ class Conversation:
         return lane.view(self._lane)
 
 
-_CUT_OFF = (Standing.terminated, Standing.timed_out, Standing.gone)
+_ENDS = {
+    Standing.completed: TurnEnd.completed,
+    Standing.cancelled: TurnEnd.cancelled,
+    Standing.terminated: TurnEnd.cancelled,
+    Standing.timed_out: TurnEnd.timed_out,
+}
 
 
 def _begin(args: Sequence[Any]) -> LaneState:
     """Raises ApplicationError `InvalidInput`."""
-    named = ids.conversation_id_of(workflow.info().workflow_id)
-    if len(args) == 1 and isinstance(args[0], dict) and args[0].get("type") == "conversation.continue":
+    if _is_carried(args):
         return read(LaneState, args)
+    own = workflow.info().workflow_id
+    named = ids.conversation_id_of(own)
+    if not 0 < len(named) <= MAX_ID_LENGTH or own != ids.conversation_workflow_id(named):
+        raise invalid(f"the workflow id is conversation:<id>, and the id has 1 to {MAX_ID_LENGTH} characters")
     start = read_optional(ConversationStart, args)
     if start.conversation_id not in (None, named):
         raise invalid(f"conversation_id: this is the conversation {named!r}")
     return LaneState(conversation_id=named)
+
+
+def _is_carried(args: Sequence[Any]) -> bool:
+    return len(args) == 1 and isinstance(args[0], dict) and args[0].get("type") == "conversation.continue"
 
 
 def _refused(kind: LaneFault, why: str) -> ApplicationError:
@@ -377,6 +396,6 @@ def _of_failure(error: ChildWorkflowError) -> _End:
         case CancelledError():
             return _End(TurnEnd.cancelled)
         case TerminatedError() as cause:
-            return _End(TurnEnd.cancelled, f"terminated: {cause.message}", kept=False)
+            return _End(TurnEnd.cancelled, f"terminated: {cause.message}")
         case cause:
-            return _End(TurnEnd.timed_out, str(cause), kept=False)
+            return _End(TurnEnd.timed_out, str(cause))

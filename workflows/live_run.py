@@ -55,7 +55,7 @@ class LiveRun:
         self.state = state
         self.origin = origin  # what this run goes on from
         self.after: tuple[str, ...] = ()  # the turns of its conversation before it, the latest first
-        self.opening: tuple[Part, ...] = ()  # what it adds to their conversation
+        self.opening: tuple[Part, ...] = ()  # what it adds to their conversation, until it has
         self.transcript = transcript
         self.segments = segments
         self.said: list[SteerRequest] = []  # by its user, and not in the conversation yet
@@ -76,10 +76,15 @@ class LiveRun:
         self.tell()
 
     @property
+    def is_to_join(self) -> bool:
+        """Whether it is a turn of a conversation that it does not know yet."""
+        return self.state.is_turn and bool(self.opening)
+
+    @property
     def turn(self) -> TurnClose | None:
-        """What it leaves to its conversation, if it is a turn of one."""
+        """What it leaves to its conversation, if it is a turn of one and knows it."""
         state = self.state
-        if not state.is_turn:
+        if not state.is_turn or self.is_to_join:
             return None
         before = next((segment for segment in self.segments if segment.owner), None)
         owner = ids.conversation_workflow_id(state.conversation_id or "")

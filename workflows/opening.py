@@ -1,5 +1,6 @@
 """How a run begins: what it goes on from, if anything, and the snapshot of its agent that it keeps."""
 
+from contextlib import suppress
 from typing import Any
 
 from temporalio import workflow
@@ -48,13 +49,21 @@ async def _inherit(run: LiveRun, origin: ResumePayload) -> None:
 
 
 async def _join(run: LiveRun) -> None:
-    """The turn's own words come after what the conversation holds already."""
-    request = JoinRequest(conversation_id=run.state.conversation_id or "", after=run.after)
     try:
-        joined: Joined = await _read(run, Conversations.join_conversation, request, "read the conversation so far")
+        _go_on(run, await run.halt.stoppable(_read_conversation(run)))
     except ActivityError as error:
         fail(run, error, RunFailure.bad_project)
-        return
+
+
+async def join_at_last(run: LiveRun) -> None:
+    """A turn that was stopped before it knew the conversation leaves it as it was, with the turn's own words."""
+    with suppress(ActivityError):
+        _go_on(run, await _read_conversation(run))
+
+
+def _go_on(run: LiveRun, joined: Joined) -> None:
+    """The turn's own words come after what the conversation holds already."""
+    own, run.opening = run.opening, ()
     if joined.segment is None:
         return
     last, state = joined.segment, run.state
@@ -63,7 +72,7 @@ async def _join(run: LiveRun) -> None:
     run.take_over(state, Transcript(last.end, last.head), (last,))
     if joined.shows_journal:
         run.transcript.append(journal_of(state.journal, "", ""))
-    for part in run.opening:
+    for part in own:
         run.transcript.append(part)
 
 
@@ -95,8 +104,17 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
     )
 
 
+async def _read_conversation(run: LiveRun) -> Joined:
+    request = JoinRequest(conversation_id=run.state.conversation_id or "", after=run.after)
+    joined: Joined = await _reading(Conversations.join_conversation, request, "read the conversation so far")
+    return joined
+
+
 async def _read(run: LiveRun, what: Any, request: Any, summary: str) -> Any:
-    call = workflow.execute_activity_method(
+    return await run.halt.stoppable(_reading(what, request, summary))
+
+
+async def _reading(what: Any, request: Any, summary: str) -> Any:
+    return await workflow.execute_activity_method(
         what, request, cancellation_type=WAIT_FOR_END, summary=narrate.cut(summary, 80), **FILES
     )
-    return await run.halt.stoppable(call)

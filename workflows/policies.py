@@ -69,6 +69,12 @@ ANSWER: dict[str, Any] = {
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=5),
 }
 
+# Whether an earlier lane left a turn open, the server's index tells. Where it cannot, the conversation goes on.
+LOOK_BACK: dict[str, Any] = {
+    "start_to_close_timeout": timedelta(seconds=20),
+    "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=5),
+}
+
 # A look of the reconciler. It repeats nothing that harms, so it is tried until it comes through: a second one would
 # not be started beside it.
 MOST_LOOKING = timedelta(minutes=10)

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from contracts.conversation import LaneFault, LaneState, SubmitRequest, TurnEnd
+from contracts.conversation import (
+    MOST_NESTED,
+    MOST_TEXT,
+    LaneFault,
+    LaneState,
+    SteerRequest,
+    SubmitRequest,
+    TurnEnd,
+)
+from contracts.signals import HumanInput
 from decisions import conversation as lane
 from decisions.conversation import Accepted, Answer, Cancel, Refusal, Steer
 
@@ -17,7 +26,8 @@ IDLE = LaneState(conversation_id="c")
 
 
 def request(request_id: str, **fields: Any) -> SubmitRequest:
-    return SubmitRequest.model_validate({"request_id": request_id, "goal": f"do {request_id}", **fields})
+    goal = {} if "messages" in fields else {"goal": f"do {request_id}"}
+    return SubmitRequest.model_validate({"request_id": request_id, **goal, **fields})
 
 
 def accepted(state: LaneState, request_id: str, **fields: Any) -> Accepted:
@@ -28,7 +38,7 @@ def accepted(state: LaneState, request_id: str, **fields: Any) -> Accepted:
 
 def busy(*waiting: str) -> LaneState:
     state = accepted(IDLE, "now").state
-    state = lane.started(lane.begun(state))
+    state = lane.begun(state)
     for request_id in waiting:
         state = accepted(state, request_id).state
     return state
@@ -79,22 +89,75 @@ def test_bounds_count_bytes_too() -> None:
 
 def test_the_fullest_lane_fits_into_what_continue_as_new_takes() -> None:
     """2 MiB is the most; a lane above it could never go on."""
-    state, wide = busy(), "é" * 190
+    largest, wide = "漢" * 155_000, "é" * 190
+    state = lane.begun(accepted(IDLE, "now", messages=in_two(largest)).state)
     for number in range(lane.MOST_SEEN):
         state = lane.dropped(accepted(state, f"{number}").state, f"{number}", wide * 3, NOW) or state
+    fields = {"question_id": "q1", "messages": in_two("é" * 60_000)}
+    while isinstance(admission := lane.admit(state, request(f"{wide}{state.accepted}", **fields), NOW), Accepted):
+        state = admission.state
     while isinstance(admission := lane.admit(state, request(f"{wide}{state.accepted}"), NOW), Accepted):
         state = admission.state
     for _ in range(lane.MOST_NOTICES + 1):
         state = lane.refused(state, wide * 3)
     assert len(state.seen) == lane.MOST_SEEN
-    assert 1.2 * 1024 * 1024 < len(state.model_dump_json().encode()) < 1.8 * 1024 * 1024
+    assert 1.6 * 1024 * 1024 < len(state.model_dump_json().encode()) < 1.9 * 1024 * 1024
+
+
+def test_a_request_larger_than_a_run_takes_is_refused_at_once() -> None:
+    refused = lane.admit(IDLE, request("x", goal="漢" * 190_000), NOW)
+    assert isinstance(refused, Refusal)
+    assert refused.kind is LaneFault.invalid_input
+    assert "put the rest into a file" in refused.why
+
+
+@pytest.mark.parametrize("count", [2, 100])
+def test_every_request_that_is_taken_can_begin_steer_and_answer(count: int) -> None:
+    """Messages are joined with blank lines, which count too."""
+    each = "x" * ((MOST_TEXT + 2) // count - 2)
+    fits = request("x", messages=[{"role": "user", "content": each}] * count)
+    state = lane.begun(accepted(IDLE, "x", **fits.model_dump(include={"messages"})).state)
+    assert state.active is not None
+    assert lane.begin_event(state, state.active.queued).payload.goal == fits.text
+    assert SteerRequest(request_id="x", text=fits.text).text == fits.text
+    assert HumanInput(text=fits.text).text == fits.text
+    with pytest.raises(ValueError, match="the messages together may have"):
+        request("x", messages=[{"role": "user", "content": each + "xx"}] * count)
+
+
+@pytest.mark.parametrize("name", ["context", "raw"])
+def test_what_is_nested_too_deep_to_be_carried_on_is_refused(name: str) -> None:
+    request("x", **{name: nested(MOST_NESTED)})
+    with pytest.raises(ValueError, match="64 levels deep"):
+        request("x", **{name: nested(MOST_NESTED + 1)})
+
+
+def nested(levels: int) -> Any:
+    value: Any = {}
+    for _ in range(levels - 1):
+        value = {"a": value}
+    return value
+
+
+def test_an_answer_waits_with_the_turn_until_it_is_known_whether_it_was_taken() -> None:
+    state = accepted(busy("a"), "x", question_id="q1").state
+    message = state.steering[0]
+    assert waiting(lane.answered(state, message, NOW, took=False)) == ["a", "x"]
+    taken = lane.answered(state, message, NOW, took=True)
+    assert (waiting(taken), taken.steering, taken.recent[-1].end) == (["a"], (), TurnEnd.answered)
+    assert lane.answered(taken, message, NOW, took=False) == taken
+
+
+def in_two(text: str) -> list[dict[str, str]]:
+    half = len(text) // 2
+    return [{"role": "user", "content": text[:half]}, {"role": "user", "content": text[half:]}]
 
 
 def test_what_a_turn_did_not_take_comes_next() -> None:
     state = accepted(busy("a"), "s", when_busy="steer").state
     state = accepted(state, "t", when_busy="steer").state
     state = lane.steered(state, "s", NOW)
-    state = lane.ended(state, TurnEnd.completed, "done", NOW, kept=True)
+    state = lane.ended(state, TurnEnd.completed, "done", NOW)
     assert waiting(state) == ["t", "a"]
     assert [(turn.request_id, turn.end) for turn in state.recent] == [("s", "steered"), ("now", "completed")]
 
@@ -102,12 +165,18 @@ def test_what_a_turn_did_not_take_comes_next() -> None:
 def test_the_conversation_goes_on_from_the_latest_turn_that_left_something() -> None:
     state = busy("a", "b")
     first = state.active.queued.run_id if state.active else ""
-    state = lane.ended(state, TurnEnd.completed, "", NOW, kept=True)
+    state = lane.ended(state, TurnEnd.completed, "", NOW)
     assert state.after == (first,)
     state = lane.begun(state)
-    cut_off = state.active.queued.run_id if state.active else ""
-    state = lane.ended(state, TurnEnd.cancelled, "terminated", NOW, kept=False)
-    assert state.after == (cut_off, first)
+    second = state.active.queued.run_id if state.active else ""
+    state = lane.ended(state, TurnEnd.cancelled, "terminated", NOW)
+    assert state.after == (second, first)
+
+
+def test_after_a_turn_that_had_run_before_the_store_knows_which_was_the_latest() -> None:
+    state = lane.ended(busy("a"), TurnEnd.completed, "", NOW)
+    state = lane.ended(lane.repeated(lane.begun(state)), TurnEnd.completed, "", NOW)
+    assert state.after == ()
 
 
 @given(st.text(min_size=1, max_size=200), st.text(min_size=1, max_size=200))
@@ -157,14 +226,14 @@ class Lane(RuleBasedStateMachine):
     @precondition(lambda self: self.state.active is None and self.state.queue)
     @rule()
     def begin(self) -> None:
-        self.state = lane.started(lane.begun(self.state))
+        self.state = lane.begun(self.state)
         assert self.state.active is not None
         self.begun.append(self.state.active.queued.request.request_id)
 
     @precondition(lambda self: self.state.active is not None)
-    @rule(end=st.sampled_from([TurnEnd.completed, TurnEnd.failed, TurnEnd.cancelled]), kept=st.booleans())
-    def end(self, end: TurnEnd, kept: bool) -> None:
-        self.state = lane.ended(self.state, end, "", NOW, kept=kept)
+    @rule(end=st.sampled_from([TurnEnd.completed, TurnEnd.failed, TurnEnd.cancelled]))
+    def end(self, end: TurnEnd) -> None:
+        self.state = lane.ended(self.state, end, "", NOW)
         self._told()
 
     @precondition(lambda self: self.state.steering)
@@ -172,6 +241,14 @@ class Lane(RuleBasedStateMachine):
     def take(self) -> None:
         self.state = lane.steered(self.state, self.state.steering[0].request.request_id, NOW)
         self._told()
+
+    @precondition(lambda self: self.state.steering)
+    @rule(took=st.booleans())
+    def answer(self, took: bool) -> None:
+        message = self.state.steering[-1]
+        self.state = lane.answered(self.state, message, NOW, took=took)
+        if took:
+            self._told()
 
     @precondition(lambda self: self.state.queue)
     @rule(data=st.data())

@@ -138,6 +138,17 @@ def test_what_ran_when_the_person_left_is_shown_when_they_come_back(project: Pro
         it.until("I heard red")
 
 
+def test_what_came_too_late_to_steer_is_shown_as_a_turn_of_its_own(project: Project) -> None:
+    with at_terminal(project, "late") as it:
+        it.until("/help")
+        it.type("ask me")
+        it.until("? which one?")
+        it.type("/steer and hurry")
+        it.type("/cancel")
+        it.until("■ cancelled")
+        it.until("I heard interrupted")
+
+
 def test_one_message_and_its_answer(project: Project) -> None:
     said = project.perdure("chat", "once", "-m", "hello")
     assert (said.code, said.out.strip().splitlines()[-1]) == (0, "you said hello")
@@ -157,7 +168,8 @@ def test_a_pipe_is_answered_to_its_end(project: Project) -> None:
     ("args", "complaint"),
     [
         (("--json",), "--json needs a --message"),
-        (("x" * 300,), "the name of a conversation has up to 200 characters"),
+        (("x" * 300,), "the name of a conversation has 1 to 200 characters"),
+        (("",), "the name of a conversation has 1 to 200 characters"),
         (("-m", " "), "it says nothing"),
         (("--agent", "nobody", "-m", "x"), "there is no agent 'nobody'"),
     ],

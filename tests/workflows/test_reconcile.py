@@ -28,6 +28,7 @@ from settings import load
 from testkit.model_server import calls
 from testkit.tools import ScriptedTool
 from tests.conftest import server
+from tests.workflows.lane import echo, lane_of, new_id, say, texts, until_idle
 from worker import working
 
 ASK = calls(("ask_human", {"question": "which one?"}))
@@ -304,6 +305,22 @@ async def test_the_store_of_a_run_that_is_gone_is_cleared_and_its_files_stay(wor
         assert (files / "trace.jsonl").is_file()
         assert (files / "memory.md").is_file()
         assert (await look(it, 9 * HOUR)).findings == ()
+
+
+async def test_what_a_conversation_keeps_outlives_its_lane(world: Any) -> None:
+    """Somebody may come back to it."""
+    chat = new_id()
+    async with world(echo) as it:
+        await say(it, chat, "remember me")
+        await until_idle(it, chat, 1)
+        assert (await look(it)).unjudged == 0
+        await forget(it, lane_of(it, chat))
+        for hours in (5, 7, 9):
+            assert (await look(it, hours * HOUR)).findings == ()
+        await say(it, chat, "do you?")
+        await until_idle(it, chat, 1)
+        last = it.model.requests[-1]
+    assert texts(last) == ["remember me", "you said: remember me", "do you?"]
 
 
 async def test_a_store_with_a_claim_is_named_instead_of_cleared(world: Any) -> None:

@@ -15,6 +15,7 @@ from contracts.tool import Approval, Effect, ToolOutcome
 from runs import NoSuchRun, Refused, fork, resume
 from testkit.model_server import calls, fails, says
 from testkit.tools import ScriptedTool
+from tests.workflows.lane import echo, new_id, say, until_idle
 
 FINISH = calls(("finish", {"outcome": "done"}))
 
@@ -417,3 +418,24 @@ async def test_the_limits_of_a_start_are_the_resumed_runs_also_with_a_new_defini
         await again.execute_update("answer", {"decision": "use_new"})
         await again.result()
         assert (await it.state(again))["max_steps"] == 50
+
+
+async def test_a_fork_of_a_turn_counts_its_own_steps(world: Any) -> None:
+    """Each turn of a conversation begins with step 1; what was said before it stays."""
+    chat = new_id()
+
+    def looks(body: dict[str, Any]) -> Any:
+        asked = body["messages"][-1]["content"][-1].get("text", "")
+        return calls(("look", {"at": asked})) if asked in ("one", "two") else echo(body)
+
+    async with world(looks, ScriptedTool("look", lambda arguments, _: f"seen {arguments['at']}")) as it:
+        await say(it, chat, "one")
+        second = await say(it, chat, "two")
+        await until_idle(it, chat, 2)
+        forked = await fork(it.client, it.queue, second.run_id, 1, "and now?")
+        await asyncio.wait_for(forked.result(), 20)
+        last = it.model.requests[-1]
+        state = await forked.query("state")
+    seen = [b["content"] for m in last["messages"] for b in m["content"] if b["type"] == "tool_result"]
+    assert seen == ["seen one", "seen two"]
+    assert (state["step"], state["turns"]) == (1, 2)

@@ -1,0 +1,93 @@
+"""What goes wrong around a lane: it never wedges, never runs two turns, and never forgets what was said (B8)."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.exceptions import ApplicationError
+
+from activities.conversation import Conversations
+from testkit.model_server import Reply, calls
+from tests.workflows.lane import asking, begun, echo, ends, lane_of, look, new_id, run_of, say, texts, until_idle
+
+ASK = calls(("ask_human", {"question": "which one?"}))
+
+
+def asks_if_long(body: dict[str, Any]) -> Reply:
+    return ASK if texts(body)[-1] == "long" else echo(body)
+
+
+@pytest.mark.parametrize("end", ["cancel", "terminate"])
+async def test_a_turn_that_is_stopped_before_it_knows_the_conversation_leaves_it_whole(
+    world: Any, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    chat, reading = new_id(), asyncio.Event()
+    latest = Conversations._latest
+
+    async def first_hangs(*args: Any) -> Any:
+        if not reading.is_set():
+            reading.set()
+            await asyncio.sleep(60)
+        return await latest(*args)
+
+    async with world(echo) as it:
+        await say(it, chat, "my name is Ada")
+        await until_idle(it, chat, 1)
+        monkeypatch.setattr(Conversations, "_latest", first_hangs)
+        run = await begun(it, await say(it, chat, "hm"))
+        await reading.wait()
+        await (run.signal("cancel") if end == "cancel" else run.terminate("gone"))
+        await say(it, chat, "who am I?")
+        view = await until_idle(it, chat, 3)
+        last = it.model.requests[-1]
+    assert [end for _, end in ends(view)] == ["completed", "cancelled", "completed"]
+    said = ["my name is Ada", "you said: my name is Ada"]
+    assert texts(last) == [*said, *(["hm"] if end == "cancel" else []), "who am I?"]
+
+
+async def test_an_old_request_that_comes_again_does_not_turn_the_conversation_back(world: Any) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        await say(it, chat, "one", "r1")
+        await say(it, chat, "two", "r2")
+        await until_idle(it, chat, 2)
+        await lane_of(it, chat).terminate("by an operator")  # the next one knows neither request
+        await say(it, chat, "one", "r1")
+        await say(it, chat, "three", "r3")
+        await until_idle(it, chat, 2)
+        last = it.model.requests[-1]
+    assert texts(last) == ["one", "you said: one", "two", "you said: two", "three"]
+
+
+async def test_a_lane_that_begins_anew_waits_for_the_turn_that_is_open(world: Any) -> None:
+    chat = f"it's \\ {new_id()}"
+    async with world(asks_if_long) as it:
+        first = await say(it, chat, "long")
+        question = await asking(it, first)
+        await lane_of(it, chat).terminate("by an operator")
+        second = await say(it, chat, "next")
+        await it.until(lambda: is_active(it, chat, first.run_id))
+        assert len(it.model.requests) == 1
+        assert (await say(it, chat, "hurry", when_busy="steer")).run_id == first.run_id
+        await say(it, chat, "the red one", question_id=question["id"])
+        view = await until_idle(it, chat, 3)
+        assert (await run_of(it, second).describe()).status is WorkflowExecutionStatus.COMPLETED
+    assert sorted(ends(view)) == sorted(
+        [("hurry", "steered"), ("the red one", "answered"), ("long", "completed"), ("next", "completed")]
+    )
+
+
+async def is_active(it: Any, chat: str, run_id: str) -> bool:
+    active = (await look(it, chat)).active
+    return active is not None and active.run_id == run_id
+
+
+@pytest.mark.parametrize("workflow_id", ["conversation:" + "x" * 201, "conversation:", "another"])
+async def test_a_lane_under_a_bad_id_ends_with_a_clear_failure(world: Any, workflow_id: str) -> None:
+    async with world(echo) as it:
+        lane = await it.client.start_workflow("Conversation", id=workflow_id, task_queue=it.queue)
+        with pytest.raises(WorkflowFailureError) as failure:
+            await asyncio.wait_for(lane.result(), 20)
+    assert isinstance(failure.value.cause, ApplicationError)
+    assert failure.value.cause.type == "InvalidInput"
