@@ -12,6 +12,7 @@ from hashlib import blake2b
 from pydantic_core import to_json
 
 from contracts.conversation import (
+    MOST_TEXT,
     Active,
     Headers,
     LaneFault,
@@ -106,7 +107,8 @@ def _no_room(state: LaneState, message: Queued) -> Refusal | None:
     if len(waiting) >= MOST_QUEUED or used + message.size > MOST_BYTES:
         full = f"{len(waiting):,} requests of {used:,} bytes wait, and {MOST_QUEUED:,} or {MOST_BYTES:,} are the most"
         return Refusal(LaneFault.lane_full, f"the lane is full: {full}; try again in {RETRY_AFTER:g} s")
-    if message.request.when_busy is WhenBusy.reject and (state.active or state.queue):
+    waits = message.request.question_id is None or state.active is None
+    if message.request.when_busy is WhenBusy.reject and waits and (state.active or state.queue):
         return Refusal(LaneFault.lane_busy, f"the lane is busy; try again in {RETRY_AFTER:g} s, or let it queue")
     return None
 
@@ -161,6 +163,11 @@ def repeated(state: LaneState) -> LaneState:
     """The turn's run had been started before, for a request that the lane has forgotten since."""
     active = state.active and state.active.model_copy(update={"is_repeat": True})
     return state.model_copy(update={"active": active})
+
+
+def spoken(request: SubmitRequest) -> str:
+    """What is said to a turn at work, which has its brief already: all of it goes into the conversation."""
+    return "\n\n".join(text for text in (request.brief, request.text) if text)[:MOST_TEXT]
 
 
 def begin_event(state: LaneState, message: Queued) -> BeginEvent:

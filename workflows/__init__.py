@@ -8,6 +8,7 @@ context       what is done when the window is full
 asking        a person's word on how a run goes on
 acting        carrying out the calls of a turn
 conversation  `Conversation`: a lane, one run at a time
+ended         how a turn of a conversation ended
 listening     what a run's user says while it is at work
 delegating    a call of `delegate`: a child workflow, and what it brings
 delegation    `Delegation`: a DAG of child runs, joined

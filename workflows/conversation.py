@@ -14,9 +14,7 @@ from temporalio.common import RawValue, WorkflowIDReusePolicy
 from temporalio.exceptions import (
     ActivityError,
     ApplicationError,
-    CancelledError,
     ChildWorkflowError,
-    TerminatedError,
     WorkflowAlreadyStartedError,
 )
 from temporalio.workflow import ChildWorkflowHandle, ParentClosePolicy
@@ -36,7 +34,6 @@ from contracts.conversation import (
     SteerRequest,
     SubmitRequest,
     TurnAnswer,
-    TurnEnd,
 )
 from contracts.failures import RunFailure
 from contracts.reconcile import Standing
@@ -45,6 +42,7 @@ from decisions import conversation as lane
 from decisions import ids, metrics
 from decisions.narrate import SHOWN, cut, markdown
 from workflows.attributes import CONVERSATION_ID
+from workflows.ended import Ended, of_event, of_failure, of_standing
 from workflows.halt import Halt
 from workflows.handlers import invalid, read, read_optional
 from workflows.policies import ANSWER, LOOK_BACK, WATCHING
@@ -60,14 +58,6 @@ class _PassOn:
     answer: HumanInput
 
 
-@dataclass(frozen=True)
-class _End:
-    """How a turn ended."""
-
-    end: TurnEnd
-    said: str = ""
-
-
 @workflow.defn
 class Conversation:
     """A lane. Input: `{"conversation_id"}`. It stays open for later requests."""
@@ -76,7 +66,7 @@ class Conversation:
     def __init__(self, *args: Any) -> None:
         self._halt = Halt()
         self._errands: list[lane.Errand | _PassOn] = []
-        self._turn: asyncio.Task[_End] | None = None
+        self._turn: asyncio.Task[Ended] | None = None
         self._is_stopping = False
         self._goes_on = _is_carried(args)  # from an earlier execution
         try:
@@ -173,17 +163,17 @@ class Conversation:
             self._lane = lane.repeated(self._lane)
         self._turn = asyncio.create_task(self._heard(message, run) if run else self._watched(message))
 
-    async def _heard(self, message: Queued, run: Run) -> _End:
+    async def _heard(self, message: Queued, run: Run) -> Ended:
         try:
             event = await run
         except ChildWorkflowError as error:
-            end = _of_failure(error)
+            end = of_failure(error)
             if isinstance(error.cause, ApplicationError) and error.cause.type in NEVER_BEGAN:
                 self._tell_failed_dispatch(message, error.cause.message)
             return end
-        return _of_event(event)
+        return of_event(event)
 
-    async def _watched(self, message: Queued) -> _End:
+    async def _watched(self, message: Queued) -> Ended:
         """For a turn that was started by an earlier execution of this lane."""
         standing: Standing = await workflow.execute_activity_method(
             Standings.watch_run,
@@ -191,7 +181,7 @@ class Conversation:
             summary=f"wait for run {message.run_id}",
             **WATCHING,
         )
-        return _End(_ENDS.get(standing, TurnEnd.failed))
+        return of_standing(standing)
 
     def _tell_failed_dispatch(self, message: Queued, why: str) -> None:
         """A run that could not begin never blocks the lane (B12)."""
@@ -201,7 +191,7 @@ class Conversation:
         workflow.logger.warning(name, extra={"event": told})
         count(workflow.metric_meter(), metrics.of_event(name, figures))
 
-    def _close_turn(self, over: _End) -> None:
+    def _close_turn(self, over: Ended) -> None:
         self._turn = None
         self._lane = lane.ended(self._lane, over.end, over.said, workflow.now())
 
@@ -218,7 +208,7 @@ class Conversation:
             case lane.Cancel(run_id, reason):
                 await self._signal(run_id, "cancel", CancelRequest(reason=reason[:2000]))
             case lane.Steer(message):
-                body = SteerRequest(request_id=message.request.request_id, text=message.request.text)
+                body = SteerRequest(request_id=message.request.request_id, text=lane.spoken(message.request))
                 await self._signal(self._active_id, "steer", body)
             case lane.Answer(message):
                 await self._answer(message)
@@ -350,14 +340,6 @@ class Conversation:
         return lane.view(self._lane)
 
 
-_ENDS = {
-    Standing.completed: TurnEnd.completed,
-    Standing.cancelled: TurnEnd.cancelled,
-    Standing.terminated: TurnEnd.cancelled,
-    Standing.timed_out: TurnEnd.timed_out,
-}
-
-
 def _begin(args: Sequence[Any]) -> LaneState:
     """Raises ApplicationError `InvalidInput`."""
     if _is_carried(args):
@@ -379,23 +361,3 @@ def _is_carried(args: Sequence[Any]) -> bool:
 def _refused(kind: LaneFault, why: str) -> ApplicationError:
     retry = {"retry_after_seconds": lane.RETRY_AFTER} if kind in (LaneFault.lane_full, LaneFault.lane_busy) else {}
     return ApplicationError(why, retry, type=kind, non_retryable=True)
-
-
-def _of_event(event: dict[str, Any]) -> _End:
-    payload = event["payload"]
-    if event["type"] == "agent.completed":
-        return _End(TurnEnd.completed, payload["outcome"])
-    return _End(TurnEnd.escalated, f"{payload['reason']}: {payload['detail']}")
-
-
-def _of_failure(error: ChildWorkflowError) -> _End:
-    match error.cause:
-        case ApplicationError() as cause:
-            end = TurnEnd.timed_out if cause.type == RunFailure.hard_limit else TurnEnd.failed
-            return _End(end, cause.message)
-        case CancelledError():
-            return _End(TurnEnd.cancelled)
-        case TerminatedError() as cause:
-            return _End(TurnEnd.cancelled, f"terminated: {cause.message}")
-        case cause:
-            return _End(TurnEnd.timed_out, str(cause))
