@@ -32,6 +32,8 @@ MOST_OUTCOME = 16 * 1024  # bytes of a subtask's outcome, as others are told of 
 MOST_OUTCOMES = 160 * 1024  # of all of them together
 MOST_IN_ERROR = 8 * 1024
 MOST_MESSAGE = 190_000  # a goal may have no more than 200,000 characters
+# Bytes of JSON. All that is ready starts in one message to the server, which takes 4 MiB; instructions are 1 MiB of it.
+MOST_CONTEXTS = 2 * 1024 * 1024
 
 FAILED = {
     SubtaskStatus.escalated: "escalated",
@@ -260,8 +262,17 @@ def message(request: DelegationRequest, state: DelegationState, subtask: Subtask
     }
     front = "\n".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items())
     upstream = [_upstream(each) for each in state.subtasks if each.id in subtask.depends_on]
-    context = ["# Context", *upstream] if upstream else []
+    context = (
+        [_fitted("\n\n".join(["# Context", *upstream]), MOST_CONTEXTS // len(request.subtasks))] if upstream else []
+    )
     return clipped("\n\n".join([f"---\n{front}\n---", subtask.instructions.strip(), *context]), MOST_MESSAGE)
+
+
+def _fitted(text: str, most: int) -> str:
+    """At most `most` bytes as JSON holds it, where a character may take six."""
+    while (size := len(json.dumps(text, ensure_ascii=False).encode("utf-8", "replace"))) > most:
+        text = clipped(text, len(text.encode("utf-8", "replace")) * most // size)
+    return text
 
 
 def _upstream(done: SubtaskState) -> str:

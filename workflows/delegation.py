@@ -16,7 +16,6 @@ from temporalio.exceptions import ApplicationError, ChildWorkflowError, Workflow
 from temporalio.workflow import ChildWorkflowHandle, ParentClosePolicy
 
 from activities.delegation import Delegations
-from activities.standing import Standings
 from contracts.delegation import (
     Assignment,
     Collected,
@@ -33,7 +32,8 @@ from contracts.limits import LimitOverrides
 from decisions import delegation, ids, narrate
 from workflows.halt import Halt
 from workflows.handlers import read
-from workflows.policies import FILES, WATCHING
+from workflows.policies import FILES
+from workflows.watching import watch
 
 NO_BUDGET = Collected(status=SubtaskStatus.failed, outcome="the budget was used up before it could start")
 
@@ -123,8 +123,7 @@ class Delegation:
                 static_summary=narrate.cut(f"{subtask.id} · {subtask.agent} · {subtask.instructions}", 200),
             )
         except WorkflowAlreadyStartedError:  # of this delegation, before somebody reset it
-            summary = f"wait for {subtask.id}, which was begun before"
-            await workflow.execute_activity_method(Standings.watch_run, workflow_id, summary=summary, **WATCHING)
+            await watch(workflow_id, f"wait for {subtask.id}, which was begun before")
             return
         expiry = asyncio.create_task(self._expire(subtask, child)) if subtask.timeout else None
         try:
