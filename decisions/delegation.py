@@ -74,7 +74,7 @@ def _refusal(state: RunState, subtasks: tuple[Subtask, ...], left: Share) -> Too
     if _depth(state) >= state.limits.max_depth:
         too_deep = f"too deep: {state.limits.max_depth} delegations below each other are the most; do it yourself"
         return failed(ToolFault.too_deep, too_deep)
-    if wrong := next(_misnamed(subtasks), None) or _cycle(subtasks):
+    if wrong := no_dag(subtasks):
         return failed(ToolFault.invalid_arguments, wrong)
     if strange := next((each for each in subtasks if each.agent not in state.peers), None):
         known = ", ".join(state.peers)
@@ -84,6 +84,11 @@ def _refusal(state: RunState, subtasks: tuple[Subtask, ...], left: Share) -> Too
         enough = f"enough for {affordable} of them" if affordable > 0 else "used up"
         return failed(ToolFault.budget, f"over budget: {count} subtasks, and what is left is {enough}")
     return None
+
+
+def no_dag(subtasks: Sequence[Subtask]) -> str | None:
+    """Why these are none that can be brought to an end; None if they are."""
+    return next(_misnamed(subtasks), None) or _cycle(subtasks)
 
 
 def _misnamed(subtasks: Sequence[Subtask]) -> Iterator[str]:

@@ -31,7 +31,7 @@ from contracts.events import BeginEvent, StartPayload
 from contracts.limits import LimitOverrides
 from decisions import delegation, ids, narrate
 from workflows.halt import Halt
-from workflows.handlers import read
+from workflows.handlers import invalid, read
 from workflows.policies import FILES
 from workflows.watching import watch
 
@@ -47,7 +47,7 @@ class Delegation:
         self._halt = Halt()
         self._expired: list[str] = []
         try:
-            self._asked: DelegationRequest | ApplicationError = read(DelegationRequest, args)
+            self._asked: DelegationRequest | ApplicationError = _read(args)
         except ApplicationError as refused:
             self._asked = refused
         else:
@@ -158,3 +158,11 @@ class Delegation:
     def state(self, *_: Any) -> DelegationState:
         self._request  # noqa: B018 - one that was refused has no state
         return self._state
+
+
+def _read(args: Sequence[Any]) -> DelegationRequest:
+    """Raises ApplicationError `InvalidInput`: with subtasks that are no DAG there would be no end."""
+    request = read(DelegationRequest, args)
+    if wrong := delegation.no_dag(request.subtasks):
+        raise invalid(wrong)
+    return request

@@ -522,7 +522,16 @@ async def test_a_run_resumed_after_a_timeout_hears_that_its_delegation_was_cut_s
         assert sum(who(body) == "writer" for body in it.model.requests) == 1
 
 
-@pytest.mark.parametrize("args", [(), ({"type": "agentic.delegate"},), (5, 6)])
+def asked(*tasks: dict[str, Any]) -> dict[str, Any]:
+    """What a Delegation may be started with by anybody."""
+    head = {"run_id": "x", "agent": "lead", "step": 1, "depth": 0, "max_depth": 3, "budget": {"steps": 5}}
+    return {**head, "subtasks": list(tasks)}
+
+
+STRANGE = (asked(*CYCLE), asked(task("a", "writer", "z")), asked(task("a"), task("a")))
+
+
+@pytest.mark.parametrize("args", [(), ({"type": "agentic.delegate"},), (5, 6), *((each,) for each in STRANGE)])
 async def test_a_bad_input_of_a_delegation_ends_it_and_a_foreign_signal_is_ignored(world: Any, args: Any) -> None:
     async with world([]) as it:
         run = await it.start_raw(*args, workflow_type="Delegation", start_signal="no_such", start_signal_args=[1, 2])
