@@ -67,9 +67,8 @@ async def cancelled(stage: Stage, *, fanout: int, levels: int) -> Row:
         late = await it.all_ended()
         deeds = len(it.tools.deeds)
         tree = await _closed(it, root)
-        await asyncio.sleep(AFTERWARDS)
         it.handles = {run_id_of(each.id): it.client.get_workflow_handle(each.id) for each in _runs(tree)}
-        found = await audit(it, late=late, status=RunStatus.cancelled)
+        found, _ = await asyncio.gather(audit(it, late=late, status=RunStatus.cancelled), asyncio.sleep(AFTERWARDS))
         if len(it.tools.deeds) != deeds:
             found.wrong(f"{len(it.tools.deeds) - deeds} effects after the root was cancelled")
         if found.runs != size:
