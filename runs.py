@@ -321,7 +321,7 @@ async def listing(
 
 async def below(client: Client, root: Found) -> list[tuple[int, Found]]:
     """The runs that it delegated, and those that they did, each with its depth below it and after its parent."""
-    top = (root.execution.root_id or root.execution.id).replace("'", "''")
+    top = (root.execution.root_id or root.execution.id).replace("\\", "\\\\").replace("'", "''")
     children: dict[str, list[Found]] = {}
     # The root of a turn is its conversation, which may have thousands of others.
     query = f"RootWorkflowId = '{top}' AND ParentWorkflowId != '{top}' AND WorkflowType = 'AgentRun'"

@@ -5,9 +5,10 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
 from temporalio import activity
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowQueryFailedError
-from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory, CancelledError, TerminatedError
 from temporalio.exceptions import TimeoutError as TimedOut
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -48,6 +49,9 @@ class Delegations:
             if status is SubtaskStatus.waiting:
                 return Collected(status=SubtaskStatus.cancelled, outcome=outcome)
             view = await _asked(handle, "state", RunView)
+            if view is not None and view.parent != request.into[0]:
+                why = f"there was a run {request.run_id} already, which is no subtask of this run"
+                return Collected(status=SubtaskStatus.failed, outcome=why)
             named = view.artifacts if view else ()
             copied = await asyncio.to_thread(self._copy, request, named, outcome)
         return Collected(
@@ -132,18 +136,21 @@ def _failure(cause: BaseException) -> tuple[SubtaskStatus, str]:
 
 
 async def _asked(handle: Handle, query: str, kind: type[V]) -> V | None:
-    """What a closed workflow says of itself, from its history; None where it cannot be read.
+    """What a closed workflow says of itself, from its history; None where it cannot be read, or is another kind's.
 
     An attempt asks once: the worker that it runs on may be leaving, and another one can answer.
     """
     try:
         answer: V = await handle.query(query, result_type=kind, rpc_timeout=QUERY_PATIENCE)
-    except WorkflowQueryFailedError:
+    except (WorkflowQueryFailedError, ValidationError):
         return None
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND or activity.info().attempt >= ATTEMPTS:
             return None
-        raise
+        if error.status not in (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
+            raise
+        silent = f"{handle.id} does not answer now"
+        raise ApplicationError(silent, type="Silent", category=ApplicationErrorCategory.BENIGN) from None
     return answer
 
 

@@ -32,6 +32,8 @@ MOST_OUTCOME = 16 * 1024  # bytes of a subtask's outcome, as others are told of 
 MOST_OUTCOMES = 160 * 1024  # of all of them together
 MOST_IN_ERROR = 8 * 1024
 MOST_MESSAGE = 190_000  # a goal may have no more than 200,000 characters
+# Bytes of JSON. All that is ready starts in one message to the server, which takes 4 MiB; instructions are 1 MiB of it.
+MOST_CONTEXTS = 2 * 1024 * 1024
 
 FAILED = {
     SubtaskStatus.escalated: "escalated",
@@ -72,7 +74,7 @@ def _refusal(state: RunState, subtasks: tuple[Subtask, ...], left: Share) -> Too
     if _depth(state) >= state.limits.max_depth:
         too_deep = f"too deep: {state.limits.max_depth} delegations below each other are the most; do it yourself"
         return failed(ToolFault.too_deep, too_deep)
-    if wrong := next(_misnamed(subtasks), None) or _cycle(subtasks):
+    if wrong := no_dag(subtasks):
         return failed(ToolFault.invalid_arguments, wrong)
     if strange := next((each for each in subtasks if each.agent not in state.peers), None):
         known = ", ".join(state.peers)
@@ -82,6 +84,11 @@ def _refusal(state: RunState, subtasks: tuple[Subtask, ...], left: Share) -> Too
         enough = f"enough for {affordable} of them" if affordable > 0 else "used up"
         return failed(ToolFault.budget, f"over budget: {count} subtasks, and what is left is {enough}")
     return None
+
+
+def no_dag(subtasks: Sequence[Subtask]) -> str | None:
+    """Why these are none that can be brought to an end; None if they are."""
+    return next(_misnamed(subtasks), None) or _cycle(subtasks)
 
 
 def _misnamed(subtasks: Sequence[Subtask]) -> Iterator[str]:
@@ -260,8 +267,17 @@ def message(request: DelegationRequest, state: DelegationState, subtask: Subtask
     }
     front = "\n".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items())
     upstream = [_upstream(each) for each in state.subtasks if each.id in subtask.depends_on]
-    context = ["# Context", *upstream] if upstream else []
+    context = (
+        [_fitted("\n\n".join(["# Context", *upstream]), MOST_CONTEXTS // len(request.subtasks))] if upstream else []
+    )
     return clipped("\n\n".join([f"---\n{front}\n---", subtask.instructions.strip(), *context]), MOST_MESSAGE)
+
+
+def _fitted(text: str, most: int) -> str:
+    """At most `most` bytes as JSON holds it, where a character may take six."""
+    while (size := len(json.dumps(text, ensure_ascii=False).encode("utf-8", "replace"))) > most:
+        text = clipped(text, len(text.encode("utf-8", "replace")) * most // size)
+    return text
 
 
 def _upstream(done: SubtaskState) -> str:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from contracts.context import Recoveries
+from contracts.delegation import Spent
 from contracts.failures import ToolFault
 from contracts.journal import Journal
 from contracts.run import Call, Inheritance, RunState, RunStatus
 from contracts.tool import Effect, failed
 from contracts.transcript import Part, PartKind
 from contracts.turn import Usage
-from decisions.builtins import REFRAME
+from decisions.builtins import DELEGATE, REFRAME
 from decisions.calls import needs_approval
 from decisions.context import latest_goal
 from decisions.journal import digest, is_written, refolded, render, shown
@@ -27,6 +28,9 @@ _NOT_MADE = frozenset(
         ToolFault.broken_json,
         ToolFault.budget,
         ToolFault.interrupted,
+        ToolFault.unknown_agent,
+        ToolFault.too_many,
+        ToolFault.too_deep,
     }
 )
 RESUMABLE = frozenset({RunStatus.failed, RunStatus.timed_out})
@@ -128,6 +132,7 @@ def forked(origin: RunState, kept: Sequence[Part], step: int, run_id: str, execu
         "calls": (),
         "usage": Usage(),
         "cost_usd": 0.0,
+        "delegated": Spent(),
         "artifacts": (),
         "journal": refolded(kept, origin.goal),
         "last_finding": "",
@@ -175,7 +180,7 @@ def _told(origin: RunState, parts: Sequence[Part], step: int, say: str | None) -
 
 def later_effects(origin: RunState, parts: Sequence[Part], step: int) -> tuple[str, ...]:
     """The effects that the origin made after `step`, as "charge (step 5)"."""
-    effects = {route.name for route in origin.tools if route.effect is not Effect.read}
+    effects = {DELEGATE, *(route.name for route in origin.tools if route.effect is not Effect.read)}
     settled = [call_part(call) for call in origin.calls if call.outcome is not None]
     later = [p for p in (*parts, *settled) if (p.about.get("step") or 0) > step and p.about.get("tool") in effects]
     return tuple(f"{p.about['tool']} (step {p.about['step']})" for p in later if not _was_refused(p))

@@ -12,6 +12,7 @@ ended         how a turn of a conversation ended
 listening     what a run's user says while it is at work
 delegating    a call of `delegate`: a child workflow, and what it brings
 delegation    `Delegation`: a DAG of child runs, joined
+watching      the wait for the end of a workflow that another one started
 closing       the end of a turn, and the look for circles
 fate          what became of an activity that failed
 halt          how a run is stopped from outside without cutting an effect in half

@@ -6,7 +6,6 @@ from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedErro
 from temporalio.workflow import ParentClosePolicy
 
 from activities.delegation import Delegations
-from activities.standing import Standings
 from contracts.delegation import DelegationRequest, DelegationState
 from contracts.failures import ToolFault
 from contracts.run import Call
@@ -14,7 +13,8 @@ from contracts.tool import ToolOutcome, failed
 from decisions import delegation, ids, loop, narrate
 from decisions.resume import origin_of
 from workflows.live_run import LiveRun
-from workflows.policies import FILES, WATCHING
+from workflows.policies import FILES
+from workflows.watching import watch
 
 
 async def delegate(run: LiveRun, call: Call) -> ToolOutcome:
@@ -52,9 +52,7 @@ async def _joined(request: DelegationRequest, summary: str) -> DelegationState |
         )
         return joined
     except WorkflowAlreadyStartedError:
-        await workflow.execute_activity_method(
-            Standings.watch_run, workflow_id, summary="wait for the delegation that was begun before", **WATCHING
-        )
+        await watch(workflow_id, "wait for the delegation that was begun before")
     except ChildWorkflowError:
         pass  # cut short: what its subtasks used counts all the same
     found: DelegationState | None = await workflow.execute_activity_method(

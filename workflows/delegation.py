@@ -16,7 +16,6 @@ from temporalio.exceptions import ApplicationError, ChildWorkflowError, Workflow
 from temporalio.workflow import ChildWorkflowHandle, ParentClosePolicy
 
 from activities.delegation import Delegations
-from activities.standing import Standings
 from contracts.delegation import (
     Assignment,
     Collected,
@@ -32,8 +31,9 @@ from contracts.events import BeginEvent, StartPayload
 from contracts.limits import LimitOverrides
 from decisions import delegation, ids, narrate
 from workflows.halt import Halt
-from workflows.handlers import read
-from workflows.policies import FILES, WATCHING
+from workflows.handlers import invalid, read
+from workflows.policies import FILES
+from workflows.watching import watch
 
 NO_BUDGET = Collected(status=SubtaskStatus.failed, outcome="the budget was used up before it could start")
 
@@ -47,7 +47,7 @@ class Delegation:
         self._halt = Halt()
         self._expired: list[str] = []
         try:
-            self._asked: DelegationRequest | ApplicationError = read(DelegationRequest, args)
+            self._asked: DelegationRequest | ApplicationError = _read(args)
         except ApplicationError as refused:
             self._asked = refused
         else:
@@ -123,8 +123,7 @@ class Delegation:
                 static_summary=narrate.cut(f"{subtask.id} · {subtask.agent} · {subtask.instructions}", 200),
             )
         except WorkflowAlreadyStartedError:  # of this delegation, before somebody reset it
-            summary = f"wait for {subtask.id}, which was begun before"
-            await workflow.execute_activity_method(Standings.watch_run, workflow_id, summary=summary, **WATCHING)
+            await watch(workflow_id, f"wait for {subtask.id}, which was begun before")
             return
         expiry = asyncio.create_task(self._expire(subtask, child)) if subtask.timeout else None
         try:
@@ -159,3 +158,11 @@ class Delegation:
     def state(self, *_: Any) -> DelegationState:
         self._request  # noqa: B018 - one that was refused has no state
         return self._state
+
+
+def _read(args: Sequence[Any]) -> DelegationRequest:
+    """Raises ApplicationError `InvalidInput`: with subtasks that are no DAG there would be no end."""
+    request = read(DelegationRequest, args)
+    if wrong := delegation.no_dag(request.subtasks):
+        raise invalid(wrong)
+    return request

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from temporalio.client import WorkflowFailureError
-from temporalio.exceptions import TerminatedError
+from temporalio.exceptions import ApplicationError, TerminatedError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
@@ -33,6 +33,8 @@ def project(folder: Path) -> Project:
 class Closed:
     """A closed run: how it ended, and what it answers."""
 
+    id = "run:child"
+
     def __init__(self, event: dict[str, Any] | Exception, view: Any) -> None:
         self._event, self._view = event, view
 
@@ -49,7 +51,8 @@ class Closed:
 
 def view(*artifacts: str) -> Any:
     usage = SimpleNamespace(total=70)
-    return SimpleNamespace(artifacts=artifacts, step=2, usage=usage, cost_usd=0.5, delegated=Spent(steps=3, tokens=30))
+    spent = Spent(steps=3, tokens=30)
+    return SimpleNamespace(parent="lead", artifacts=artifacts, step=2, usage=usage, cost_usd=0.5, delegated=spent)
 
 
 async def collected(folder: Path, event: Any, answer: Any, most: int = 1000, attempt: int = 1) -> Collected:
@@ -95,7 +98,7 @@ async def test_a_long_outcome_is_cut_and_lies_beside_it_as_a_whole(tmp_path: Pat
 async def test_of_a_run_that_answers_nothing_the_whole_share_is_taken_for_used(tmp_path: Path) -> None:
     terminated = WorkflowFailureError(cause=TerminatedError("by hand"))
     silent = RPCError("no answer", RPCStatusCode.DEADLINE_EXCEEDED, b"")
-    with pytest.raises(RPCError):
+    with pytest.raises(ApplicationError, match="does not answer"):
         await collected(tmp_path, terminated, silent)
     end = await collected(tmp_path, terminated, silent, attempt=4)
     assert end.status is SubtaskStatus.terminated

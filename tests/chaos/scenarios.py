@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.chaos import answers, full_disk, lanes, messages, server_faults, soak, worker_faults
+from tests.chaos import answers, full_disk, lanes, messages, server_faults, soak, trees, worker_faults
 from tests.chaos.stage import Row, Stage
 
 Play = Callable[..., Awaitable[Row]]
@@ -58,6 +58,20 @@ SCENARIOS = (
     Scenario("R13", "large results", answers.large_results, {}, {}),
     Scenario("R14", "storm", answers.storm, {"runs": 5}, {"runs": 100}),
     Scenario("R15", "long model call", answers.long_call, {"seconds": 15}, {"seconds": 90}),
+    Scenario(
+        "R16",
+        "root of a tree cancelled",
+        trees.cancelled,
+        {"fanout": 3, "levels": 2},
+        {"fanout": 5, "levels": 3},
+    ),
+    Scenario(
+        "R19",
+        "endless, and over budget",
+        trees.bounded,
+        {"steps": 12, "tokens": 40_000},
+        {"steps": 60, "tokens": 400_000},
+    ),
     Scenario(
         "R20",
         "full disk",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import to_json
 
 from contracts.delegation import (
     Assignment,
@@ -273,6 +274,20 @@ def test_a_message_is_never_longer_than_a_goal_may_be() -> None:
     end = DONE.model_copy(update={"artifacts": tuple(names)})
     asked = request(task("a"), task("b", "a"))
     assert len(message(asked, ended(asked, begun(asked), "a", end), asked.subtasks[1])) <= 200_000
+
+
+@pytest.mark.parametrize("character", ["x", '"', "\x01", "語"])
+def test_all_that_starts_at_once_fits_into_one_message_to_the_server(character: str) -> None:
+    first = [f"u{n}" for n in range(50)]
+    wide = request(*map(task, first), *[task(f"d{n}", *first) for n in range(50)])
+    state = begun(wide)
+    outcome = delegation.clipped(character * 20_000, delegation.most_outcome(wide))
+    for name in first:
+        state = started(state, name, Share(steps=1))
+        state = ended(wide, state, name, DONE.model_copy(update={"outcome": outcome, "artifacts": (outcome,)}))
+    goals = [message(wide, state, each) for each in ready(wide, state)]
+    assert len(goals) == 50
+    assert sum(len(to_json(goal)) for goal in goals) < delegation.MOST_CONTEXTS
 
 
 def test_an_error_names_the_subtask_and_what_was_done_before() -> None:

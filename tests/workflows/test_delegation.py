@@ -10,14 +10,17 @@ from uuid import uuid4
 
 import pytest
 from rich.console import Console
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
+from activities.secrets import Secrets
+from codec import AesGcmCodec
 from contracts.agent import Agent
 from contracts.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
+from converter import encrypting
 from report import print_tree
-from runs import below, find, listing, resume
+from runs import below, find, fork, listing, resume
 from testkit.model_server import Answer, Reply, calls, fails, says, slow
 from testkit.tools import ScriptedTool
 from tests.workflows.conftest import Run, World
@@ -519,7 +522,16 @@ async def test_a_run_resumed_after_a_timeout_hears_that_its_delegation_was_cut_s
         assert sum(who(body) == "writer" for body in it.model.requests) == 1
 
 
-@pytest.mark.parametrize("args", [(), ({"type": "agentic.delegate"},), (5, 6)])
+def asked(*tasks: dict[str, Any]) -> dict[str, Any]:
+    """What a Delegation may be started with by anybody."""
+    head = {"run_id": "x", "agent": "lead", "step": 1, "depth": 0, "max_depth": 3, "budget": {"steps": 5}}
+    return {**head, "subtasks": list(tasks)}
+
+
+STRANGE = (asked(*CYCLE), asked(task("a", "writer", "z")), asked(task("a"), task("a")))
+
+
+@pytest.mark.parametrize("args", [(), ({"type": "agentic.delegate"},), (5, 6), *((each,) for each in STRANGE)])
 async def test_a_bad_input_of_a_delegation_ends_it_and_a_foreign_signal_is_ignored(world: Any, args: Any) -> None:
     async with world([]) as it:
         run = await it.start_raw(*args, workflow_type="Delegation", start_signal="no_such", start_signal_args=[1, 2])
@@ -559,3 +571,121 @@ async def test_the_reconciler_leaves_runs_of_an_open_delegation_alone(world: Any
         assert "orphaned" not in report["found"]
         await result(run)
         await tree(it, run)
+
+
+async def test_a_cancel_while_it_waits_for_a_delegation_begun_before_ends_both(world: Any) -> None:
+    answers = script([delegates(task("a")), FINISH], lambda _: slow(says("late"), 60))
+    async with world(answers, agents=[LEAD, WRITER]) as it:
+        run_id = uuid4().hex[:12]
+        request = {
+            "run_id": run_id,
+            "agent": "lead",
+            "step": 1,
+            "depth": 0,
+            "max_depth": 3,
+            "budget": {"steps": 5},
+            "subtasks": [task("a")],
+        }
+        begun = f"run:{run_id}/delegation:1"
+        await it.client.start_workflow("Delegation", request, id=begun, task_queue=it.queue)
+        run = await led(it, run_id=run_id)
+        await it.until(lambda: len(it.model.requests) == 2)
+
+        async def waits() -> bool:
+            return "watch_run" in str(await run.fetch_history())
+
+        await it.until(waits)
+        await run.signal("cancel", {"reason": "enough"})
+        with pytest.raises(WorkflowFailureError) as failure:
+            await result(run)
+        assert isinstance(failure.value.cause, CancelledError)
+        assert (await it.state(run))["status"] == "cancelled"
+        found = await tree(it, run)
+        assert {each.status for each in found.values()} == {WorkflowExecutionStatus.CANCELED}
+        assert max(found, key=lambda name: found[name].close_time) == run.id
+
+
+async def test_another_run_under_the_id_of_a_subtask_is_not_taken_for_it(world: Any) -> None:
+    async with world(script([delegates(task("a")), FINISH], finishes), agents=[LEAD, WRITER]) as it:
+        run_id = uuid4().hex[:12]
+        await result(await it.start("something else", agent="writer", run_id=f"{run_id}.1-a"))
+        run = await led(it, run_id=run_id)
+        await result(run)
+        said = f"subtask_failed: subtask a (writer) failed: there was a run {run_id}.1-a already"
+        assert (await shown(it, run))[0].startswith(said)
+
+
+async def test_another_run_under_the_id_of_a_delegation_does_not_hold_up_the_run(world: Any) -> None:
+    async with world(script([delegates(task("a")), FINISH], finishes), agents=[LEAD, WRITER]) as it:
+        run_id = uuid4().hex[:12]
+        await result(await it.start("something else", agent="writer", run_id=f"{run_id}/delegation:1"))
+        run = await led(it, run_id=run_id)
+        await result(run)
+        assert (await shown(it, run))[0].startswith("subtask_failed: the delegation is gone")
+
+
+async def test_a_fork_before_a_delegation_is_told_of_it_and_has_its_whole_budget(world: Any) -> None:
+    def peer(body: dict[str, Any]) -> Answer:
+        return [calls(("look", {})), finishes(body)][turn(body)]
+
+    agents = [LEAD, agent("writer", tools=("look",))]
+    async with world(
+        script([delegates(task("a")), FINISH], peer), ScriptedTool("look"), agents=agents, max_steps=3
+    ) as it:
+        run = await led(it)
+        await result(run)
+        again = await fork(it.client, it.queue, run.id.removeprefix("run:"), 0, None)
+        it.started.append(again.id)
+        await result(again)
+        states = [await it.state(each) for each in (run, again)]
+        assert [state["delegated"]["steps"] for state in states] == [1, 1]
+        latest = next(body for body in reversed(it.model.requests) if who(body) == "lead")
+        assert "It went on and made: delegate (step 1)" in str(latest["messages"])
+
+
+async def test_a_run_whose_id_ends_in_a_backslash_can_be_shown(world: Any) -> None:
+    async with world([FINISH]) as it:
+        run = await it.start(run_id=f"{uuid4().hex[:12]}\\")
+        await result(run)
+        assert await below(it.client, await find(it.client, run.id.removeprefix("run:"))) == []
+
+
+async def test_nothing_that_is_delegated_under_encryption_can_be_read_on_the_server(world: Any, client: Client) -> None:
+    def peer(body: dict[str, Any]) -> Answer:
+        if "Do bad" in told(body):
+            return calls(("escalate", {"reason": "the reason, unseen"}))
+        return calls(("finish", {"outcome": "the outcome, unseen"}))
+
+    first = delegates(task("a", instructions="the instructions, unseen"), task("b", "writer", "a", timeout="1h"))
+    second = delegates(task("bad", instructions="Do bad, unseen"), task("c", expected_output="unseen"))
+    codec = AesGcmCodec({"k1": bytes(32)})
+    sealed = await Client.connect(client.service_client.config.target_host, data_converter=encrypting(codec))
+    async with world(script([first, second, FINISH], peer), server=sealed, agents=[LEAD, WRITER]) as it:
+        run = await led(it)
+        await result(run)
+        assert "the outcome, unseen" in (await shown(it, run))[0]
+        assert "the reason, unseen" in (await shown(it, run))[1]
+        found = await tree(it, run)
+        for workflow_id in found:
+            assert b"unseen" not in await it.raw_history(it.client.get_workflow_handle(workflow_id))
+            assert b"unseen" not in found[workflow_id].raw_info.SerializeToString()
+
+
+async def test_a_secret_that_a_subtask_says_reaches_nobody(world: Any) -> None:
+    secret = "canary-5d1e-9f"
+
+    def peer(body: dict[str, Any]) -> Answer:
+        if "Do bad" in told(body):
+            return calls(("escalate", {"reason": f"it is {secret}"}))
+        return calls(("finish", {"outcome": f"it is {secret}"}))
+
+    dag = delegates(task("a"), task("bad", "writer", "a"))
+    secrets = Secrets([("TOKEN", secret)])
+    async with world(script([dag, FINISH], peer), agents=[LEAD, WRITER], secrets=secrets) as it:
+        run = await led(it)
+        await result(run)
+        assert "subtask_failed" in (await shown(it, run))[0]
+        for workflow_id in await tree(it, run):
+            raw = await it.raw_history(it.client.get_workflow_handle(workflow_id))
+            assert secret.encode() not in raw
+        assert not any(secret in str(body) for body in it.model.requests)

@@ -1,0 +1,179 @@
+"""Trees of runs: a cancel of the root reaches all of them, and none goes beyond its budget by more than a call."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from temporalio.client import WorkflowExecution, WorkflowExecutionStatus
+
+from activities.messages_sse import Json, estimate_tokens
+from contracts.events import StartEvent
+from contracts.failures import Escalation
+from contracts.run import RunState, RunStatus, Snapshot
+from contracts.signals import CancelRequest
+from decisions.ids import run_id_of, run_workflow_id
+from decisions.limits import spent
+from runs import cancel, start
+from testkit.model_server import Answer, Reply, calls, slow
+from tests.chaos.arena import PATIENCE, Arena, unfailing, until
+from tests.chaos.auditor import Audit, audit, judge_logs
+from tests.chaos.stage import Row, Stage, row
+
+AFTERWARDS = 1.0  # seconds in which nothing may happen any more
+LARGEST_REPLY = 200  # tokens
+AGENT = "---\ntools: [{tools}]\npeers: [{peers}]\nlimits: {{max_steps: 100000}}\n---\nI am {name}.\n"
+
+
+def who(body: Json) -> str:
+    """The agent that a request is for."""
+    return str(body["system"]).rpartition("I am ")[2].partition(".")[0]
+
+
+def turn(body: Json) -> int:
+    return sum(message["role"] == "assistant" for message in body["messages"])
+
+
+def delegates(agent: str, count: int) -> Reply:
+    subtasks = [{"id": f"t{n}", "agent": agent, "instructions": f"Do part {n}."} for n in range(count)]
+    return calls(("delegate", {"subtasks": subtasks}))
+
+
+def add_agent(it: Arena, name: str, *peers: str, tools: Sequence[str] = ()) -> None:
+    text = AGENT.format(name=name, tools=", ".join(tools), peers=", ".join(peers))
+    (it.project.folder / "agents" / f"{name}.md").write_text(text)
+
+
+async def cancelled(stage: Stage, *, fanout: int, levels: int) -> Row:
+    """R16: the root of a tree is cancelled while its leaves have effects and a worker dies."""
+
+    def says(body: Json) -> Answer:
+        level = int(who(body).removeprefix("level-"))
+        return (
+            delegates(f"level-{level + 1}", fanout)
+            if level < levels
+            else slow(calls(("reserve", {"note": turn(body)})), 0.3)
+        )
+
+    async with stage.arena(says=says) as it:
+        for level in range(levels):
+            add_agent(it, f"level-{level}", f"level-{level + 1}")
+        add_agent(it, f"level-{levels}", tools=["reserve"])
+        crew, root, size = it.crew("r16", 2), f"r16-{stage.seed}", sum(fanout**level for level in range(levels + 1))
+        await _start(it, "r16", root, "level-0", max_steps=100 * size)
+        await until(lambda: len({deed.run for deed in list(it.tools.deeds)}) == fanout**levels)
+        await asyncio.gather(
+            unfailing(lambda: cancel(it.client, root, CancelRequest(reason="enough"))), crew.fault("kill", it.random)
+        )
+        late = await it.all_ended()
+        deeds = len(it.tools.deeds)
+        tree = await _closed(it, root)
+        it.handles = {run_id_of(each.id): it.client.get_workflow_handle(each.id) for each in _runs(tree)}
+        found, _ = await asyncio.gather(audit(it, late=late, status=RunStatus.cancelled), asyncio.sleep(AFTERWARDS))
+        if len(it.tools.deeds) != deeds:
+            found.wrong(f"{len(it.tools.deeds) - deeds} effects after the root was cancelled")
+        if found.runs != size:
+            found.wrong(f"{found.runs} runs, and {size} were delegated")
+        _judge_order(found, tree, run_workflow_id(root))
+        return row(it, found, f"{size} runs cancelled in {_seconds(tree, run_workflow_id(root)):.1f} s with a kill")
+
+
+def _judge_order(found: Audit, tree: Sequence[WorkflowExecution], root: str) -> None:
+    """All are closed, and the root is the last."""
+    ends = {each.id: each.close_time for each in tree}
+    for each in tree:
+        if each.status is not WorkflowExecutionStatus.CANCELED:
+            found.wrong(f"{each.id} is {each.status and each.status.name}")
+        end, last = ends[each.id], ends[root]
+        if end is None or last is None or end > last:
+            found.wrong(f"{each.id} is an orphan: the root ended before it")
+
+
+def _seconds(tree: Sequence[WorkflowExecution], root: str) -> float:
+    """From the first end to the last one, which is the root's."""
+    ends = {each.id: each.close_time for each in tree if each.close_time is not None}
+    return (ends[root] - min(ends.values())).total_seconds() if root in ends else float("nan")
+
+
+async def bounded(stage: Stage, *, steps: int, tokens: int) -> Row:
+    """R19: what never ends by itself, once in a circle, once in a tree that grows, once with more than it can pay."""
+    async with stage.arena(says=_never_done) as it:
+        add_agent(it, "looper", tools=["look"])
+        add_agent(it, "roamer", tools=["look"])
+        add_agent(it, "bomb", "bomb", tools=["look"])
+        add_agent(it, "lead", "roamer")
+        it.crew("r19", 2)
+        found = Audit()
+        wanted: list[tuple[str, dict[str, Any], Escalation]] = [
+            ("looper", {"max_steps": steps, "max_turns": steps // 2}, Escalation.turn_budget),
+            ("roamer", {"max_steps": steps}, Escalation.step_budget),
+            ("roamer", {"max_steps": 1000, "budget_tokens": tokens}, Escalation.token_budget),
+            ("bomb", {"max_steps": steps}, Escalation.step_budget),
+            ("bomb", {"max_steps": 1000, "budget_tokens": tokens}, Escalation.token_budget),
+            ("lead", {"max_steps": 6, "max_fanout": 20}, Escalation.step_budget),
+        ]
+        ends = await asyncio.gather(*(_spent(it, found, n, *each[:2]) for n, each in enumerate(wanted)))
+        for (agent, limits, end), reason in zip(wanted, ends, strict=True):
+            if reason != end:
+                found.wrong(f"{agent} with {limits} ended {reason!r}")
+        judge_logs(found, it, quiet=True)
+        return row(it, found, f"{len(wanted)} endless trees, each ended by its budget")
+
+
+def _never_done(body: Json) -> Answer:
+    done, tools = turn(body), [tool["name"] for tool in body["tools"]]
+    match who(body):
+        case "lead":
+            return delegates("roamer", 20 if done == 0 else 5)
+        case "bomb" if "delegate" in tools:
+            return delegates("bomb", (4, 3, 2, 1)[done % 4])
+        case "looper":
+            return calls(("look", {"n": 1}))
+        case _:
+            return calls(("look", {"n": done}))
+
+
+async def _spent(it: Arena, found: Audit, number: int, agent: str, limits: dict[str, Any]) -> str:
+    """Why it ended; what its tree has used is within its limits, but for one call."""
+    run = f"r19-{it.seed}-{number}"
+    handle = await _start(it, "r19", run, agent, **limits)
+    event = await asyncio.wait_for(handle.result(), PATIENCE)
+    states = [await _state(it, each) for each in _runs(await _closed(it, run))]
+    found.runs += len(states)
+    steps = sum(state.step for state in states)
+    if steps > limits["max_steps"]:
+        found.wrong(f"{agent} with {limits}: {steps} steps")
+    tokens, most = sum(state.usage.total for state in states), limits.get("budget_tokens")
+    largest = LARGEST_REPLY + max(estimate_tokens(body) for body in it.model.requests if who(body) == agent)
+    if most is not None and tokens > most + largest:
+        found.wrong(f"{agent} with {limits}: {tokens} tokens, and {largest} in the largest call")
+    told = spent(next(state for state in states if state.run_id == run))
+    if (told.steps, told.tokens) != (steps, tokens):
+        found.wrong(f"{agent} with {limits}: {steps} steps and {tokens} tokens are told as {told}")
+    return str(event["payload"].get("reason", event["type"]))
+
+
+async def _start(it: Arena, queue: str, run: str, agent: str, **limits: Any) -> Any:
+    payload = {"goal": f"be {agent}", "agent": agent, "limits": limits}
+    event = StartEvent.model_validate({"type": "agentic.start", "payload": payload})
+    it.handles[run] = await unfailing(lambda: start(it.client, queue, event, run))
+    return it.handles[run]
+
+
+async def _state(it: Arena, run: WorkflowExecution) -> RunState:
+    snapshot: Snapshot = await it.client.get_workflow_handle(run.id).query("snapshot", result_type=Snapshot)
+    return snapshot.state
+
+
+async def _closed(it: Arena, root: str) -> list[WorkflowExecution]:
+    """All workflows of the tree, once the server lists none of them as open."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            query = f"RootWorkflowId = '{run_workflow_id(root)}'"
+            tree = [each async for each in it.client.list_workflows(query)]
+            if tree and all(each.close_time is not None for each in tree):
+                return tree
+            await asyncio.sleep(0.2)
+
+
+def _runs(tree: Sequence[WorkflowExecution]) -> list[WorkflowExecution]:
+    return [each for each in tree if each.workflow_type == "AgentRun"]
