@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.chaos import answers, full_disk, lanes, messages, server_faults, soak, worker_faults
+from tests.chaos import answers, followups, full_disk, lanes, messages, server_faults, soak, worker_faults
 from tests.chaos.stage import Row, Stage
 
 Play = Callable[..., Awaitable[Row]]
@@ -58,6 +58,13 @@ SCENARIOS = (
     Scenario("R13", "large results", answers.large_results, {}, {}),
     Scenario("R14", "storm", answers.storm, {"runs": 5}, {"runs": 100}),
     Scenario("R15", "long model call", answers.long_call, {"seconds": 15}, {"seconds": 90}),
+    Scenario(
+        "R17",
+        "follow-ups",
+        followups.resolved_once,
+        {"follow_ups": 3, "tasks": 8, "kills": 1},
+        {"follow_ups": 8, "tasks": 25, "kills": 10},
+    ),
     Scenario(
         "R20",
         "full disk",
