@@ -71,10 +71,11 @@ def _bounded(events: tuple[Event, ...]) -> tuple[Event, ...]:
     return tuple(kept)
 
 
-def subscribed(state: TopicState, subscription: Subscription) -> TopicState:
-    """A subscription, its renewal, or its end."""
+def subscribed(state: TopicState, subscription: Subscription, now: int) -> TopicState:
+    """A subscription, its renewal, or its end. Where there are too many, those that have ended go first."""
     others = [each for each in state.subscriptions if not _is_same(each, subscription)]
-    return state.model_copy(update={"subscriptions": (*others, subscription)[-MOST_SUBSCRIPTIONS:]})
+    kept = sorted((*others, subscription), key=lambda each: each.expires_at is None or each.expires_at > now)
+    return state.model_copy(update={"subscriptions": tuple(kept[-MOST_SUBSCRIPTIONS:])})
 
 
 def todo(state: TopicState, now: int) -> Iterator[tuple[Subscription, Event]]:
