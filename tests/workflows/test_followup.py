@@ -326,10 +326,12 @@ async def test_a_prompt_is_a_question_to_people_and_answered_as_one(following: F
 async def test_a_wait_is_resolved_by_the_clock(following: Following) -> None:
     async with following() as here:
         run = await here.create()
+        await here.add(run, "prompt", "hold", text="Both there?")
         await here.add(run, "wait", "t1", delayMs=50)
         await here.add(run, "wait", "t2", until="2020-01-01T00:00:00Z")
+        await run.signal("human_input", {"text": "yes", "by": "eva"})
         await run.result()
-        assert [task["resolvedBy"] for task in (await here.it.state(run))["tasks"]] == ["clock", "clock"]
+        assert [task["resolvedBy"] for task in (await here.it.state(run))["tasks"]] == ["eva", "clock", "clock"]
         assert len(await here.requests()) == 1
 
 
