@@ -140,7 +140,7 @@ class Talk:
 
     async def _finish(self, showing: asyncio.Task[None], left: asyncio.Task[bool]) -> None:
         """A pipe that has ended is answered to its end; at a terminal, Ctrl-D leaves."""
-        if not sys.stdin.isatty():
+        if not _is_person():
             done = asyncio.create_task(self._turns.join())
             await asyncio.wait({done, showing, left}, return_when=asyncio.FIRST_COMPLETED)
 
@@ -184,7 +184,7 @@ class Talk:
 
     def _ready(self) -> None:
         """A prompt, where nothing is about to be printed over it."""
-        if not self._open and sys.stdin.isatty() and self._console.is_terminal:
+        if not self._open and _is_person() and self._console.is_terminal:
             self._console.print("[bold]> [/]", end="")
 
     async def _typed(self, line: str) -> None:
@@ -307,7 +307,7 @@ class Talk:
             self._asks = None
         if isinstance(happening, Waiting) and happening.question is not None:
             self._asks = (run_id, happening.question)
-            if not sys.stdin.isatty():
+            if not _is_person():
                 ways = " or ".join(ways_to_answer(run_id, happening.question))
                 self._console.print(f"  answer it with: {escape(ways)}", soft_wrap=True)
 
@@ -378,6 +378,10 @@ def _rest(written: str, text: str) -> str:
     return text[at + len(tail) :] if at >= 0 else f" … {text}"
 
 
+def _is_person() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def _lines() -> asyncio.Queue[str | None]:
     """What is typed, line by line, from now on; None at the end. A thread reads, since files and pipes cannot be
     waited for in one way.
@@ -386,7 +390,7 @@ def _lines() -> asyncio.Queue[str | None]:
 
     def read() -> None:
         with suppress(RuntimeError, ValueError):  # the loop, or standard input, is closed: there is nobody to tell
-            for line in sys.stdin:
+            for line in sys.stdin or ():
                 loop.call_soon_threadsafe(lines.put_nowait, line)
             loop.call_soon_threadsafe(lines.put_nowait, None)
 

@@ -87,6 +87,8 @@ def run(
 
     GOAL says what to do, in words; "-" reads it from standard input.
     """
+    if goal == "-" and sys.stdin is None:
+        raise click.UsageError("standard input is closed")
     whole = sys.stdin.read() if goal == "-" else goal
     event = _start_event(whole[:MOST_GOAL], agent, context, max_steps, dedupe_key)
 

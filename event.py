@@ -59,7 +59,12 @@ def event_(file: str, as_json: bool) -> None:
 
 
 def _given(file: str) -> bytes:
-    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    if file != "-":
+        data = Path(file).read_bytes()
+    elif sys.stdin is None:
+        raise click.UsageError("standard input is closed")
+    else:
+        data = sys.stdin.buffer.read()
     return data.removeprefix(codecs.BOM_UTF8)
 
 

@@ -213,7 +213,6 @@ class Found:
             return said or RunStatus.queued
         ends = {
             WorkflowExecutionStatus.COMPLETED: said or RunStatus.completed,
-            WorkflowExecutionStatus.FAILED: said if said == RunStatus.timed_out else RunStatus.failed,
             WorkflowExecutionStatus.CANCELED: RunStatus.cancelled,
             WorkflowExecutionStatus.TERMINATED: RunStatus.cancelled,
             WorkflowExecutionStatus.TIMED_OUT: RunStatus.timed_out,

@@ -19,11 +19,13 @@ from activities.project import Project
 from activities.redaction import redacted
 from activities.toolkit import TransientFailure
 from activities.topic import subscribe
+from contracts.conversation import LaneFault
 from contracts.failures import Stop, ToolFault
 from contracts.followup import (
     CloseFollowUp,
     CreateCommand,
     FollowUpCommands,
+    FollowUpFailure,
     NotifyRequest,
     Outbound,
     ResumeWork,
@@ -39,6 +41,7 @@ from decisions.narrate import cut, markdown
 NOTIFY = "notify"
 MOST_SENDS = 8  # attempts at an outbox that honours keys, over some two minutes
 MOST_WAIT = 60.0  # seconds that a server's `retry-after` may ask for
+FOR_EVER = (LaneFault.invalid_input, LaneFault.request_reused)  # refusals that no time changes
 ACCEPTED_WITHIN = timedelta(seconds=20)
 NO_OUTBOX = failed(ToolFault.tool_error, "this worker's project has no outbox")
 MAY_BE_SENT = failed(ToolFault.in_doubt, "its worker was lost while it was sent: it may have been sent, or not")
@@ -80,7 +83,7 @@ class FollowUps:
         try:
             await handle.execute_update("create_task", _json(task), id=task.data.task_id, rpc_timeout=ACCEPTED_WITHIN)
         except WorkflowUpdateFailedError as refused:
-            return refused.cause.message if isinstance(refused.cause, ApplicationError) else str(refused.cause)
+            return _why(refused)
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
@@ -156,12 +159,18 @@ class FollowUps:
 
     @activity.defn
     async def resume_work(self, work: ResumeWork) -> None:
-        """A new request for a lane, which knows one that comes again. A lane that is full is tried until it is not."""
+        """A new request for a lane, which knows one that comes again. A lane that is full is tried until it is not.
+
+        What a lane will never take is not tried again.
+        """
         try:
             await submit(self._client, activity.info().task_queue, work.session_id, work.request)
         except WorkflowUpdateFailedError as refused:
-            why = refused.cause.message if isinstance(refused.cause, ApplicationError) else str(refused.cause)
-            raise ApplicationError(f"conversation {work.session_id} does not take it: {why}", type="Refused") from None
+            raise ApplicationError(
+                f"conversation {work.session_id} does not take it: {_why(refused)}",
+                type=FollowUpFailure.refused,
+                non_retryable=isinstance(refused.cause, ApplicationError) and refused.cause.type in FOR_EVER,
+            ) from None
 
     @activity.defn
     async def close_follow_up(self, request: CloseFollowUp) -> None:
@@ -185,6 +194,10 @@ class FollowUps:
 def _self() -> str:
     """The workflow id of the follow-up that calls."""
     return activity.info().workflow_id or ""
+
+
+def _why(refused: WorkflowUpdateFailedError) -> str:
+    return refused.cause.message if isinstance(refused.cause, ApplicationError) else str(refused.cause)
 
 
 def _json(command: CreateCommand | TaskCommand) -> dict[str, object]:

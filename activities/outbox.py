@@ -71,6 +71,8 @@ class WebhookOutbox:
                 answer = await self._client.post(
                     self._url, json=body, headers={"idempotency-key": key}, timeout=seconds
                 )
+        except httpx.InvalidURL as error:  # no HTTPError, and no time mends it
+            return failed(ToolFault.unreachable, f"the outbox has no usable url: {error}")
         except (TimeoutError, httpx.TimeoutException) as error:
             raise TransientFailure(ToolFault.timeout, f"the outbox did not answer within {seconds:g} s") from error
         except httpx.HTTPError as error:

@@ -18,6 +18,7 @@ MOST_DESCRIPTION = 1000  # characters
 MOST_SUMMARY = 20_000  # characters
 MOST_INPUT = 8 * 1024  # bytes
 MOST_RESULT = 16 * 1024  # bytes
+MOST_WORKFLOW_ID = MAX_ID_LENGTH - 10  # characters: the request that resumes the work is named after it
 
 
 class State(StrEnum):
@@ -42,6 +43,7 @@ class Completion(StrEnum):
 
 class FollowUpFailure(StrEnum):
     no_tasks = "NoTasks"  # the turn that created the follow-up has ended, and left nothing to wait for
+    refused = "Refused"  # the lane will never take the request that resumes the work
 
 
 class ResumeTarget(Edge):
@@ -65,7 +67,7 @@ class Definition(CamelEdge):
 class CreateData(CamelEdge):
     """`run_id` is the run whose turn creates the tasks; `all` is not judged before its end."""
 
-    workflow_id: str = Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=MAX_ID_LENGTH)
+    workflow_id: str = Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=MOST_WORKFLOW_ID)
     definition: Definition
     run_id: str | None = Field(default=None, min_length=1, max_length=1000)
 
@@ -79,8 +81,10 @@ class CreateCommand(Edge):
 
 
 class TaskData(CamelEdge):
+    """`task_id` goes into an HTTP header, and with all others into the request that resumes the work."""
+
     workflow_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
-    task_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    task_id: str = Field(pattern=r"^[A-Za-z0-9._:-]+$", max_length=MAX_ID_LENGTH)
     kind: str = Field(min_length=1, max_length=100)
     description: str = Field(min_length=1, max_length=MOST_DESCRIPTION)
     input: dict[str, Any] = Field(default_factory=dict)

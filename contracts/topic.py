@@ -2,10 +2,10 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from contracts.conversation import MAX_ID_LENGTH
-from contracts.value import CamelValue, Value
+from contracts.value import MOST_DEPTH, CamelValue, Value, depth
 
 MOST_EVENT = 256 * 1024  # bytes of an event; a signal of 2 MiB would be refused by the server
 MOST_TIME = 2**53  # milliseconds; what JSON can say exactly
@@ -23,6 +23,13 @@ class Message(CamelValue):
     text: str
     ts: int = Field(ge=0, le=MOST_TIME)  # milliseconds since 1970, like every time here
     raw: dict[str, Any] | None = None
+
+    @field_validator("raw")
+    @classmethod
+    def _is_flat(cls, raw: dict[str, Any] | None) -> dict[str, Any] | None:
+        if depth(raw) > MOST_DEPTH:
+            raise ValueError(f"it may be nested {MOST_DEPTH} deep")
+        return raw
 
 
 class Event(Value):

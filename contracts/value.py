@@ -1,5 +1,7 @@
 """The base classes: what lies in history is read tolerantly, what comes from outside strictly."""
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
@@ -28,6 +30,16 @@ class CamelEdge(CamelValue):
     """The same from outside. Unknown fields are refused by name."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+MOST_DEPTH = 50  # of a value from outside: a payload nested 200 deep is not read any more, and it gets wrapped
+
+
+def depth(value: Any) -> int:
+    """How many lists and objects lie in each other."""
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
 
 
 class Undecodable(Value):

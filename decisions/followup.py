@@ -25,6 +25,7 @@ from contracts.followup import (
 from contracts.signals import HumanInput
 from contracts.tool import ToolOutcome
 from contracts.topic import Event
+from contracts.value import MOST_DEPTH, depth
 from decisions import kinds
 from decisions.topic import event_id
 
@@ -228,8 +229,8 @@ def answered(state: FollowUpState, answer: HumanInput, now: int) -> FollowUpStat
 
 
 def cancelled(state: FollowUpState, now: int) -> FollowUpState:
-    """It ends as it stands, and nothing is resumed."""
-    if state.state.is_final:
+    """It ends as it stands, and nothing is resumed: not even where all is there, and no lane has taken it yet."""
+    if state.state.is_final and not isinstance(next_move(state), Resume):
         return state
     return _cancel_open(state, now).model_copy(update={"state": State.cancelled, "resolved_at": now})
 
@@ -292,16 +293,20 @@ def _resolved(  # noqa: PLR0913 - facts
 
 
 def _fitted(result: Any) -> Any:
-    """A large result is cut: the state of all tasks has to fit one payload."""
+    """A large or deep result is cut: the state of all tasks has to fit one payload."""
     size = len(to_json(result))
-    if size <= MOST_RESULT:
+    if size <= MOST_RESULT and depth(result) <= MOST_DEPTH:
         return result
     if not isinstance(result, dict):
         return {"text": str(result)[:TEXT_KEPT], "cut": size}
-    small = {name: value for name, value in result.items() if len(to_json(value)) <= MOST_RESULT // 16}
+    small = {name: value for name, value in result.items() if _is_small(name, value)}
     text = {"text": str(result["text"])[:TEXT_KEPT]} if "text" in result else {}
     few = dict(list(small.items())[:8])
     return {**few, **text, "cut": size}
+
+
+def _is_small(name: str, value: Any) -> bool:
+    return len(to_json({name: value})) <= MOST_RESULT // 16 and depth(value) < MOST_DEPTH
 
 
 def _changed(state: FollowUpState, task_id: str, now: int, /, **changes: Any) -> FollowUpState:

@@ -107,7 +107,11 @@ def _trigger(state: FollowUpState) -> str:
     kind, given = kinds.read(last)
     try:
         told = kind.told(given, last.result)
-    except (KeyError, TypeError):  # a result that was sent in from outside, in no shape of the kind's own
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+    ):  # a result that was sent in from outside, in no shape of the kind's own
         told = to_json(last.result).decode()
     return f"{told[:MOST_TRIGGER]}\n\n(This was waited for: {last.description})"
 

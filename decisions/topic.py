@@ -9,7 +9,7 @@ from decisions.ids import topic_key
 
 TIME_TO_LIVE = 24 * 3600 * 1000  # an event waits this long for its task
 MOST_KEPT, MOST_BYTES = 20, 1024 * 1024  # events, and what they take together: the state has to fit one payload
-MOST_SUBSCRIPTIONS = 100
+MOST_SUBSCRIPTIONS = 300
 MOST_NOTED = 20
 
 
@@ -71,10 +71,13 @@ def _bounded(events: tuple[Event, ...]) -> tuple[Event, ...]:
     return tuple(kept)
 
 
-def subscribed(state: TopicState, subscription: Subscription) -> TopicState:
-    """A subscription, its renewal, or its end."""
+def subscribed(state: TopicState, subscription: Subscription, now: int) -> TopicState:
+    """A subscription, its renewal, or its end. Where there are too many, those that have ended go first."""
     others = [each for each in state.subscriptions if not _is_same(each, subscription)]
-    return state.model_copy(update={"subscriptions": (*others, subscription)[-MOST_SUBSCRIPTIONS:]})
+    kept = sorted((*others, subscription), key=lambda each: _is_open(each, now))[-MOST_SUBSCRIPTIONS:]
+    waiting = {(each.subscriber, each.task_id) for each in kept if _is_open(each, now)}
+    sent = tuple(each for each in state.sent if (each.subscriber, each.task_id) in waiting)
+    return state.model_copy(update={"subscriptions": tuple(kept), "sent": sent})
 
 
 def todo(state: TopicState, now: int) -> Iterator[tuple[Subscription, Event]]:

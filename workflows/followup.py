@@ -11,7 +11,7 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.common import RawValue
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ActivityError, ApplicationError
 
 from activities.followup import FollowUps
 from activities.standing import Standings
@@ -32,6 +32,7 @@ from contracts.tool import ToolOutcome
 from decisions import followup, followup_told, ids, narrate
 from workflows import halt
 from workflows.confidential import readable
+from workflows.fate import Fate, fate
 from workflows.handlers import invalid, read, read_optional
 from workflows.live_followup import LiveFollowUp, begin, now
 from workflows.policies import FILES, WAIT_FOR_END, WATCHING
@@ -43,12 +44,14 @@ LONGEST_TIMER = 30 * 24 * 3600 * 1000  # milliseconds; what is further away than
 class FollowUp:
     """Input: the `cmd.workflow.create` command. Result: the `evt.workflow.resolved` event.
 
-    Cancelled ones end Canceled, those that had nothing to wait for Failed with `NoTasks`.
+    Cancelled ones end Canceled, those that had nothing to wait for Failed with `NoTasks`, and those whose lane will
+    never take the work with `Refused`.
     """
 
     @workflow.init
     def __init__(self, *args: Any) -> None:
         self._watched: set[str] = set()
+        self._refused: str | None = None  # why the lane will never take the request that resumes the work
         try:
             self._begun: LiveFollowUp | ApplicationError = begin(args)
         except ApplicationError as refused:
@@ -112,10 +115,19 @@ class FollowUp:
     async def _resume(self) -> None:
         request = followup_told.resume_request(self._live.state)
         work = ResumeWork(session_id=self._live.state.definition.resume_target.session_id, request=request)
-        await self._do(FollowUps.resume_work, work, f"resume in {work.session_id}")
+        try:
+            await self._do(FollowUps.resume_work, work, f"resume in {work.session_id}")
+        except ActivityError as error:
+            self._refused = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
 
-    async def _do(self, what: Any, request: Any, summary: str) -> Any:
-        return await self._live.halt.stoppable(self._scheduled(what, request, summary))
+    async def _do(self, what: Any, request: Any, summary: str) -> None:
+        """Raises CancelledError where a halt ended it between two attempts."""
+        try:
+            await self._live.halt.stoppable(self._scheduled(what, request, summary))
+        except ActivityError as error:
+            if fate(error) is Fate.cancelled:
+                raise asyncio.CancelledError from None
+            raise
 
     async def _scheduled(self, what: Any, request: Any, summary: str) -> Any:
         """Tried until it comes through: none of these does harm when it is repeated."""
@@ -174,6 +186,8 @@ class FollowUp:
         if not state.tasks:
             message = "the turn that created this follow-up has ended, and it has no tasks"
             raise ApplicationError(message, type=FollowUpFailure.no_tasks, non_retryable=True)
+        if self._refused is not None:
+            raise ApplicationError(self._refused, type=FollowUpFailure.refused, non_retryable=True)
         return followup_told.ended(state).model_dump(mode="json", exclude_none=True)
 
     @workflow.signal(description="One task more: the cmd.workflow.task.create command")

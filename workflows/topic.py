@@ -78,7 +78,7 @@ class EventTopic:
     @workflow.signal(description='A task waits here: {"subscriber", "taskId", "expiresAt"?}')
     def subscribe(self, *args: Any) -> None:
         try:
-            self._known = topic.subscribed(self._state, read(Subscription, args))
+            self._known = topic.subscribed(self._state, read(Subscription, args), _now())
         except ApplicationError as refused:
             self._ignore("subscribe", refused.message)
 

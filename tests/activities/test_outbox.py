@@ -128,6 +128,13 @@ async def test_a_refused_message_is_final(tmp_path: Path) -> None:
     assert outcome.error.message == "403 from the outbox: no such channel"
 
 
+async def test_a_url_that_is_none_fails_typed_and_is_not_tried_for_ever(tmp_path: Path) -> None:
+    outbox = WebhookOutbox("http://[::1", Effect.keyed, timedelta(seconds=1), httpx.AsyncClient())
+    error = (await notify(outbox, tmp_path)).error
+    assert error is not None
+    assert (error.kind, "no usable url" in error.message) == ("unreachable", True)
+
+
 async def test_an_outbox_that_cannot_be_reached_fails_a_once_message_typed(tmp_path: Path) -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")

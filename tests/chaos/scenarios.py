@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.chaos import answers, full_disk, lanes, messages, server_faults, soak, trees, worker_faults
+from tests.chaos import answers, followups, full_disk, lanes, messages, server_faults, soak, trees, worker_faults
 from tests.chaos.stage import Row, Stage
 
 Play = Callable[..., Awaitable[Row]]
@@ -64,6 +64,13 @@ SCENARIOS = (
         trees.cancelled,
         {"fanout": 3, "levels": 2},
         {"fanout": 5, "levels": 3},
+    ),
+    Scenario(
+        "R17",
+        "follow-ups",
+        followups.resolved_once,
+        {"follow_ups": 3, "tasks": 8, "kills": 1},
+        {"follow_ups": 8, "tasks": 25, "kills": 10},
     ),
     Scenario(
         "R19",

@@ -1,15 +1,18 @@
 """A follow-up's tasks are resolved once each, whatever comes, in whatever order."""
 
+import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.conversation import Headers
+from contracts.conversation import MAX_ID_LENGTH, Headers
 from contracts.followup import (
     MOST_RESULT,
+    MOST_SUMMARY,
     MOST_TASKS,
+    MOST_WORKFLOW_ID,
     Completion,
     CreateCommand,
     CreateData,
@@ -137,8 +140,9 @@ def test_each_task_is_resolved_once_whatever_comes(happenings: list[Any], comple
             if old.state.is_final:
                 assert new == old
         if before.state.is_final:
-            assert (state.state, state.resume_seq) == (before.state, before.resume_seq)
-    assert state.resume_seq == (state.state is State.resolved)
+            assert state.resume_seq == before.resume_seq
+            assert state.state is before.state or (what, state.state) == ("cancel", State.cancelled)
+    assert isinstance(followup.next_move(state), Resume) == (state.state is State.resolved)
     assert all(t.state.is_final for t in state.tasks) or not state.state.is_final
     assert {t.resolved_by is None for t in state.tasks if t.state is State.resolved} <= {False}
 
@@ -283,6 +287,26 @@ def test_a_large_result_is_cut_so_that_the_state_fits_a_payload() -> None:
     assert many.tasks[0].state is State.resolved
 
 
+@pytest.mark.parametrize("result", [{"n" * 100_000: 1}, {"text": "yes", "deep": json.loads("[" * 100 + "]" * 100)}])
+def test_a_result_with_huge_names_or_nested_deep_is_cut_too(result: dict[str, Any]) -> None:
+    """Whoever reads the state reads it from a payload, which is not read where it is nested 200 deep."""
+    state = followup.took(with_tasks(follow_up(), task("a")), TaskResolved(task_id="a", result=result), START)[0]
+    kept = state.tasks[0].result
+    assert kept.keys() <= {"text", "cut"}
+    assert kept.get("text") == result.get("text")
+
+
+KINDS_GIVEN = [("discord.wait_for_reply", {}), ("prompt", {"text": "Book it?"}), ("wait", {"delayMs": 10**6})]
+
+
+@pytest.mark.parametrize(("kind", "given"), KINDS_GIVEN)
+@pytest.mark.parametrize("result", ["yes", 5, True, [1], {"x": 1}, {"text": [], "status": {}}])
+def test_a_result_from_outside_may_have_any_shape(kind: str, given: dict[str, Any], result: Any) -> None:
+    state = with_tasks(follow_up(), task("a", kind, **given))
+    state = followup.advanced(followup.took(state, TaskResolved(task_id="a", result=result), START)[0], START)
+    assert "(This was waited for: wait for a)" in followup_told.resume_request(state).messages[1].content
+
+
 def test_the_request_that_resumes_tells_all_and_is_answered_there() -> None:
     state = with_tasks(follow_up(), task("a"), task("b", timeoutMs=10))
     state = followup.advanced(took(state, "a", reply("a", userName="Bea")), START + 10)
@@ -301,10 +325,41 @@ def test_the_largest_follow_up_still_makes_a_request() -> None:
     state = with_tasks(
         follow_up(), *(task(f"t{n}".ljust(200, "x"), messageId=f"m-t{n}", fromUserId=None) for n in range(MOST_TASKS))
     )
-    changes = {"description": "é" * 1000, "result": {"text": '"' * 8000}, "resolved_by": "é" * 400}
+    changes = {"description": "é" * 1000, "result": {"text": '"' * 8000}, "resolved_by": "\x01" * 400}
     tasks = tuple(t.model_copy(update={**changes, "state": State.resolved, "resolved_at": START}) for t in state.tasks)
-    full = state.model_copy(update={"tasks": tasks})
+    full = state.model_copy(update={"tasks": tasks, "definition": largest()})
     assert followup_told.resume_request(followup.advanced(full, START)).request_id == "wf:f:1"
+
+
+def largest() -> Definition:
+    name = "\x01" * MAX_ID_LENGTH
+    origin = Headers(request_id=name, session_id=name, request_client=name, user_id=name)
+    target = ResumeTarget(session_id=name, request_client=name, mention_user_id=name)
+    return Definition(origin=origin, resume_target=target, summary="é" * MOST_SUMMARY)
+
+
+def test_the_longest_id_of_a_follow_up_still_makes_a_request() -> None:
+    data = {"workflowId": "f" * MOST_WORKFLOW_ID, "definition": follow_up().definition}
+    state = followup.opened(CreateCommand(data=CreateData.model_validate(data)), START, "e")
+    wait = task("a", "wait", delayMs=1).model_copy(update={"workflow_id": state.workflow_id})
+    state = followup.advanced(followup.added(state, wait, START), START + 1)
+    assert followup_told.resume_request(state).request_id == f"wf:{'f' * MOST_WORKFLOW_ID}:1"
+    with pytest.raises(ValueError, match="at most 190"):
+        CreateData.model_validate({**data, "workflowId": "f" * (MOST_WORKFLOW_ID + 1)})
+
+
+@pytest.mark.parametrize("name", ["tä", "a\r\nb: c", "\x00", " ", "t" * 201])
+def test_a_task_id_fits_a_header_and_the_request(name: str) -> None:
+    with pytest.raises(ValueError, match=r"task_?[iI]d"):
+        task(name)
+
+
+def test_what_is_cancelled_before_a_lane_takes_it_is_not_told_as_resolved() -> None:
+    state = followup.advanced(took(with_tasks(follow_up(), task("a")), "a", reply("a")), START + 1)
+    assert isinstance(followup.next_move(state), Resume)
+    ended = followup.cancelled(state, START + 2)
+    assert (ended.state, states(ended), ended.resolved_at) == (State.cancelled, ["resolved"], START + 2)
+    assert isinstance(followup.next_move(ended), End)
 
 
 def test_what_happened_is_told_in_the_words_of_the_source() -> None:

@@ -2,13 +2,16 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.followup import TaskResolved
 from contracts.topic import MOST_EVENT, Event, Subscription, TopicState
+from contracts.value import MOST_DEPTH
 from decisions import kind_reply, topic
 from decisions.ids import topic_key
-from decisions.topic import TIME_TO_LIVE
+from decisions.topic import MOST_SUBSCRIPTIONS, TIME_TO_LIVE
 
 
 def event(name: str, text: str = "hi", **fields: Any) -> Event:
@@ -29,7 +32,7 @@ def test_whoever_waits_hears_of_each_event_once_in_any_order(happenings: list[tu
     state = topic.opened("k", 0)
     sent: list[tuple[str, str]] = []
     for what, name in happenings:
-        state = topic.received(state, event(name), 1) if what == "event" else topic.subscribed(state, waits(name))
+        state = topic.received(state, event(name), 1) if what == "event" else topic.subscribed(state, waits(name), 1)
         while due := next(topic.todo(state, 1), None):
             state = topic.told(state, *due)
             sent.append((due[0].subscriber, topic.event_id(due[1])))
@@ -60,25 +63,34 @@ def test_an_event_that_replies_to_nothing_has_no_topic() -> None:
 
 
 def test_it_outlives_its_time_while_somebody_waits() -> None:
-    state = topic.subscribed(topic.opened("k", 0), waits("a", TIME_TO_LIVE + 10))
+    state = topic.subscribed(topic.opened("k", 0), waits("a", TIME_TO_LIVE + 10), 0)
     assert not topic.is_over(state, TIME_TO_LIVE)
     assert topic.next_look(state, TIME_TO_LIVE) == TIME_TO_LIVE + 10
     assert topic.is_over(state, TIME_TO_LIVE + 10)
-    assert not topic.is_over(topic.subscribed(state, waits("a")), 10 * TIME_TO_LIVE)
-    ended = topic.subscribed(topic.subscribed(state, waits("a")), waits("a", 0))
+    assert not topic.is_over(topic.subscribed(state, waits("a"), 0), 10 * TIME_TO_LIVE)
+    ended = topic.subscribed(topic.subscribed(state, waits("a"), 0), waits("a", 0), 0)
     assert topic.is_over(ended, TIME_TO_LIVE)
 
 
 def test_an_event_after_the_last_subscription_is_late_and_told_to_nobody() -> None:
-    state = topic.subscribed(topic.opened("k", 0), waits("a", 5))
+    state = topic.subscribed(topic.opened("k", 0), waits("a", 5), 0)
     state = topic.received(state, event("r"), 6)
     assert (state.late, list(topic.todo(state, 6))) == (("discord:c:r",), [])
 
 
 def test_a_subscriber_that_has_ended_is_told_nothing_more() -> None:
-    state = topic.subscribed(topic.subscribed(topic.opened("k", 0), waits("a")), waits("b"))
+    state = topic.subscribed(topic.subscribed(topic.opened("k", 0), waits("a"), 0), waits("b"), 0)
     state = topic.received(topic.gone(state, "wf:a"), event("r"), 1)
     assert [each.subscriber for each, _ in topic.todo(state, 1)] == ["wf:b"]
+
+
+def test_however_many_have_ended_those_that_wait_are_kept() -> None:
+    state = topic.subscribed(topic.opened("k", 0), waits("first"), 0)
+    for n in range(3 * MOST_SUBSCRIPTIONS):
+        state = topic.subscribed(topic.subscribed(state, waits(f"{n}"), 1), waits(f"{n}", 0), 1)
+    state = topic.received(state, event("r"), 1)
+    assert [each.subscriber for each, _ in topic.todo(state, 1)] == ["wf:first"]
+    assert len(state.subscriptions) == MOST_SUBSCRIPTIONS
 
 
 def test_what_it_keeps_is_bounded_and_told() -> None:
@@ -90,6 +102,17 @@ def test_what_it_keeps_is_bounded_and_told() -> None:
         state = topic.received(state, event(f"big{n}", "x" * (MOST_EVENT - 500)), 1)
     assert len(state.model_dump_json()) < 1_200_000
     assert TopicState.model_validate(state.model_dump(mode="json")) == state
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth > 1 else {}
+
+
+def test_an_event_that_is_nested_too_deep_to_be_passed_on_is_refused() -> None:
+    raw = {"discord": {"replyToMessageId": "m"}, "deep": nested(MOST_DEPTH - 1)}
+    assert TaskResolved(task_id="t", event=event("r", raw=raw)).event is not None
+    with pytest.raises(ValueError, match="nested 50 deep"):
+        event("r", raw={"deep": nested(MOST_DEPTH)})
 
 
 def test_an_event_beyond_the_limit_is_named_with_its_size() -> None:

@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import cli
 from runs import follow_up_state
 
 TARGET = {"session_id": "x", "request_client": "discord"}
@@ -92,3 +96,11 @@ def test_bad_events_are_refused_by_their_line_and_the_others_go_on(worked: Any) 
         assert words in refused[line]
     gone = perdure(worked, "event", "no-such-file.json")
     assert (gone.code, "No such file" in gone.err) == (1, True)
+
+
+def test_a_closed_standard_input_is_told_in_a_line(worked: Any) -> None:
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, str(Path(cli.__file__)), "event", "-"]
+    env = worked.project.environment({"TEMPORAL_ADDRESS": worked.address})
+    done = subprocess.run(command, cwd=worked.project.folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr == "perdure: standard input is closed (see perdure event --help)\n"

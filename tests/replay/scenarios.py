@@ -28,6 +28,7 @@ from testkit.model_server import Answer, Reply, Script, Slow, calls, fails, says
 from testkit.tools import ScriptedTool
 from tests.replay import lane_plays
 from tests.workflows.conftest import Run, World
+from tests.workflows.lane import say
 
 Play = Callable[[World, Run], Awaitable[None]]
 Tool = Callable[[], ScriptedTool]
@@ -448,6 +449,11 @@ async def bothers_a_follow_up(it: World, run: Run) -> None:
     await publish(it.client, it.queue, Event.model_validate(reply_to(name)))
 
 
+async def is_resumed_under_a_used_id(it: World, run: Run) -> None:
+    await say(it, run.id.removeprefix("wf:"), "something else", f"{run.id}:1")
+    await run.signal("task_resolved", {"taskId": "t1", "result": "yes"})
+
+
 async def topic_of_a_follow_up(it: World) -> Run:
     """The topic that meets a follow-up."""
     run = await follows(REPLIES)(it)
@@ -677,6 +683,14 @@ SCENARIOS = (
     Scenario("follow-up-timed-out", "completed", [], type="FollowUp", begins=follows(REPLIES, timeoutMs=50)),
     Scenario("follow-up-notified", "completed", [], type="FollowUp", begins=follows("notify", channelId="c", text="x")),
     Scenario("follow-up-without-tasks", "failed NoTasks", [], type="FollowUp", begins=follows("", "nobody")),
+    Scenario(
+        "follow-up-refused",
+        "failed Refused",
+        [says("done")],
+        type="FollowUp",
+        begins=follows(REPLIES),
+        play=is_resumed_under_a_used_id,
+    ),
     Scenario("follow-up-cancelled", "cancelled", [], type="FollowUp", begins=follows(REPLIES), play=gives_up("signal")),
     Scenario(
         "follow-up-cancelled-natively",

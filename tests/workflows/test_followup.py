@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from temporalio import workflow
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.testing import WorkflowEnvironment
@@ -19,7 +20,7 @@ from runs import listing
 from testkit.model_server import calls
 from testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run
-from tests.workflows.following import FINISH, WAIT, Following, followings
+from tests.workflows.following import FINISH, WAIT, WITH_LANE, Following, Lane, followings
 
 
 @pytest.fixture
@@ -246,6 +247,61 @@ async def test_a_cancelled_follow_up_ends_canceled_and_resumes_nothing(following
         assert await here.requests() == []
 
 
+@workflow.defn(name="Conversation", sandboxed=False)
+class Refusing:
+    """A lane that takes no request, for the reason that it was started with."""
+
+    @workflow.run
+    async def run(self, *_: Any) -> None:
+        await workflow.wait_condition(lambda: False)
+
+    @workflow.update
+    def submit(self, *args: Any) -> None:
+        is_reused = "reused" in workflow.info().workflow_id
+        why = "RequestIdReused" if is_reused else "LaneFull"
+        raise ApplicationError(f"no: {why}", type=why, non_retryable=True)
+
+
+REFUSING = (*(each for each in WITH_LANE if each is not Lane), Refusing)
+
+
+async def is_resumed_in_vain(run: Run) -> bool:
+    pending = (await run.describe()).raw_description.pending_activities
+    return any(each.activity_type.name == "resume_work" and each.attempt > 1 for each in pending)
+
+
+@pytest.mark.parametrize("how", ["signal", "native"])
+async def test_a_follow_up_that_no_lane_takes_can_be_cancelled(following: Following, how: str) -> None:
+    """It ends Canceled, tells so, and frees its topics: whoever looks must not think that the work goes on."""
+    async with following(workflows=REFUSING) as here:
+        run = await here.create()
+        await here.wait_for_reply(run)
+        topic = here.it.client.get_workflow_handle(await here.publish(here.reply()))
+        await here.it.until(lambda: is_resumed_in_vain(run))
+        await (run.cancel() if how == "native" else run.signal("cancel"))
+        with pytest.raises(WorkflowFailureError) as failure:
+            await asyncio.wait_for(run.result(), 20)
+        assert isinstance(failure.value.cause, CancelledError)
+        assert await here.status(run) is WorkflowExecutionStatus.CANCELED
+        assert (await here.it.state(run))["state"] == "cancelled"
+        assert [each["expiresAt"] for each in (await here.it.state(topic))["subscriptions"]] == [0]
+        await here.it.client.get_workflow_handle(f"conversation:{here.session}").terminate()
+
+
+async def test_what_a_lane_will_never_take_is_not_tried_for_ever(following: Following) -> None:
+    async with following(workflows=REFUSING) as here:
+        run = await here.create(session_id=f"{here.session}-reused")
+        await here.wait_for_reply(run)
+        topic = here.it.client.get_workflow_handle(await here.publish(here.reply()))
+        with pytest.raises(WorkflowFailureError) as failure:
+            await asyncio.wait_for(run.result(), 20)
+        assert isinstance(failure.value.cause, ApplicationError)
+        assert failure.value.cause.type == "Refused"
+        assert failure.value.cause.message.endswith("-reused does not take it: no: RequestIdReused")
+        assert [each["expiresAt"] for each in (await here.it.state(topic))["subscriptions"]] == [0]
+        await here.it.client.get_workflow_handle(f"conversation:{here.session}-reused").terminate()
+
+
 async def test_a_prompt_is_a_question_to_people_and_answered_as_one(following: Following) -> None:
     async with following() as here:
         run = await here.create()
@@ -270,10 +326,12 @@ async def test_a_prompt_is_a_question_to_people_and_answered_as_one(following: F
 async def test_a_wait_is_resolved_by_the_clock(following: Following) -> None:
     async with following() as here:
         run = await here.create()
+        await here.add(run, "prompt", "hold", text="Both there?")
         await here.add(run, "wait", "t1", delayMs=50)
         await here.add(run, "wait", "t2", until="2020-01-01T00:00:00Z")
+        await run.signal("human_input", {"text": "yes", "by": "eva"})
         await run.result()
-        assert [task["resolvedBy"] for task in (await here.it.state(run))["tasks"]] == ["clock", "clock"]
+        assert [task["resolvedBy"] for task in (await here.it.state(run))["tasks"]] == ["eva", "clock", "clock"]
         assert len(await here.requests()) == 1
 
 
@@ -402,7 +460,9 @@ async def test_no_bad_signal_harms_a_follow_up_or_a_topic(following: Following) 
         assert len((await here.it.state(topic))["ignored"]) == 20
         await here.publish(here.reply())
         await here.until_task(run, "t1", "resolved")
+        await here.add(run, "prompt", "t3", text="All there?")
         await run.signal("task_resolved", {"taskId": "t2", "result": "enough"})
+        await run.signal("task_resolved", {"taskId": "t3", "result": "yes"})
         await run.result()
         assert (await here.it.failed_tasks(run), await here.it.failed_tasks(topic)) == (0, 0)
 
