@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from typing import Any
 
 import lanes
@@ -73,8 +74,9 @@ async def test_b_is_written_to_and_channel_x_updated_though_everything_restarts(
                 await until(lambda: has("wrong", 1))
                 assert publish(server.address, reply("wrong", user="C"), reply("wrong", to="another")) == 0
                 assert publish(server.address, reply("wrong", to=None)) == 1  # no strict reply
+        await until(lambda: is_gone(server.address))  # nobody uses it any more
         async with embedded(project.home) as server:
-            assert server.started  # nobody used it any more, so it had ended
+            assert server.started
             client = await connect(server.address)
             assert publish(server.address, reply("wrong"), reply("wrong"), reply("wrong", number=2)) == 0
             with project.running(script="worker.py", TEMPORAL_ADDRESS=server.address) as worker:
@@ -91,6 +93,12 @@ async def test_b_is_written_to_and_channel_x_updated_though_everything_restarts(
     assert all(view.accepted == 2 and view.recent[1].request_id.startswith("wf:") for view in views)
     sent = [json.loads(line) for line in (project.home / "outbound.jsonl").read_text().splitlines()]
     assert sorted(each["channelId"] for each in sent) == sorted(f"dm-{way}" for way in WAYS)
+
+
+def is_gone(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) != 0
 
 
 async def look(client: Any, way: str) -> LaneView:
