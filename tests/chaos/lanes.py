@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import quantiles
 from typing import Any
 
-from temporalio.client import WorkflowExecutionDescription
+from temporalio.client import WorkflowExecutionDescription, WorkflowFailureError
 
 import lanes
 from activities.messages_sse import Json
@@ -110,10 +111,19 @@ async def flood(stage: Stage, *, requests: int, size: int, healthy: int, ratio: 
         first, second = _p95(alone), _p95(beside)
         if ratio is not None and second > ratio * first:
             found.wrong(f"healthy lanes: p95 {second:.2f} s beside the flood, {first:.2f} s alone")
+        for left in (f"flood-{stage.seed}", f"slow-{stage.seed}"):
+            await _stopped(it, left)  # others look for open runs on this server
         found.runs = 2 * healthy + 4 + flooded.accepted
         judge_logs(found, it, quiet=True)
         told = f"{flooded.accepted} taken, {flooded.refused} refused; p95 {first:.2f} s alone, {second:.2f} s beside it"
         return row(it, found, told)
+
+
+async def _stopped(it: Arena, lane: str) -> None:
+    handle = it.client.get_workflow_handle(conversation_workflow_id(lane))
+    await handle.cancel()
+    with suppress(WorkflowFailureError):
+        await asyncio.wait_for(handle.result(), PATIENCE)
 
 
 async def _flood(it: Arena, lane: str, requests: int, size: int, told: _Flood) -> None:
