@@ -134,7 +134,8 @@ class Talk:
             if line.strip() in ("/quit", "/exit"):
                 break
             await self._typed(line)
-        showing.cancel()
+        for task in (showing, noticing):
+            task.cancel()
         self._console.print(f"\n[dim]left; go on with: perdure chat {escape(self._id)}[/]")
         return code
 
@@ -143,6 +144,8 @@ class Talk:
         if not _is_person():
             done = asyncio.create_task(self._turns.join())
             await asyncio.wait({done, showing, left}, return_when=asyncio.FIRST_COMPLETED)
+            if showing.done():
+                showing.result()  # it ends by an error only
 
     async def _greet(self) -> None:
         """History, and what is going on: whoever comes back sees where they are."""

@@ -358,6 +358,14 @@ def branches(body: dict[str, Any], leaf: Script) -> Answer:
             return leaf(body)
 
 
+OF_ONE = {  # the input of a delegation, but for its run
+    "agent": "lead",
+    "step": 1,
+    "depth": 0,
+    "max_depth": 3,
+    "budget": {"steps": 5},
+    "subtasks": [task("a")],
+}
 TREE = (agent("lead", "chief"), agent("chief", "writer"))
 WIDE = {"max_steps": 500}
 
@@ -393,7 +401,7 @@ async def test_a_cancel_of_the_root_leaves_no_run_of_the_tree_and_no_effect_afte
         expected = {WorkflowExecutionStatus.CANCELED, WorkflowExecutionStatus.TERMINATED}
         assert {each.status for name, each in found.items() if name != run.id} == {WorkflowExecutionStatus.CANCELED}
         assert {each.status for each in found.values()} <= expected
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # five times what a call takes: nothing is at work any more
         assert len(made) == before
 
 
@@ -485,15 +493,7 @@ async def test_a_run_that_goes_on_finds_the_delegation_that_was_begun_before_it(
     dag = delegates(task("a"))
     async with world(script([dag, FINISH], finishes), agents=[LEAD, WRITER]) as it:
         run_id = uuid4().hex[:12]
-        request = {
-            "run_id": run_id,
-            "agent": "lead",
-            "step": 1,
-            "depth": 0,
-            "max_depth": 3,
-            "budget": {"steps": 5},
-            "subtasks": [task("a")],
-        }
+        request = {**OF_ONE, "run_id": run_id}
         begun = await it.client.start_workflow(
             "Delegation", request, id=f"run:{run_id}/delegation:1", task_queue=it.queue
         )
@@ -577,15 +577,7 @@ async def test_a_cancel_while_it_waits_for_a_delegation_begun_before_ends_both(w
     answers = script([delegates(task("a")), FINISH], lambda _: slow(says("late"), 60))
     async with world(answers, agents=[LEAD, WRITER]) as it:
         run_id = uuid4().hex[:12]
-        request = {
-            "run_id": run_id,
-            "agent": "lead",
-            "step": 1,
-            "depth": 0,
-            "max_depth": 3,
-            "budget": {"steps": 5},
-            "subtasks": [task("a")],
-        }
+        request = {**OF_ONE, "run_id": run_id}
         begun = f"run:{run_id}/delegation:1"
         await it.client.start_workflow("Delegation", request, id=begun, task_queue=it.queue)
         run = await led(it, run_id=run_id)
