@@ -4,6 +4,7 @@ All wiring is here: which model answers, which tools there are, how Temporal is 
 """
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -75,6 +76,7 @@ from workflows.topic import EventTopic
 from workflows.unknown import Unknown
 
 GRACE = timedelta(seconds=30)  # SIGTERM is no cancel: what runs is finished within this
+LEAVING = timedelta(seconds=10)  # beyond GRACE: the SDK's core sometimes never ends its shutdown, with nothing left to do
 RECOVERY = timedelta(seconds=1)  # a killed worker's runs are picked up by another after this
 SHOWN_WITHIN = timedelta(milliseconds=200)  # a partial answer reaches a watcher
 
@@ -301,11 +303,17 @@ async def serve(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with working(client, settings, settings.deployment):
-        address, queue = client.service_client.config.target_host, settings.task_queue
-        build_of = f", {settings.deployment}" if settings.deployment else ""
-        print(f"worker ready: {address}, task queue {queue}, model {settings.model}{build_of}", flush=True)
-        await stop.wait()
+    try:
+        async with asyncio.timeout(None) as limit, working(client, settings, settings.deployment):
+            address, queue = client.service_client.config.target_host, settings.task_queue
+            build_of = f", {settings.deployment}" if settings.deployment else ""
+            print(f"worker ready: {address}, task queue {queue}, model {settings.model}{build_of}", flush=True)
+            await stop.wait()
+            limit.reschedule(asyncio.get_running_loop().time() + (GRACE + LEAVING).total_seconds())
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        logging.getLogger(__name__).warning("the worker leaves without an answer of Temporal's core to its stop")
 
 
 def main() -> NoReturn:
