@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 RESUMED = ".r"
 FOLLOW_UP = "wf:"
+MOST_AGENT = 160  # characters of an agent's name in the id of a conversation, which has 200
 MOST_KEY = 400  # characters of a topic's key; a longer one is its digest
 MOST_PLAIN = 800  # bytes of a run id that is made of others; the server takes 1,000 for a whole workflow id
 
@@ -161,3 +162,40 @@ def call_digest(tool: str, arguments: Mapping[str, Any]) -> str:
 
 def question_id(number: int) -> str:
     return f"q{number}"
+
+
+def mailbox_workflow_id(agent: str) -> str:
+    return f"mailbox:{agent}"
+
+
+def mail_queue(folder: str) -> str:
+    """The task queue on which the bridges of a folder take their orders."""
+    return f"mail:{folder}"
+
+
+def letter_key(message_id: str, sha256: str) -> str:
+    """A message is known by its id and its content: ids get reused (C2)."""
+    return _digest("letter", message_id, sha256)
+
+
+def task_key(plan_id: str, task_id: str, subtask_id: str | None) -> str:
+    return _digest("task", plan_id, task_id, subtask_id or "")
+
+
+def mail_conversation_id(agent: str, task: str) -> str:
+    """The lane of a task that came by mail. `task` is its `task_key`."""
+    return f"mail:{agent if len(agent) <= MOST_AGENT else _digest(agent)}:{task}"
+
+
+def mail_request_id(key: str, attempt: int) -> str:
+    """Of the request by which a letter enters its lane: the same however often it is taken."""
+    return f"mail:{key}:{attempt}"
+
+
+def delegated_task_id(run_id: str, step: int) -> str:
+    """The task of which the subtasks of this step are a part, as peers are told."""
+    return f"{run_id}.{step}"
+
+
+def _digest(*named: str) -> str:
+    return blake2b("\0".join(named).encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
