@@ -43,11 +43,19 @@ class Headers(Edge):
     user_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
 
 
+class Choice(Edge):
+    """One of several things that a person has to say before the work begins, as which file an input is."""
+
+    name: str = Field(min_length=1, max_length=64)
+    options: tuple[str, ...] = Field(min_length=2, max_length=100)
+
+
 class SubmitRequest(Edge):
     """The body of the update `submit` and of the signal `request`: either a `goal` or `messages`.
 
     `question_id` says that it answers that question of the running turn; where it does not, it queues. `origin` is
-    the request that led to this one; `raw` is kept with the run, and read by nobody here.
+    the request that led to this one; `raw` is kept with the run, and read by nobody here. The turn begins once a person
+    has made each of the `choices`. The mailbox of agent `mailbox` hears how it ended.
     """
 
     request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
@@ -60,6 +68,10 @@ class SubmitRequest(Edge):
     question_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
     request_client: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
     raw: dict[str, Any] | None = None
+    choices: tuple[Choice, ...] = Field(default=(), max_length=20, exclude_if=lambda choices: not choices)
+    mailbox: str | None = Field(
+        default=None, min_length=1, max_length=MAX_ID_LENGTH, exclude_if=lambda mailbox: mailbox is None
+    )
 
     @field_validator("context")
     @classmethod
@@ -169,6 +181,7 @@ class LaneState(Value):
 
     type: Literal["conversation.continue"] = "conversation.continue"
     conversation_id: str
+    closes: bool = Field(default=False, exclude_if=lambda closes: not closes)  # when nothing is left in it
     agent: str | None = None  # that was spoken to last
     queue: tuple[Queued, ...] = ()
     active: Active | None = None
@@ -182,9 +195,13 @@ class LaneState(Value):
 
 
 class ConversationStart(Edge):
-    """The input of `Conversation`. The id, if given, must be that of the workflow id."""
+    """The input of `Conversation`. The id, if given, must be that of the workflow id.
+
+    A lane that `closes` ends when nothing is left in it; the next request opens another one.
+    """
 
     conversation_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    closes: bool = False
 
 
 class DropRequest(Edge):

@@ -14,6 +14,7 @@ class QuestionKind(StrEnum):
     resume_unsafe = "resume_unsafe"  # a call may have happened
     definition_changed = "definition_changed"  # the agent is defined otherwise now than when the run began
     thrash = "thrash"  # the agent goes in circles
+    choice = "choice"  # something has to be chosen before the work begins
     recovery = "recovery"  # the context fills up faster than it can be cleared
 
 

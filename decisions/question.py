@@ -13,6 +13,7 @@ DECISIONS: dict[QuestionKind, tuple[Decision, ...]] = {
     QuestionKind.definition_changed: (Decision.use_new, Decision.keep_old, Decision.stop),
     QuestionKind.thrash: (Decision.proceed, Decision.stop),
     QuestionKind.recovery: (Decision.proceed, Decision.stop),
+    QuestionKind.choice: (),
 }
 
 # Those of which a text is an answer as well: another direction.
