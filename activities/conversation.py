@@ -20,7 +20,7 @@ from temporalio.client import (
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
 )
-from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.common import Priority, WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.heartbeat import beating
@@ -155,17 +155,28 @@ class Conversations:
         return True
 
 
-async def submit(client: Client, task_queue: str, conversation_id: str, request: SubmitRequest) -> Submitted:
-    """Hands a request to a lane, which is opened where there is none.
+async def submit(
+    client: Client,
+    task_queue: str,
+    conversation_id: str,
+    request: SubmitRequest,
+    *,
+    closes: bool = False,
+    fairness_key: str | None = None,
+) -> Submitted:
+    """Hands a request to a lane, which is opened where there is none: one that `closes`, if asked.
+
+    Lanes of one `fairness_key` (64 bytes at most) share workers evenly with those of another.
 
     Raises WorkflowUpdateFailedError with the lane's reason, and RPCError. After most of the latter it may have been
     accepted: it can be sent again, since the lane knows it by its id.
     """
     start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
         "Conversation",
-        {"conversation_id": conversation_id},
+        {"conversation_id": conversation_id, **({"closes": True} if closes else {})},
         id=conversation_workflow_id(conversation_id),
         task_queue=task_queue,
+        priority=Priority(fairness_key=fairness_key) if fairness_key else Priority.default,
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
         static_summary=markdown(cut(conversation_id, 200)),
     )
