@@ -19,7 +19,7 @@ from contracts.run import QuestionView, RunStatus, RunView
 from decisions.endings import handoff_sections
 from decisions.followup import questions
 from decisions.narrate import cut
-from decisions.question import DIRECTED
+from decisions.question import DIRECTED, TEXTUAL
 from decisions.reconcile import MEND
 from runs import Ended, Found
 
@@ -158,7 +158,7 @@ def _print_question(console: Console, run_id: str, question: QuestionView) -> No
 
 def ways_to_answer(run_id: str, question: QuestionView) -> tuple[str, ...]:
     """The commands that answer a question."""
-    if question.kind == QuestionKind.question:
+    if question.kind in TEXTUAL:
         return (f'perdure answer {run_id} "…"',)
     if question.kind == QuestionKind.approval:
         return (f"perdure approve {run_id} --call {question.call}", f'perdure deny {run_id} --reason "…"')

@@ -23,6 +23,7 @@ from contracts.tool import ToolOutcome
 from contracts.turn import Usage
 from decisions.calls import text_of
 from decisions.narrate import call_line, cut
+from decisions.question import TEXTUAL
 from report import COLOURS
 from runs import Ended
 from watch import (
@@ -212,7 +213,7 @@ def read_answer(question: QuestionView, said: str) -> HumanInput:
     word, _, rest = said.strip().partition(" ")
     if word.isdigit() and 0 < int(word) <= len(question.options):
         word = question.options[int(word) - 1]
-    if question.kind == "question":
+    if question.kind in TEXTUAL:
         return HumanInput(question_id=question.id, text=said.strip() if rest else word)
     with suppress(ValueError):
         decision, text = Decision(word), rest.strip() or None

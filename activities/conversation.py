@@ -155,7 +155,7 @@ class Conversations:
         return True
 
 
-async def submit(
+async def submit(  # noqa: PLR0913 - the last two say how a lane is opened
     client: Client,
     task_queue: str,
     conversation_id: str,

@@ -172,11 +172,20 @@ class Turn(Value):
     at: datetime
 
 
+class Word(Value):
+    """For the mailbox of agent `mailbox`: its request has ended."""
+
+    mailbox: str
+    request_id: str
+    run_id: str
+    end: TurnEnd
+
+
 class LaneState(Value):
     """All that a lane knows, which is also what it carries over continue-as-new.
 
     `seen` has a digest of each request by a digest of its id; `after` names the turns whose conversation the next one
-    goes on with, the latest first; `notices` tell of what had no effect.
+    goes on with, the latest first; `notices` tell of what had no effect; `words` are to be told to mailboxes.
     """
 
     type: Literal["conversation.continue"] = "conversation.continue"
@@ -192,6 +201,7 @@ class LaneState(Value):
     accepted: int = 0
     refused: int = 0
     notices: tuple[str, ...] = ()
+    words: tuple[Word, ...] = Field(default=(), exclude_if=lambda words: not words)
 
 
 class ConversationStart(Edge):

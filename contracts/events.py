@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from contracts.conversation import MAX_ID_LENGTH, Headers
+from contracts.conversation import MAX_ID_LENGTH, Choice, Headers
 from contracts.delegation import Assignment
 from contracts.limits import LimitOverrides, limits_in
 from contracts.tool import ToolError
@@ -70,7 +70,7 @@ class BeginEvent(Value):
 
     Of a turn of a conversation: `headers` are its request's, `brief` goes beside the system prompt, `after` names the
     turns whose conversation it goes on with, the latest first, and `raw` is the sender's own. Of a subtask: its
-    `assignment`.
+    `assignment`. The work begins once a person has made each of the `choices`.
     """
 
     type: Literal["agentic.begin"]
@@ -81,6 +81,7 @@ class BeginEvent(Value):
     after: tuple[str, ...] = ()
     raw: dict[str, Any] | None = None
     assignment: Assignment | None = Field(default=None, exclude_if=lambda assignment: assignment is None)
+    choices: tuple[Choice, ...] = Field(default=(), exclude_if=lambda choices: not choices)
 
 
 class ToolRequestPayload(Value):

@@ -25,6 +25,7 @@ from contracts.conversation import (
     TurnEnd,
     WaitingView,
     WhenBusy,
+    Word,
 )
 from contracts.events import BeginEvent, StartPayload
 from decisions.ids import turn_run_id
@@ -190,6 +191,7 @@ def begin_event(state: LaneState, message: Queued) -> BeginEvent:
         is_turn=True,
         after=state.after,
         raw=request.raw,
+        choices=request.choices,
     )
 
 
@@ -239,8 +241,12 @@ def dropped(state: LaneState, request_id: str, by: str, now: datetime) -> LaneSt
 
 
 def _told(state: LaneState, message: Queued, end: TurnEnd, said: str, now: datetime) -> LaneState:
+    request_id, mailbox = message.request.request_id, message.request.mailbox
+    if mailbox is not None:
+        word = Word(mailbox=mailbox, request_id=request_id, run_id=message.run_id, end=end)
+        state = state.model_copy(update={"words": (*state.words, word)})
     turn = Turn(
-        request_id=message.request.request_id,
+        request_id=request_id,
         run_id=message.run_id,
         asked=cut(message.request.text, EXCERPT),
         end=end,
@@ -248,6 +254,11 @@ def _told(state: LaneState, message: Queued, end: TurnEnd, said: str, now: datet
         at=now,
     )
     return state.model_copy(update={"recent": (*state.recent, turn)[-MOST_RECENT:]})
+
+
+def is_over(state: LaneState) -> bool:
+    """Whether nothing is left in a lane that closes after itself."""
+    return state.closes and not (state.queue or state.steering or state.words or state.active)
 
 
 def refused(state: LaneState, notice: str) -> LaneState:

@@ -10,6 +10,7 @@ from contracts.question import Question, QuestionKind
 from contracts.run import Call, Ending, PendingView, QuestionView, RunState, RunStatus, RunView
 from decisions.builtins import DELEGATE
 from decisions.delegation import call_told
+from decisions.question import TEXTUAL
 
 SHOWN = 64  # characters of a call in the timeline; the Web UI cuts longer labels, and the step with them
 
@@ -87,16 +88,17 @@ def _asked(question: Question | None) -> list[str]:
     """The open question, and the JSON that answers it from the dialog "Send an Update"."""
     if question is None:
         return []
-    by_text = question.kind is QuestionKind.question
+    by_text = question.kind in TEXTUAL
     if by_text:
         said = "\n".join(f"> {markdown(line)}  " for line in question.text[:2000].splitlines())
     else:
         said = _code(question.text[:2000])  # arguments are shown as they are, with no quote made typographic
     offered = ", ".join(markdown(cut(option, 100)) for option in question.options)
     until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
-    choice = f", {'suggested' if by_text else 'one of'}: {offered}" if offered else ""
-    # A decision is not suggested: what stands here is sent as it is.
-    chosen = {"text": (*question.options, "…")[0]} if by_text else {"decision": "…"}
+    is_free = question.kind is QuestionKind.question
+    choice = f", {'suggested' if is_free else 'one of'}: {offered}" if offered else ""
+    # What has to be decided is not suggested: what stands here is sent as it is.
+    chosen = {"text": (*question.options, "…")[0] if is_free else "…"} if by_text else {"decision": "…"}
     about = {"call": question.call} if question.call else {}
     body = {"question_id": question.id, **about, **chosen}
     told = f"Answer with More Actions → Send an Update → `answer`{choice}"

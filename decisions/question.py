@@ -16,6 +16,9 @@ DECISIONS: dict[QuestionKind, tuple[Decision, ...]] = {
     QuestionKind.choice: (),
 }
 
+# Those that a text answers; of a choice, one of the options.
+TEXTUAL = (QuestionKind.question, QuestionKind.choice)
+
 # Those of which a text is an answer as well: another direction.
 DIRECTED = (QuestionKind.thrash, QuestionKind.recovery)
 
@@ -46,6 +49,9 @@ def _names_another(question: Question, answer: HumanInput) -> str | None:
 
 def _does_not_fit(question: Question, answer: HumanInput) -> str | None:
     decisions = DECISIONS[question.kind]
+    if question.kind is QuestionKind.choice:
+        is_one = answer.text in question.options
+        return None if is_one else f"question {question.id} takes one of: {', '.join(question.options)}"
     if not decisions:
         return None if _says_something(answer) else f"question {question.id} takes a text: {question.text}"
     is_directed = question.kind in DIRECTED

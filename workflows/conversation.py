@@ -34,8 +34,10 @@ from contracts.conversation import (
     SteerRequest,
     SubmitRequest,
     TurnAnswer,
+    Word,
 )
 from contracts.failures import RunFailure
+from contracts.mailbox import TurnEnded
 from contracts.reconcile import Standing
 from contracts.signals import CancelRequest, HumanInput
 from decisions import conversation as lane
@@ -81,7 +83,8 @@ class Conversation:
         await self._halt.outlast(self._work())
         if self._halt.reason is not None:
             raise asyncio.CancelledError
-        workflow.continue_as_new(self._lane)
+        if not lane.is_over(self._lane):  # a request may have come just now
+            workflow.continue_as_new(self._lane)
 
     @property
     def _lane(self) -> LaneState:
@@ -95,23 +98,23 @@ class Conversation:
         workflow.set_current_details(lane.details(state))
 
     async def _work(self) -> None:
-        """Until the history is long, or the lane has been cancelled and its turn has ended."""
-        if not self._goes_on:
+        """Until the history is long, it closes, or it has been cancelled and its turn has ended."""
+        if not self._goes_on and not self._lane.closes:  # of what closes after itself no turn is left
             await self._look_back()
         if self._lane.active is not None:
             self._turn = asyncio.create_task(self._watched(self._lane.active.queued))
         while True:
             await workflow.wait_condition(self._has_work)
-            if self._errands:
-                await self._do(self._errands.pop(0))
+            if self._errands or self._lane.words:
+                await self._run_errand()
             elif self._turn is not None and self._turn.done():
                 self._close_turn(self._turn.result())
             elif self._halt.reason is not None and self._turn is None:
-                self._give_up(self._halt.reason)
+                await self._give_up(self._halt.reason)
                 return
             elif self._is_to_stop():
                 self._stop_turn(self._halt.reason or "")
-            elif self._is_long():
+            elif self._is_to_leave():
                 return
             elif self._can_begin():
                 await self._dispatch()
@@ -130,7 +133,11 @@ class Conversation:
 
     def _has_work(self) -> bool:
         is_over = self._turn.done() if self._turn is not None else self._halt.reason is not None
-        return bool(self._errands) or is_over or self._is_to_stop() or self._is_long() or self._can_begin()
+        is_asked = bool(self._errands or self._lane.words) or self._is_to_stop() or self._can_begin()
+        return is_asked or is_over or self._is_to_leave()
+
+    def _is_to_leave(self) -> bool:
+        return self._is_long() or lane.is_over(self._lane)
 
     def _is_to_stop(self) -> bool:
         return self._halt.reason is not None and self._turn is not None and not self._is_stopping
@@ -199,9 +206,17 @@ class Conversation:
         self._is_stopping = True
         self._errands.append(lane.Cancel(self._active_id or "", reason))
 
-    def _give_up(self, reason: str) -> None:
+    async def _give_up(self, reason: str) -> None:
         for message in self._lane.queue:
             self._lane = lane.dropped(self._lane, message.request.request_id, reason, workflow.now()) or self._lane
+        while self._lane.words:
+            await self._tell(self._lane.words[0])
+
+    async def _run_errand(self) -> None:
+        if self._errands:
+            await self._do(self._errands.pop(0))
+        else:
+            await self._tell(self._lane.words[0])
 
     async def _do(self, errand: lane.Errand | _PassOn) -> None:
         match errand:
@@ -228,6 +243,16 @@ class Conversation:
             await run.signal(name, body.model_dump(mode="json", exclude_none=True))
         except ApplicationError as closed:
             self._lane = lane.noticed(self._lane, f"{name}: run {run_id} has ended: {closed.message}")
+
+    async def _tell(self, word: Word) -> None:
+        """A mailbox that is gone hears it no more; one that missed it looks by itself."""
+        body = TurnEnded(request_id=word.request_id, run_id=word.run_id, end=word.end)
+        mailbox = workflow.get_external_workflow_handle(ids.mailbox_workflow_id(word.mailbox))
+        try:
+            await mailbox.signal("turn_ended", body.model_dump(mode="json", exclude_none=True))
+        except ApplicationError as gone:
+            self._lane = lane.noticed(self._lane, f"turn_ended: mailbox {word.mailbox} is gone: {gone.message}")
+        self._lane = self._lane.model_copy(update={"words": self._lane.words[1:]})
 
     async def _answer(self, message: Queued) -> None:
         request, took = message.request, False
@@ -351,7 +376,7 @@ def _begin(args: Sequence[Any]) -> LaneState:
     start = read_optional(ConversationStart, args)
     if start.conversation_id not in (None, named):
         raise invalid(f"conversation_id: this is the conversation {named!r}")
-    return LaneState(conversation_id=named)
+    return LaneState(conversation_id=named, closes=start.closes)
 
 
 def _is_carried(args: Sequence[Any]) -> bool:

@@ -13,7 +13,7 @@ from temporalio import workflow
 from temporalio.common import TypedSearchAttributes
 
 from contracts.agent import DEFAULT_AGENT
-from contracts.conversation import SteerRequest
+from contracts.conversation import Choice, SteerRequest
 from contracts.events import (
     BeginEvent,
     ResumeEvent,
@@ -56,6 +56,7 @@ class LiveRun:
         self.origin = origin  # what this run goes on from
         self.after: tuple[str, ...] = ()  # the turns of its conversation before it, the latest first
         self.opening: tuple[Part, ...] = ()  # what it adds to their conversation, until it has
+        self.choices: tuple[Choice, ...] = ()  # that a person has to make before the work begins
         self.transcript = transcript
         self.segments = segments
         self.said: list[SteerRequest] = []  # by its user, and not in the conversation yet
@@ -279,7 +280,7 @@ def _begun(event: BeginEvent) -> LiveRun:
         raise invalid(f"{took}: put the rest into a file that a tool can read")
     state = _new(payload).model_copy(update=changes)
     run = LiveRun(state.model_copy(update={"limits": in_force(state, DEFAULTS)}), transcript, ())
-    run.after, run.opening = event.after, tuple(parts)
+    run.after, run.opening, run.choices = event.after, tuple(parts), event.choices
     return run
 
 

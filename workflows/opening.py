@@ -10,14 +10,15 @@ from activities.conversation import Conversations
 from activities.inherit import Inheritances
 from activities.run import Runs
 from contracts.agent import Opening, OpeningRequest
-from contracts.conversation import Joined, JoinRequest
+from contracts.conversation import Choice, Joined, JoinRequest
 from contracts.events import ResumePayload
 from contracts.failures import RunFailure
+from contracts.question import QuestionKind
 from contracts.run import Inherited, InheritRequest, RunStatus
 from decisions import narrate
 from decisions.limits import in_force
 from decisions.resume import journal_of
-from decisions.transcript import Transcript
+from decisions.transcript import Transcript, note_part
 from workflows import events
 from workflows.fate import fail
 from workflows.live_run import LiveRun
@@ -35,6 +36,15 @@ async def open_run(run: LiveRun) -> None:
         await take_snapshot(run)
     events.emit(run, "agent_run.started", agent=run.state.agent, origin=run.origin and run.origin.run_id)
     run.set_status(RunStatus.running)
+    if run.state.ending is None:
+        for choice in run.choices:
+            await _choose(run, choice)
+
+
+async def _choose(run: LiveRun, choice: Choice) -> None:
+    """What the sender left open, a person says before the first turn."""
+    answer = await run.ask(QuestionKind.choice, f"{choice.name}: which one?", choice.options)
+    run.transcript.append(note_part(f"A person was asked which one {choice.name} is. The answer: {answer.text}"))
 
 
 async def _inherit(run: LiveRun, origin: ResumePayload) -> None:
