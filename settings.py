@@ -161,6 +161,13 @@ class _FrontMatter(Edge):
     tools: tuple[str, ...] = NATIVE_TOOLS
     peers: tuple[str, ...] = ()
     limits: LimitOverrides = LimitOverrides()
+    mailbox: bool = False  # it lives outside Temporal, and exchanges files
+
+    @model_validator(mode="after")
+    def _is_told_nothing_outside(self) -> Self:
+        if self.mailbox and (idle := self.model_fields_set - {"name", "description", "mailbox"}):
+            raise ValueError(f"an agent behind a mailbox lives outside, and takes no {min(idle)} from here")
+        return self
 
 
 @dataclass(frozen=True)
@@ -387,4 +394,5 @@ def _read_agent(path: Path) -> Agent:
         peers=tuple(dict.fromkeys(head.peers)),
         limits=head.limits,
         prompt=parts[2],
+        mailbox=head.mailbox,
     )

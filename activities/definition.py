@@ -23,6 +23,9 @@ def agent_of(project: Project, name: str) -> Agent:
         known = ", ".join(sorted(project.agents))
         message = f"there is no agent {name!r} in this worker's project; the agents are: {known}"
         raise ApplicationError(message, type=RunFailure.unknown_agent, non_retryable=True)
+    if agent.mailbox:
+        message = f"agent {name!r} lives outside: no run can be it; delegate to it, or write to its mailbox"
+        raise ApplicationError(message, type=RunFailure.unknown_agent, non_retryable=True)
     return agent
 
 
@@ -43,8 +46,13 @@ def defined(project: Project, agent: Agent, *, may_delegate: bool) -> Definition
 
 def _peers(project: Project, agent: Agent) -> str:
     """Whom it can reach, what they are good at, and when to do so (D3)."""
-    peers = (f"- `{name}`: {project.agents[name].description or 'no description'}" for name in agent.peers)
+    peers = (f"- `{name}`: {_peer(project.agents[name])}" for name in agent.peers)
     return "\n".join([project.on_delegation.strip(), "", "Your peers:", *peers])
+
+
+def _peer(peer: Agent) -> str:
+    outside = " (works outside and may take its time; it sees no files, only what you write)" if peer.mailbox else ""
+    return (peer.description or "no description") + outside
 
 
 def ref_of(definition: Definition) -> str:

@@ -57,6 +57,7 @@ class Runs:
             definition=ref,
             tools=(*own, *(self._project.tools[name].route for name in agent.tools)),
             peers=peers,
+            mailboxes=tuple(name for name in peers if self._project.agents[name].mailbox),
             limits=limits,
             workspace=str(workspace.root),
         )

@@ -14,7 +14,8 @@ DEFAULT_AGENT = "default"
 class Agent(Value):
     """An agent as its project defines it. `tools` is the allow-list; built-ins are always there.
 
-    `peers` are the agents that it may delegate to.
+    `peers` are the agents that it may delegate to. One behind a `mailbox` lives outside Temporal: it takes tasks as
+    files, and answers so.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Agent(Value):
     peers: tuple[str, ...] = ()
     limits: LimitOverrides = LimitOverrides()
     prompt: str = ""
+    mailbox: bool = False
 
 
 class ToolSchema(Value):
@@ -58,6 +60,7 @@ class Opening(Value):
     limits: Limits  # of agent, file and defaults: decided here, so that a replay does not depend on a later default
     workspace: str
     peers: tuple[str, ...] = Field(default=(), exclude_if=lambda peers: not peers)  # that it may delegate to here
+    mailboxes: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)  # those that live outside
 
 
 class OpeningRequest(Value):

@@ -85,7 +85,10 @@ class Collected(Value):
 
 
 class SubtaskState(Value):
-    """A subtask as it stands. While it runs its `share` is reserved, and then what it has `spent` is settled."""
+    """A subtask as it stands. While it runs its `share` is reserved, and then what it has `spent` is settled.
+
+    `run_id` is empty where a peer outside does it.
+    """
 
     id: str
     agent: str
@@ -107,6 +110,7 @@ class DelegationRequest(Value):
     """The input of `Delegation`: subtasks for run `run_id` and its agent, at `step`, `depth` below the first run.
 
     `budget` is what all of them may use together. `max_depth` is the first run's, and holds for the whole tree.
+    `mailboxes` names the agents that live outside: their subtasks are no runs, but messages and replies.
     """
 
     type: Literal["agentic.delegate"] = "agentic.delegate"
@@ -118,6 +122,7 @@ class DelegationRequest(Value):
     budget: Share
     subtasks: tuple[Subtask, ...] = Field(min_length=1)
     join: Join = Join.all
+    mailboxes: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)
 
 
 class DelegationState(Value):

@@ -213,6 +213,14 @@ class Dispatch(Edge):
     sender: str
 
 
+class MailDispatch(Value):
+    """The input of the activity `dispatch_mail`: for the mailbox of `agent`, or taken back from it."""
+
+    agent: str
+    dispatch: Dispatch
+    withdraw: bool = False
+
+
 class MailReply(Edge):
     """The body of the update `reply` of a `Delegation`. `mailbox` is the agent in whose mailbox the reply came."""
 
@@ -222,6 +230,12 @@ class MailReply(Edge):
     status: ReplyStatus
     body: str
     artifacts: tuple[str, ...] = ()
+
+
+class MessageQuery(Edge):
+    """The argument of the query `message` of a `Delegation`."""
+
+    subtask_id: str
 
 
 class ReplyVerdict(StrEnum):

@@ -100,6 +100,7 @@ class RunState(Value):
     workspace: str = ""
     tools: tuple[ToolRoute, ...] = ()
     peers: tuple[str, ...] = Field(default=(), exclude_if=lambda peers: not peers)
+    mailboxes: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)  # peers that live outside
     assignment: Assignment | None = Field(default=None, exclude_if=lambda assignment: assignment is None)
     delegated: Spent = Field(default=Spent(), exclude_if=lambda spent: spent == Spent())  # what its subtasks have used
     approved_tools: tuple[str, ...] = ()

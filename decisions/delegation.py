@@ -23,6 +23,8 @@ from contracts.delegation import (
     SubtaskStatus,
 )
 from contracts.failures import ToolFault
+from contracts.mail import MOST_NAME, ReplyStatus
+from contracts.mailbox import MailReply, ReplyVerdict
 from contracts.run import Call, RunState
 from contracts.tool import ToolOutcome, failed
 from decisions import ids
@@ -31,6 +33,7 @@ from decisions.limits import spent
 MOST_OUTCOME = 16 * 1024  # bytes of a subtask's outcome, as others are told of it
 MOST_OUTCOMES = 160 * 1024  # of all of them together
 MOST_IN_ERROR = 8 * 1024
+MOST_OWNER = MOST_NAME - 10  # characters of a run's id that a message can name, with a step
 MOST_MESSAGE = 190_000  # a goal may have no more than 200,000 characters
 # Bytes of JSON. All that is ready starts in one message to the server, which takes 4 MiB; instructions are 1 MiB of it.
 MOST_CONTEXTS = 2 * 1024 * 1024
@@ -55,7 +58,7 @@ def planned(state: RunState, call: Call, owner: str) -> DelegationRequest | Tool
         first = error.errors(include_url=False, include_input=False)[0]
         return failed(ToolFault.invalid_arguments, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
     left = _left(state)
-    return _refusal(state, asked.subtasks, left) or DelegationRequest(
+    return _refusal(state, asked.subtasks, left, owner) or DelegationRequest(
         run_id=owner,
         agent=state.agent,
         step=call.step or 0,
@@ -64,10 +67,11 @@ def planned(state: RunState, call: Call, owner: str) -> DelegationRequest | Tool
         budget=left,
         subtasks=asked.subtasks,
         join=asked.join,
+        mailboxes=state.mailboxes,
     )
 
 
-def _refusal(state: RunState, subtasks: tuple[Subtask, ...], left: Share) -> ToolOutcome | None:
+def _refusal(state: RunState, subtasks: tuple[Subtask, ...], left: Share, owner: str) -> ToolOutcome | None:
     most, count = state.limits.max_fanout, len(subtasks)
     if count > most:
         return failed(ToolFault.too_many, f"{count} subtasks are too many: {most} at a time are the most")
@@ -76,13 +80,22 @@ def _refusal(state: RunState, subtasks: tuple[Subtask, ...], left: Share) -> Too
         return failed(ToolFault.too_deep, too_deep)
     if wrong := no_dag(subtasks):
         return failed(ToolFault.invalid_arguments, wrong)
-    if strange := next((each for each in subtasks if each.agent not in state.peers), None):
-        known = ", ".join(state.peers)
-        return failed(ToolFault.unknown_agent, f"{strange.id}: {strange.agent!r} is none of your peers: {known}")
+    if strange := _out_of_reach(state, subtasks, owner):
+        return failed(ToolFault.unknown_agent, strange)
     affordable = _affordable(state, left)
     if count > affordable:
         enough = f"enough for {affordable} of them" if affordable > 0 else "used up"
         return failed(ToolFault.budget, f"over budget: {count} subtasks, and what is left is {enough}")
+    return None
+
+
+def _out_of_reach(state: RunState, subtasks: tuple[Subtask, ...], owner: str) -> str | None:
+    for each in subtasks:
+        if each.agent not in state.peers:
+            return f"{each.id}: {each.agent!r} is none of your peers: {', '.join(state.peers)}"
+        if each.agent in state.mailboxes and len(owner) > MOST_OWNER:
+            most = f"this run's id has more than {MOST_OWNER} characters"
+            return f"{each.id}: {each.agent!r} cannot be reached from here: {most}, and its messages name it"
     return None
 
 
@@ -147,10 +160,14 @@ def begun(request: DelegationRequest) -> DelegationState:
     """Nothing is started yet."""
     return DelegationState(
         subtasks=tuple(
-            SubtaskState(id=each.id, agent=each.agent, run_id=ids.subtask_run_id(request.run_id, request.step, each.id))
-            for each in request.subtasks
+            SubtaskState(id=each.id, agent=each.agent, run_id=_run_id(request, each)) for each in request.subtasks
         )
     )
+
+
+def _run_id(request: DelegationRequest, subtask: Subtask) -> str:
+    is_outside = subtask.agent in request.mailboxes
+    return "" if is_outside else ids.subtask_run_id(request.run_id, request.step, subtask.id)
 
 
 def ready(request: DelegationRequest, state: DelegationState) -> tuple[Subtask, ...]:
@@ -253,20 +270,24 @@ def clipped(text: str, most: int) -> str:
 def dependents(request: DelegationRequest, state: DelegationState, subtask: str) -> tuple[str, ...]:
     """The runs that are given what this one brings, the delegating one first."""
     waiting = {each.id for each in request.subtasks if subtask in each.depends_on}
-    return (request.run_id, *(each.run_id for each in state.subtasks if each.id in waiting))
+    return (request.run_id, *(each.run_id for each in state.subtasks if each.id in waiting and each.run_id))
 
 
 def message(request: DelegationRequest, state: DelegationState, subtask: Subtask) -> str:
     """All that the peer is told: Markdown with front matter, the instructions, the results that it builds on (D1)."""
+    task, is_outside = ids.delegated_task_id(request.run_id, request.step), subtask.agent in request.mailboxes
     head = {
         "type": "task",
-        "task_id": f"{request.run_id}.{request.step}",
+        **({"message_id": f"{task}-{subtask.id}", "plan_id": request.run_id} if is_outside else {}),
+        "task_id": task,
         "subtask_id": subtask.id,
         "from": request.agent,
+        **({"to": subtask.agent} if is_outside else {}),
         **({"expected_output": subtask.expected_output} if subtask.expected_output else {}),
     }
+    where = f"the workspace of run {request.run_id}" if is_outside else "your workspace"
     front = "\n".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items())
-    upstream = [_upstream(each) for each in state.subtasks if each.id in subtask.depends_on]
+    upstream = [_upstream(each, where) for each in state.subtasks if each.id in subtask.depends_on]
     context = (
         [_fitted("\n\n".join(["# Context", *upstream]), MOST_CONTEXTS // len(request.subtasks))] if upstream else []
     )
@@ -280,10 +301,29 @@ def _fitted(text: str, most: int) -> str:
     return text
 
 
-def _upstream(done: SubtaskState) -> str:
+def _upstream(done: SubtaskState, where: str) -> str:
     files = "\n".join(f"- {path}" for path in done.artifacts)
     told = f"## Result of {done.id} (by {done.agent})\n\n{done.outcome}"
-    return f"{told}\n\nFiles, in your workspace:\n{files}" if files else told
+    return f"{told}\n\nFiles, in {where}:\n{files}" if files else told
+
+
+def judged(request: DelegationRequest, state: DelegationState, reply: MailReply) -> ReplyVerdict:
+    """Only a subtask's own peer answers it: in its mailbox, or in that of the agent that asked."""
+    asked = next((each for each in state.subtasks if each.id == reply.subtask_id), None)
+    if asked is None or asked.agent not in request.mailboxes:
+        return ReplyVerdict.orphan
+    if asked.agent not in (reply.mailbox, reply.sender if reply.mailbox == request.agent else None):
+        return ReplyVerdict.orphan
+    if asked.status is SubtaskStatus.running:
+        return ReplyVerdict.resolved
+    is_done = asked.status in (SubtaskStatus.done, SubtaskStatus.failed)
+    return ReplyVerdict.already_done if is_done else ReplyVerdict.orphan
+
+
+def replied(request: DelegationRequest, reply: MailReply) -> Collected:
+    """What a peer outside brings. It uses nothing of the budget that is known here."""
+    status = SubtaskStatus.done if reply.status is ReplyStatus.done else SubtaskStatus.failed
+    return Collected(status=status, outcome=clipped(reply.body, most_outcome(request)))
 
 
 def outcome_of(state: DelegationState) -> ToolOutcome:

@@ -29,10 +29,12 @@ from contracts.delegation import (
 )
 from contracts.events import BeginEvent, StartPayload
 from contracts.limits import LimitOverrides
+from contracts.mailbox import MailReply, MessageQuery
 from decisions import delegation, ids, narrate
 from workflows.halt import Halt
 from workflows.handlers import invalid, read
 from workflows.policies import FILES
+from workflows.post import Post
 from workflows.watching import watch
 
 NO_BUDGET = Collected(status=SubtaskStatus.failed, outcome="the budget was used up before it could start")
@@ -45,6 +47,7 @@ class Delegation:
     @workflow.init
     def __init__(self, *args: Any) -> None:
         self._halt = Halt()
+        self._post = Post(self._halt)
         self._expired: list[str] = []
         try:
             self._asked: DelegationRequest | ApplicationError = _read(args)
@@ -90,6 +93,9 @@ class Delegation:
         return tasks
 
     async def _make(self, request: DelegationRequest, subtask: Subtask, share: Share) -> None:
+        if subtask.agent in request.mailboxes:
+            self._ended(request, subtask, await self._post.made(request, subtask))
+            return
         with suppress(ChildWorkflowError, asyncio.CancelledError):  # how it ended is collected
             await self._halt.stoppable(self._run_of(request, subtask, share))
         self._ended(request, subtask, await self._collected(request, subtask, share))
@@ -149,6 +155,23 @@ class Delegation:
             Delegations.collect, wanted, summary=f"what {subtask.id} brought", **FILES
         )
         return collected
+
+    @workflow.update(description="For mailboxes: a reply of a peer that lives outside")
+    def reply(self, *args: Any) -> str:
+        return self._post.take(self._request, self._state, read(MailReply, args))
+
+    @reply.validator
+    def _is_reply(self, *args: Any) -> None:
+        self._request  # noqa: B018 - one that was refused awaits none
+        read(MailReply, args)
+
+    @workflow.query(description='What a peer outside is told: {"subtask_id"}')
+    def message(self, *args: Any) -> str:
+        asked = read(MessageQuery, args).subtask_id
+        subtask = next((each for each in self._request.subtasks if each.id == asked), None)
+        if subtask is None:
+            raise invalid(f"there is no subtask {asked!r}")
+        return delegation.message(self._request, self._state, subtask)
 
     @workflow.signal(dynamic=True)
     def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature

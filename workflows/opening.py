@@ -109,6 +109,7 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
         tools=opening.tools,
         workspace=opening.workspace,
         peers=opening.peers,
+        mailboxes=opening.mailboxes,
         limits=in_force(run.state, opening.limits),
         window=None,  # of another model, perhaps
     )

@@ -1,0 +1,62 @@
+"""What a delegation exchanges with peers that live outside: a dispatch in their mailbox, and the reply."""
+
+import asyncio
+
+from temporalio import workflow
+
+from contracts.delegation import Collected, DelegationRequest, DelegationState, Subtask, SubtaskStatus
+from contracts.mailbox import Dispatch, MailDispatch, MailReply, ReplyVerdict
+from decisions import delegation, ids, narrate
+from workflows.halt import Halt
+from workflows.policies import FILES
+
+
+class Post:
+    def __init__(self, halt: Halt) -> None:
+        self._halt = halt
+        self._replies: dict[str, MailReply] = {}
+
+    def take(self, request: DelegationRequest, state: DelegationState, reply: MailReply) -> ReplyVerdict:
+        """The first reply counts."""
+        verdict = delegation.judged(request, state, reply)
+        if verdict is ReplyVerdict.resolved and reply.subtask_id in self._replies:
+            return ReplyVerdict.already_done
+        if verdict is ReplyVerdict.resolved:
+            self._replies[reply.subtask_id] = reply
+        return verdict
+
+    async def made(self, request: DelegationRequest, subtask: Subtask) -> Collected:
+        """To the reply, or as long as it is waited for. What nobody waits for any more is taken back."""
+        await _send(request, subtask)
+        try:
+            await self._halt.stoppable(self._replied(subtask))
+        except TimeoutError:
+            why = f"its time of {subtask.timeout} was used up"
+            end = Collected(status=SubtaskStatus.timed_out, outcome=why)
+        except asyncio.CancelledError:
+            end = Collected(status=SubtaskStatus.cancelled, outcome="it was cancelled")
+        reply = self._replies.get(subtask.id)
+        if reply is not None:
+            return delegation.replied(request, reply)
+        await _send(request, subtask, withdraw=True)
+        return end
+
+    async def _replied(self, subtask: Subtask) -> None:
+        await workflow.wait_condition(
+            lambda: subtask.id in self._replies,
+            timeout=subtask.timeout,
+            timeout_summary=narrate.cut(f"the reply of {subtask.agent} about {subtask.id}", 200),
+        )
+
+
+async def _send(request: DelegationRequest, subtask: Subtask, *, withdraw: bool = False) -> None:
+    dispatch = Dispatch(
+        delegation=workflow.info().workflow_id,
+        plan_id=request.run_id,
+        task_id=ids.delegated_task_id(request.run_id, request.step),
+        subtask_id=subtask.id,
+        sender=request.agent,
+    )
+    wanted = MailDispatch(agent=subtask.agent, dispatch=dispatch, withdraw=withdraw)
+    what = "take back" if withdraw else "send"
+    await workflow.execute_activity("dispatch_mail", wanted, summary=f"{what} {subtask.id} · {subtask.agent}", **FILES)
