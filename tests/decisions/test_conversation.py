@@ -279,3 +279,30 @@ class Lane(RuleBasedStateMachine):
 
 
 TestLane = Lane.TestCase
+
+
+@pytest.mark.parametrize("end", [TurnEnd.completed, TurnEnd.failed, TurnEnd.cancelled])
+def test_a_mailbox_hears_once_how_its_request_ended(end: TurnEnd) -> None:
+    state = lane.begun(accepted(IDLE, "r1", mailbox="scribe").state)
+    state = lane.ended(state, end, "so it ended", NOW)
+    assert [(word.mailbox, word.request_id, word.end) for word in state.words] == [("scribe", "r1", end)]
+
+
+def test_a_dropped_request_is_told_to_its_mailbox_too_and_others_are_not() -> None:
+    state = accepted(accepted(busy(), "mine", mailbox="scribe").state, "other").state
+    state = lane.dropped(state, "mine", "somebody", NOW) or state
+    state = lane.dropped(state, "other", "somebody", NOW) or state
+    assert [(word.request_id, word.end) for word in state.words] == [("mine", TurnEnd.dropped)]
+
+
+def test_a_lane_that_closes_is_over_once_nothing_is_left_in_it_or_to_be_told() -> None:
+    closing = IDLE.model_copy(update={"closes": True})
+    assert lane.is_over(closing)
+    assert not lane.is_over(IDLE)
+    state = accepted(closing, "r1", mailbox="scribe").state
+    assert not lane.is_over(state)
+    state = lane.begun(state)
+    assert not lane.is_over(state)
+    state = lane.ended(state, TurnEnd.completed, "", NOW)
+    assert not lane.is_over(state)
+    assert lane.is_over(state.model_copy(update={"words": ()}))

@@ -21,6 +21,7 @@ from contracts.delegation import (
     Subtask,
     SubtaskStatus,
 )
+from contracts.mailbox import MailReply, ReplyVerdict
 from contracts.run import Call, RunState
 from contracts.tool import Effect, ToolKind, ToolOutcome
 from contracts.turn import Usage
@@ -318,3 +319,60 @@ def test_ids_tell_the_tree_and_are_never_too_long_for_the_server() -> None:
     long = subtask_run_id("x" * 800, 2, "a")
     assert len(long) < 40
     assert long != subtask_run_id("x" * 800, 2, "b")
+
+
+def outside(*tasks: dict[str, Any]) -> DelegationRequest:
+    return request(*tasks).model_copy(update={"mailboxes": ("scribe",)})
+
+
+def reply(subtask: str = "a", *, mailbox: str = "scribe", sender: str = "scribe", status: str = "done") -> MailReply:
+    said = {"mailbox": mailbox, "sender": sender, "subtask_id": subtask, "status": status, "body": "written"}
+    return MailReply.model_validate(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        (reply(), "RESOLVED"),
+        (reply(sender="anybody"), "RESOLVED"),  # whoever writes into the peer's mailbox is the peer
+        (reply(mailbox="lead"), "RESOLVED"),
+        (reply(mailbox="lead", sender="other"), "ORPHAN"),
+        (reply(mailbox="other"), "ORPHAN"),
+        (reply("b"), "ORPHAN"),  # a run does that one
+        (reply("b", mailbox="writer", sender="writer"), "ORPHAN"),
+        (reply("late"), "ORPHAN"),  # it has not been asked yet
+        (reply("nothing"), "ORPHAN"),
+    ],
+)
+def test_only_the_peer_that_was_asked_answers(said: MailReply, verdict: str) -> None:
+    asked = outside(task("a", agent="scribe"), task("b"), task("late", "b", agent="scribe"))
+    state = started(started(begun(asked), "a", Share(steps=1)), "b", Share(steps=1))
+    assert delegation.judged(asked, state, said) is ReplyVerdict(verdict)
+
+
+@pytest.mark.parametrize("status", ["done", "failed"])
+def test_the_first_reply_of_a_peer_outside_is_the_end_of_its_subtask(status: str) -> None:
+    asked = outside(task("a", agent="scribe"))
+    state = started(begun(asked), "a", Share(steps=1))
+    state = ended(asked, state, "a", delegation.replied(asked, reply(status=status)))
+    assert state.status is (DelegationStatus.done if status == "done" else DelegationStatus.failed)
+    assert delegation.judged(asked, state, reply()) is ReplyVerdict.already_done
+    assert committed(state) == Spent()
+
+
+def test_a_reply_after_its_subtask_was_given_up_is_an_orphan() -> None:
+    asked = outside(task("a", agent="scribe"))
+    late = Collected(status=SubtaskStatus.timed_out, outcome="its time was used up")
+    state = ended(asked, started(begun(asked), "a", Share(steps=1)), "a", late)
+    assert delegation.judged(asked, state, reply()) is ReplyVerdict.orphan
+
+
+def test_a_message_to_a_peer_outside_is_one_that_stands_alone() -> None:
+    asked = outside(task("b"), task("a", "b", agent="scribe"))
+    state = ended(asked, begun(asked), "b", DONE.model_copy(update={"artifacts": ("artifacts/b/x.md",)}))
+    text = message(asked, state, asked.subtasks[1])
+    for line in ('message_id: "R1.1-a"', 'plan_id: "R1"', 'task_id: "R1.1"', 'from: "lead"', 'to: "scribe"'):
+        assert line in text
+    assert "Files, in the workspace of run R1:" in text
+    assert [each.run_id for each in state.subtasks] == ["R1.1-b", ""]
+    assert delegation.dependents(asked, state, "b") == ("R1",)

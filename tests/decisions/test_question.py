@@ -72,3 +72,18 @@ def test_a_late_answer_hears_that_its_question_has_expired() -> None:
 def test_every_kind_has_its_row_of_known_decisions() -> None:
     assert set(DECISIONS) == set(QuestionKind)
     assert all(isinstance(decision, Decision) for row in DECISIONS.values() for decision in row)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ({"text": "b.csv"}, None),
+        ({"text": "b.csv", "decision": "approve"}, None),
+        ({"text": "c.csv"}, "question q2 takes one of: a.csv, b.csv"),
+        ({"decision": "approve"}, "takes one of: a.csv, b.csv"),
+    ],
+)
+def test_a_choice_takes_one_of_its_options(answer: dict[str, Any], says: str | None) -> None:
+    asked = question("choice", options=("a.csv", "b.csv"))
+    refused = refusal(asked, HumanInput.model_validate(answer))
+    assert refused is None if says is None else says in (refused or "")

@@ -8,8 +8,10 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
+from activities.conversation import submit
 from contracts.conversation import SubmitRequest
 from contracts.tool import Effect
+from decisions import ids
 from runs import Refused
 from testkit.model_server import Reply, calls, says
 from testkit.tools import ScriptedTool
@@ -454,3 +456,66 @@ def test_a_request_needs_words_and_takes_them_once() -> None:
     for body in ({}, {"goal": "a", "messages": [{"role": "user", "content": "b"}]}, {"goal": "a", "extra": 1}):
         with pytest.raises(ValueError):
             SubmitRequest.model_validate({"request_id": "r", **body})
+
+
+async def test_a_lane_that_closes_ends_with_its_last_request_and_the_next_opens_another(world: Any) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        for goal in ("first", "second"):
+            request = SubmitRequest(request_id=goal, goal=goal, mailbox="nobody")
+            taken = await submit(it.client, it.queue, chat, request, closes=True, fairness_key="plan")
+            it.started.append(ids.conversation_workflow_id(chat))
+            assert (await asyncio.wait_for(run_of(it, taken).result(), 20))["payload"]["outcome"] == f"you said: {goal}"
+            await asyncio.wait_for(lane_of(it, chat).result(), 20)
+        view = await look(it, chat)
+    assert [turn.request_id for turn in view.recent] == ["second"]
+    assert "mailbox nobody is gone" in view.notices[0]
+
+
+async def test_a_request_that_a_closing_lane_refuses_leaves_no_lane_open(world: Any) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        body = SubmitRequest.model_construct(request_id="bad", goal="")
+        with pytest.raises(WorkflowUpdateFailedError):
+            await submit(it.client, it.queue, chat, body, closes=True)
+        await asyncio.wait_for(lane_of(it, chat).result(), 20)
+
+
+async def test_the_work_begins_once_a_person_has_made_each_choice(world: Any) -> None:
+    chat = new_id()
+    choices = [{"name": "sales", "options": ["a.csv", "b.csv"]}, {"name": "rates", "options": ["1.csv", "2.csv"]}]
+    async with world(echo) as it:
+        taken = await say(it, chat, "sum it up", choices=choices)
+        run = await begun(it, taken)
+        first = (await it.until_state(run, status="waiting_on_human", question=True))["question"]
+        assert not it.model.requests
+        with pytest.raises(WorkflowUpdateFailedError):
+            await run.execute_update("answer", {"text": "c.csv"})
+        await run.execute_update("answer", {"text": "b.csv", "question_id": first["id"]})
+
+        async def asks_next() -> bool:
+            question = (await it.state(run))["question"]
+            return bool(question) and question["id"] != first["id"]
+
+        await it.until(asks_next)
+        await run.execute_update("answer", {"text": "1.csv"})
+        await asyncio.wait_for(run.result(), 20)
+        await it.replay()
+    assert (first["kind"], first["options"]) == ("choice", ["a.csv", "b.csv"])
+    assert texts(it.model.requests[0])[-2:] == [
+        "A person was asked which one sales is. The answer: b.csv",
+        "A person was asked which one rates is. The answer: 1.csv",
+    ]
+
+
+async def test_a_cancel_before_a_choice_is_made_ends_the_turn_without_a_model_call(world: Any) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        taken = await say(it, chat, "sum it up", choices=[{"name": "sales", "options": ["a.csv", "b.csv"]}])
+        run = await begun(it, taken)
+        await it.until_state(run, question=True)
+        await run.signal("cancel")
+        with pytest.raises(WorkflowFailureError):
+            await asyncio.wait_for(run.result(), 20)
+        await until_idle(it, chat, 1)
+    assert not it.model.requests
