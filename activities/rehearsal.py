@@ -30,13 +30,14 @@ MODEL = "rehearsal"
 _PIECES = 40  # deltas in a reply at most, so that a long one takes no longer than a second or two
 _NO_ADDRESS = (
     "Nothing was done: this is the rehearsal model, which works by rule. It can fetch pages whose http(s) address "
-    "stands in the goal, and write a critique or report of them. For anything else connect a real model: set "
+    "stands in the goal, write a critique or report of them, and ask a peer to do something. For anything else connect a real model: set "
     "ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL for a server that speaks the Messages API, and start the run again."
 )
 _NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _PARAGRAPHS = re.compile(
     rf"\b(\d{{1,2}}|single|a(?=\s+para)|{'|'.join(_NUMBERS)})[\s-]+(?:[a-z]+\s+)?para(?:graph)?s?\b", re.IGNORECASE
 )
+_PEER = re.compile(r"\bask ([\w-]+) to (\S.*)", re.IGNORECASE)
 _ADDRESS = re.compile(r"https?://[^\s<>\"'`\]}“”‘’]+", re.IGNORECASE)
 
 
@@ -102,6 +103,12 @@ class Task:
         """Named in the goal or in a person's answer, each once."""
         text = "\n".join([self.goal, *(use.result or "" for use in self.called("ask_human"))])
         return list(dict.fromkeys(_trim(found) for found in _ADDRESS.findall(text)))
+
+    @property
+    def errand(self) -> tuple[str, str] | None:
+        """A peer and what it is asked to do, if the goal says so: "ask scribe to write it down"."""
+        asked = _PEER.search(self.goal) if "delegate" in self.tools else None
+        return (asked[1], asked[2].strip()) if asked else None
 
     @property
     def kind(self) -> str:
@@ -186,8 +193,8 @@ def _next(task: Task) -> Move:
         return Move("Finding: the run could not be ended in the way it was meant to; it stops here.")
     fetched = {str(use.arguments.get("url")): use for use in task.called("fetch")}
     missing = [address for address in task.addresses if address not in fetched]
-    if not task.addresses:
-        return _without_address(task)
+    if task.errand or not task.addresses:
+        return _delegating(task, *task.errand) if task.errand else _without_address(task)
     if missing:
         return _fetching(task, missing)
     written = task.called("write_file")
@@ -199,6 +206,16 @@ def _account(task: Task) -> str:
     done = [f"{use.name} {'failed' if use.is_error else 'done'}" for use in task.uses]
     so_far = f"So far: {', '.join(done)}." if done else "Nothing has been called so far."
     return f"This is the rehearsal model; without tools it can only say what it sees. Goal: {task.goal}\n{so_far}"
+
+
+def _delegating(task: Task, peer: str, work: str) -> Move:
+    if not (asked := task.called("delegate")):
+        text = f"Frame: this is work for {peer}.\n\nPlan:\n1. Ask {peer}.\n2. Hand on what comes back."
+        return Move(text, (("delegate", {"subtasks": [{"id": "part", "agent": peer, "instructions": work}]}),))
+    if asked[-1].is_error:
+        return _ending(task, "escalate", f"{peer} did not do it: {_line(asked[-1])}")
+    told = json.loads(asked[-1].result or "{}").get("subtasks", [])
+    return _ending(task, "finish", "\n\n".join(str(each.get("outcome", "")) for each in told))
 
 
 def _without_address(task: Task) -> Move:

@@ -115,6 +115,20 @@ def paragraphs(document: str) -> list[str]:
     return [block for block in document.split("\n\n") if not block.startswith(("#", "---"))]
 
 
+async def test_work_for_a_peer_is_delegated_and_what_comes_back_is_handed_on(client: AsyncAnthropic) -> None:
+    tools = (*TOOLS, "delegate")
+    messages: list[Any] = [{"role": "user", "content": "Please ask scribe to write two lines on bees."}]
+    asked = await ask(client, messages, tools)
+    assert calls(asked) == [
+        ("delegate", {"subtasks": [{"id": "part", "agent": "scribe", "instructions": "write two lines on bees."}]})
+    ]
+    came = json.dumps({"subtasks": [{"id": "part", "agent": "scribe", "status": "done", "outcome": "Bees hum."}]})
+    assert calls(await ask(client, followed(messages, asked, came), tools)) == [("finish", {"outcome": "Bees hum."})]
+    refused = await ask(client, followed(messages, asked, RuntimeError("scribe is none of your peers")), tools)
+    [(tool, why)] = calls(refused)
+    assert (tool, why["reason"]) == ("escalate", "scribe did not do it: scribe is none of your peers")
+
+
 async def test_the_worked_example_goes_from_goal_to_artifact(client: AsyncAnthropic) -> None:
     messages: list[Any] = [{"role": "user", "content": GOAL}]
     first = await ask(client, messages)
