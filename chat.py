@@ -29,7 +29,7 @@ from lanes import look, submit
 from report import COLOURS, ways_to_answer
 from runs import Ended, NoSuchRun, Refused, answer, cancel, ended, find
 from session import Needs, Session, session
-from settings import ProjectError, load
+from settings import load
 from terminal import Screen, read_answer
 from watch import Happening, Live, Resumed, Started, Thinking, Thought, Waiting, Watch
 
@@ -69,8 +69,7 @@ def chat(conversation_id: str, agent: str | None, message: str | None, when_busy
 
     async def main() -> int:
         settings = load()
-        if agent and agent not in settings.agents:
-            raise ProjectError(f"there is no agent {agent!r}; the agents are: {', '.join(settings.agents)}")
+        settings.check_agent(agent)
         async with session(settings, Needs.work) as here:
             talk = Talk(here, conversation_id, agent, console)
             if message is not None:

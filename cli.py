@@ -38,7 +38,7 @@ from runs import Refused, below, ended, find, find_follow_up, follow_up_state, l
 from runs import fork as fork_run
 from runs import resume as resume_run
 from session import Needs, Session, session
-from settings import ProjectError, load
+from settings import load
 from terminal import Screen
 from watch import Watch
 
@@ -94,9 +94,7 @@ def run(
 
     async def main() -> int:
         settings = load()
-        if event.payload.agent and event.payload.agent not in settings.agents:
-            known = ", ".join(settings.agents)
-            raise ProjectError(f"there is no agent {event.payload.agent!r}; the agents are: {known}")
+        settings.check_agent(event.payload.agent)
         if settings.rehearses and not as_json and not detach:
             said = "No model is configured, so the rehearsal model answers, by rule. For a real one set"
             console.print(f"[yellow]{said} ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL.[/]", soft_wrap=True)

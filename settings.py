@@ -210,6 +210,16 @@ class Settings:
         """Without a key or an address of a model, the rehearsal model answers."""
         return self.model == REHEARSAL
 
+    def check_agent(self, name: str | None) -> None:
+        """Raises ProjectError where no run can be this agent. None is the default one."""
+        if name is None:
+            return
+        if name not in self.agents:
+            raise ProjectError(f"there is no agent {name!r}; the agents are: {', '.join(self.agents)}")
+        if self.agents[name].mailbox:
+            bridge = f"perdure mail FOLDER --agent {name}"
+            raise ProjectError(f"agent {name!r} lives outside: write to its mailbox ({bridge}), or delegate to it")
+
 
 def load(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
     """The project in force. Raises ProjectError."""

@@ -30,8 +30,9 @@ MODEL = "rehearsal"
 _PIECES = 40  # deltas in a reply at most, so that a long one takes no longer than a second or two
 _NO_ADDRESS = (
     "Nothing was done: this is the rehearsal model, which works by rule. It can fetch pages whose http(s) address "
-    "stands in the goal, write a critique or report of them, and ask a peer to do something. For anything else connect a real model: set "
-    "ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL for a server that speaks the Messages API, and start the run again."
+    "stands in the goal, write a critique or report of them, and ask a peer to do something. For anything else connect "
+    "a real model: set ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL for a server that speaks the Messages API, and "
+    "start the run again."
 )
 _NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _PARAGRAPHS = re.compile(
