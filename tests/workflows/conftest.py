@@ -93,10 +93,12 @@ class World:
         deployment: Deployment | None = None,
         workflows: tuple[type, ...] = WORKFLOWS,
         observers: Sequence[Interceptor] = (),
+        slots: int | None = None,
     ) -> AsyncIterator[None]:
-        """A worker with a cache of its own. Two at once need a client each."""
+        """A worker with a cache of its own, and so many activities at once. Two at once need a client each."""
         model = AsyncAnthropic(api_key=KEY, base_url=self.model.base_url, max_retries=0)
         fewer: dict[str, Any] = {} if self.caches else {"max_cached_workflows": 0}
+        fewer |= {"max_concurrent_activities": slots} if slots else {}
         with patch("worker.Worker", partial(Worker, **fewer)), patch("worker.WORKFLOWS", workflows):
             reader = MessagesModel(model)
             worker = build(client or self.client, self.project, self.queue, reader, deployment, observers)
