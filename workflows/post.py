@@ -4,6 +4,7 @@ import asyncio
 
 from temporalio import workflow
 
+from activities.mailbox import Mailboxes
 from contracts.delegation import Collected, DelegationRequest, DelegationState, Subtask, SubtaskStatus
 from contracts.mailbox import Dispatch, MailDispatch, MailReply, ReplyVerdict
 from decisions import delegation, ids, narrate
@@ -59,4 +60,5 @@ async def _send(request: DelegationRequest, subtask: Subtask, *, withdraw: bool 
     )
     wanted = MailDispatch(agent=subtask.agent, dispatch=dispatch, withdraw=withdraw)
     what = "take back" if withdraw else "send"
-    await workflow.execute_activity("dispatch_mail", wanted, summary=f"{what} {subtask.id} · {subtask.agent}", **FILES)
+    summary = narrate.cut(f"{what} {subtask.id} · {subtask.agent}", 200)
+    await workflow.execute_activity_method(Mailboxes.dispatch_mail, wanted, summary=summary, **FILES)
