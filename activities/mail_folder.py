@@ -64,7 +64,7 @@ class Claimed:
 
 @dataclass
 class MailFolder:
-    """The folder of an agent. An agent that lives `outside` puts its messages into `outbox/`, and finds them in `inbox/`.
+    """The folder of an agent. One that lives `outside` puts its messages into `outbox/`, and finds them in `inbox/`.
 
     Methods raise OSError for what the disk says.
     """
@@ -184,13 +184,15 @@ class MailFolder:
     def claim(self, found: Found) -> Claimed | None:
         """None where somebody else was faster."""
         file = _new_name(found.name)
-        with self.below.folder(self.incoming, found.plan) as start:
-            with self.below.folder(self.incoming, found.plan, PENDING, create=True) as end:
-                try:
-                    os.rename(found.name, file, src_dir_fd=start, dst_dir_fd=end)
-                except FileNotFoundError:
-                    return None
-                self._fetch_envelope(found.name, file, start, end)
+        with (
+            self.below.folder(self.incoming, found.plan) as start,
+            self.below.folder(self.incoming, found.plan, PENDING, create=True) as end,
+        ):
+            try:
+                os.rename(found.name, file, src_dir_fd=start, dst_dir_fd=end)
+            except FileNotFoundError:
+                return None
+            self._fetch_envelope(found.name, file, start, end)
         return Claimed(found.plan, file, found.fault)
 
     def _fetch_envelope(self, name: str, file: str, start: int, end: int) -> None:
@@ -232,7 +234,7 @@ class MailFolder:
             return None
 
     def keep(self, plan: str, file: str, where: str, reason: bytes | None = None) -> None:
-        """Moves a file, and its envelope, out of `.pending/` to `.processed/` or `.deadletter/`, with a reason beside it."""
+        """Moves a file and its envelope out of `.pending/` to `.processed/` or `.deadletter/`, a reason beside it."""
         if reason is not None and self.below.status(self.incoming, plan, PENDING, file) is not None:
             self.below.write(reason, self.incoming, plan, where, reason_of(file))
         for name in (file, envelope_of(file)):
@@ -244,6 +246,7 @@ class MailFolder:
         if self.below.status(self.incoming, plan, own) is not None:
             own = f"{secrets.token_hex(3)}-{own}"
         if self.below.status(self.incoming, plan, DEAD, file) is None:
+            self.below.remove(self.incoming, plan, DEAD, reason_of(file))
             return
         self._move(plan, (DEAD, envelope_of(file)), (envelope_of(own),))
         self._move(plan, (DEAD, file), (own,))
@@ -281,7 +284,7 @@ def _fault(status: os.stat_result) -> str | None:
 def _new_name(name: str) -> str:
     """Different each time, and of characters that can be told everywhere."""
     known = "".join(each if each.isprintable() else "_" for each in name.encode(errors="replace").decode())
-    stem, suffix = os.path.splitext(known)
+    stem, suffix = Path(known).stem, Path(known).suffix
     kept = stem.encode()[: _MOST_KEPT - len(suffix.encode()[:40])].decode(errors="ignore")
     mark = f"-{sha256(os.fsencode(name)).hexdigest()[:6]}" if kept + suffix != name else ""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}~{kept}{mark}{suffix[:40]}"
