@@ -6,7 +6,7 @@ the bridge that carries out an order reads the rest.
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,11 @@ from contracts.value import Edge, Value
 
 MOST_DELIVERIES = 100  # of one `deliver`
 MOST_FILE_NAME = 255
+
+
+def _sparse(default: Any) -> Any:
+    """A field that is not written while it says nothing: there are thousands of them in a mailbox's state."""
+    return Field(default=default, exclude_if=lambda value: value == default)
 
 
 class Delivery(Edge):
@@ -103,30 +108,34 @@ class Letter(Value):
     """A message in hand. `key` is a digest of its id and hash, `task` of its plan, task and subtask.
 
     `attempt` counts the runs of it. Of a dispatch to a peer that lives outside, `delegation` is the workflow that
-    waits for the reply; it has no file of its own in `.pending/`.
+    waits for the reply; it has no file of its own in `.pending/`. `size` is in bytes, as the mailbox carries it;
+    `untold` says that the folder does not have its state yet, `looks` how often nothing was seen of the run's end.
     """
 
     key: str
     task: str
     folder: str
     plan: str
-    file: str = ""
-    sha256: str = ""
+    file: str = _sparse("")
+    sha256: str = _sparse("")
     message_id: str
     plan_id: str
     task_id: str
-    subtask_id: str | None = None
+    subtask_id: str | None = _sparse(None)
     sender: str
-    is_reply: bool = False
-    undecided: tuple[str, ...] = ()
-    delegation: str | None = None
+    is_reply: bool = _sparse(False)
+    undecided: tuple[str, ...] = _sparse(())
+    delegation: str | None = _sparse(None)
     stage: Stage
-    attempt: int = 1
-    run_id: str | None = None
-    not_before: datetime | None = None
+    attempt: int = _sparse(1)
+    run_id: str | None = _sparse(None)
+    not_before: datetime | None = _sparse(None)
     heard_at: datetime
-    transitions: tuple[Transition, ...] = ()
-    ending: Ending | None = None
+    transitions: tuple[Transition, ...] = _sparse(())
+    ending: Ending | None = _sparse(None)
+    size: int = _sparse(0)
+    untold: bool = _sparse(False)
+    looks: int = _sparse(0)
 
 
 class OrderKind(StrEnum):
@@ -144,7 +153,10 @@ class OrderKind(StrEnum):
 
 
 class Order(Value):
-    """`why` is the reason of a `bury`, or the details of a `skip`. `run_id` of a `resend` is the run that did it."""
+    """`why` is the reason of a `bury`, or the details of a `skip`. `run_id` of a `resend` is the run that did it.
+
+    A `skip` without details tells nothing: its message has had its end, and only the file is still there.
+    """
 
     kind: OrderKind
     letter: Letter
@@ -165,13 +177,17 @@ class Done(Value):
 
     `run_id`: of a `take`, the run that its lane starts. `is_blocked`: that run asks a person for an input first.
     `ending`: of a `take`, that it is over already (a reply; a file that is gone or changed); of a `finish`, how it
-    ended in the end. `again`: of a `finish`, the run failed before it did anything, and may be tried again.
+    ended in the end; of a `dispatch`, that nobody waits for the reply any more. `again`: of a `finish`, the run failed
+    before it did anything, and may be tried again. `at`: of a `take`, when the folder was told that the run has begun,
+    or is blocked; None: it was not, and that is ordered. A `take` with neither a run nor an ending is ordered again
+    after a pause.
     """
 
     run_id: str | None = None
     is_blocked: bool = False
     ending: Ending | None = None
     again: bool = False
+    at: datetime | None = None
 
 
 class Carried(Value):
@@ -213,6 +229,14 @@ class Dispatch(Edge):
     sender: str
 
 
+class MailDispatch(Value):
+    """The input of the activity `dispatch_mail`: for the mailbox of `agent`, or taken back from it."""
+
+    agent: str
+    dispatch: Dispatch
+    withdraw: bool = False
+
+
 class MailReply(Edge):
     """The body of the update `reply` of a `Delegation`. `mailbox` is the agent in whose mailbox the reply came."""
 
@@ -247,25 +271,30 @@ class DeadLetter(Value):
 
 
 class TaskMemory(Value):
-    """What is remembered of a task: the message that is about it, and the run that did it, once it is done."""
+    """What is remembered of a task that is done: the message that asked for it, and the run that did it.
+
+    `run_id` is None where it follows from the message: it is that of its request in the lane of the task.
+    """
 
     key: str
-    run_id: str | None = None
+    attempt: int = _sparse(1)
+    run_id: str | None = _sparse(None)
 
 
 class Seen(Value):
-    """What is remembered of a message: the file it came in, and its attempts; `again`: it may come once more."""
+    """What is remembered of a message: a digest of where it lay, and its attempts; `again`: it may come once more."""
 
     file: str
-    attempt: int = 1
-    again: bool = False
+    attempt: int = _sparse(1)
+    again: bool = _sparse(False)
 
 
 class MailboxState(Value):
     """All that a mailbox knows, which is also what it carries over continue-as-new.
 
-    `seen` is by key and `tasks` by task digest, the oldest first; `orders` wait to be carried out, by folder in their
-    order.
+    `seen` is by key and `tasks` by task digest, the oldest first; `orders`, about files that are no letters (any more),
+    wait to be carried out, by folder in their order; what is to be done about a letter, its stage says. `served` has
+    digests of the plans and tasks that were taken from, the latest last.
     """
 
     type: Literal["mailbox.continue"] = "mailbox.continue"
@@ -273,6 +302,7 @@ class MailboxState(Value):
     folder: str | None = None  # of the bridge that came last
     letters: tuple[Letter, ...] = ()
     orders: tuple[Order, ...] = ()
+    served: tuple[str, ...] = ()
     seen: dict[str, Seen] = Field(default_factory=dict)
     tasks: dict[str, TaskMemory] = Field(default_factory=dict)
     dead: tuple[DeadLetter, ...] = ()
@@ -320,12 +350,13 @@ class MailboxView(Value):
 
 
 class LookRequest(Value):
-    """The input of the activity `look_at_turns`: which of these runs have ended."""
+    """The input of the activity `look_at_turns`: which of these runs have ended. `lanes` are their conversations."""
 
     run_ids: tuple[str, ...]
+    lanes: tuple[str, ...]
 
 
 class Looked(Value):
-    """How each has ended; None: it is open, or its lane has not started it yet."""
+    """How each has ended; None: it is open, or its lane has not started it yet. Without run and lane it was dropped."""
 
     ends: tuple[TurnEnd | None, ...]

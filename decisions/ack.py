@@ -4,20 +4,18 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from contracts.mailbox import Ack, Ending, Letter, TaskState
+from contracts.mailbox import Ack, Letter, TaskState, Transition
 
 MOST_TOLD = 100  # changes, or duplicates, that a file keeps
+_ENDS = (TaskState.succeeded, TaskState.failed)
 
 Told = Mapping[str, Any]
 
 
-def acked(
-    before: Told | None, letter: Letter, status: Ack, at: datetime, details: str = "", run_id: str | None = None
-) -> dict[str, Any]:
+def acked(before: Told | None, letter: Letter, status: Ack, at: datetime, details: str = "") -> dict[str, Any]:
     """The ack of a message. Told twice, it is the same; another attempt goes on in the same file."""
     told = _ack_of(before, letter)
-    run = run_id or letter.run_id
-    new = {"status": status, "at": at.isoformat(timespec="milliseconds"), "attempt": letter.attempt}
+    new = {"status": status, "at": _when(at), "attempt": letter.attempt}
     history = list(told["history"])
     known = [(each.get("status"), each.get("attempt")) for each in history]
     if (status, letter.attempt) in known:
@@ -27,7 +25,7 @@ def acked(
     else:
         history.append(new)
     told |= {"status": status, "details": details, "at": new["at"], "history": history[-MOST_TOLD:]}
-    return {**told, **({"run_id": run} if run else {})}
+    return {**told, **({"run_id": letter.run_id} if letter.run_id else {})}
 
 
 def duplicated(before: Told | None, letter: Letter, details: str, at: datetime) -> dict[str, Any]:
@@ -35,13 +33,13 @@ def duplicated(before: Told | None, letter: Letter, details: str, at: datetime) 
     told = _ack_of(before, letter)
     if any(each.get("file") == letter.file for each in told["duplicates"]):
         return told
-    when = at.isoformat(timespec="milliseconds")
+    when = _when(at)
     other = {"status": Ack.succeeded, "details": details, "file": letter.file, "at": when}
     return {**told, "duplicates": [*told["duplicates"], other][-MOST_TOLD:]}
 
 
 def _ack_of(before: Told | None, letter: Letter) -> dict[str, Any]:
-    fresh = {
+    fresh: dict[str, Any] = {
         "message_id": letter.message_id,
         "sha256": letter.sha256,
         "plan_id": letter.plan_id,
@@ -57,17 +55,16 @@ def _ack_of(before: Told | None, letter: Letter) -> dict[str, Any]:
     return {**fresh, **kept, "history": [], "duplicates": [], **lists}
 
 
-def stated(before: Told | None, letter: Letter, new: list[tuple[TaskState, datetime]]) -> dict[str, Any]:
-    """How a task stands, with all its changes. One that was told before is not told again."""
+def stated(before: Told | None, letter: Letter, *more: Transition) -> dict[str, Any]:
+    """How a task stands, with all its changes. What was told before is not told again."""
     kept = (before or {}).get("history")
     history = [each for each in kept if isinstance(each, dict)] if isinstance(kept, list) else []
-    for state, at in new:
-        own = [each for each in history if (each.get("key"), each.get("attempt")) == (letter.key, letter.attempt)]
-        is_known = any(each.get("state") == state for each in own[-1:] if state is not TaskState.consumed)
-        if is_known or (state is TaskState.consumed and any(each.get("state") == state for each in own)):
-            continue
-        when = at.isoformat(timespec="milliseconds")
-        history.append({"state": state, "at": when, "key": letter.key, "attempt": letter.attempt})
+    known = _current([each for each in history if each.get("key") == letter.key], letter.transitions)
+    for new in (*letter.transitions, *more):
+        if known and known[0] == new.state:
+            known = known[1:]
+        elif known is not None:
+            history.append({"state": new.state, "at": _when(new.at), "key": letter.key})
     latest = history[-1] if history else {"state": None, "at": None}
     return {
         "plan_id": letter.plan_id,
@@ -81,5 +78,19 @@ def stated(before: Told | None, letter: Letter, new: list[tuple[TaskState, datet
     }
 
 
-def state_of(ending: Ending) -> TaskState:
-    return TaskState.succeeded if ending.ack is Ack.succeeded else TaskState.failed
+def _current(own: list[dict[str, Any]], transitions: tuple[Transition, ...]) -> list[Any] | None:
+    """The states that were told since the message's latest beginning; None where its end was told."""
+    if transitions and any((each.get("state"), each.get("at")) == _told(transitions[-1]) for each in own):
+        last = transitions[-1].state
+        if last in _ENDS:
+            return None
+    begun = max((number for number, each in enumerate(own, 1) if each.get("state") in _ENDS), default=0)
+    return [each.get("state") for each in own[begun:]]
+
+
+def _told(transition: Transition) -> tuple[str, str]:
+    return transition.state, _when(transition.at)
+
+
+def _when(at: datetime) -> str:
+    return at.isoformat(timespec="milliseconds")

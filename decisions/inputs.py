@@ -49,21 +49,19 @@ Choice = Chosen | Missing | Several | Ambiguous
 def choose(candidates: Sequence[Candidate], policy: PickPolicy | None, digests: Mapping[str, str]) -> Choice:
     """`digests` has that of each candidate's content where the policy is `unique`: the same content counts once."""
     ordered = sorted(candidates, key=lambda each: each.path)
-    if not ordered:
-        return Missing()
-    if len(ordered) == 1:
-        return Chosen(ordered[0].path)
+    if len(ordered) < 2:
+        return Chosen(ordered[0].path) if ordered else Missing()
+    options = tuple(each.path for each in ordered[:MOST_OPTIONS])
     match policy:
         case PickPolicy.first:
             return Chosen(ordered[0].path)
         case PickPolicy.latest:
             return Chosen(max(ordered, key=lambda each: (each.modified, each.path)).path)
         case PickPolicy.unique:
-            if len({digests.get(each.path, each.path) for each in ordered}) == 1:
-                return Chosen(ordered[0].path)
-            return Ambiguous(tuple(each.path for each in ordered[:MOST_OPTIONS]))
+            is_one = len({digests.get(each.path, each.path) for each in ordered}) == 1
+            return Chosen(ordered[0].path) if is_one else Ambiguous(options)
         case None:
-            return Several(tuple(each.path for each in ordered[:MOST_OPTIONS]))
+            return Several(options)
 
 
 def segments(match: str) -> tuple[str, ...] | str:
