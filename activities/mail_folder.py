@@ -123,7 +123,7 @@ class MailFolder:
         """Up to `limit` files that have come, taken from the plans in turn. It goes on where the last one ended."""
         self.has_fresh = False
         try:
-            plans = self._plans()
+            plans = self.plans()
         except FileNotFoundError:
             self.open()
             plans = []
@@ -153,7 +153,7 @@ class MailFolder:
             del self._looks[plan]
         return found
 
-    def _plans(self) -> list[str]:
+    def plans(self) -> list[str]:
         with self.below.folder(self.incoming) as folder, os.scandir(folder) as entries:
             names = (entry.name for entry in entries if not entry.name.startswith(".") and _can_be_told(entry.name))
             return sorted(islice(names, MOST_PLANS))
@@ -212,7 +212,7 @@ class MailFolder:
 
     def pending(self) -> Iterator[Claimed]:
         """All that is claimed, by whomever."""
-        for plan in self._plans():
+        for plan in self.plans():
             try:
                 names = self.below.names(self.incoming, plan, PENDING)
             except NotThere:
@@ -239,6 +239,14 @@ class MailFolder:
             self.below.write(reason, self.incoming, plan, where, reason_of(file))
         for name in (file, envelope_of(file)):
             self._move(plan, (PENDING, name), (where, name))
+
+    def reason(self, plan: str, file: str) -> str:
+        """Why a dead letter is one, as it was written down."""
+        try:
+            found = json.loads(self.below.read(self.incoming, plan, DEAD, reason_of(file), most=MOST_MESSAGE))
+            return str(found["why"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "nobody has said why"
 
     def restore(self, plan: str, file: str) -> None:
         """Brings a dead letter back, as a file that has just come."""
