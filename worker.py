@@ -32,6 +32,7 @@ from activities.files import ListFiles, ReadFile, WriteFile
 from activities.followup import FollowUps
 from activities.http_tool import HttpTool
 from activities.inherit import Inheritances
+from activities.mailbox import Mailboxes
 from activities.model import MessagesModel
 from activities.observation import Observation
 from activities.outbox import LogOutbox, Outbox, WebhookOutbox
@@ -71,6 +72,7 @@ from workflows.confidential import Confidential
 from workflows.conversation import Conversation
 from workflows.delegation import Delegation
 from workflows.followup import FollowUp
+from workflows.mailbox import Mailbox
 from workflows.reconcile import Reconcile
 from workflows.topic import EventTopic
 from workflows.unknown import Unknown
@@ -82,7 +84,16 @@ LEAVING = timedelta(
 RECOVERY = timedelta(seconds=1)  # a killed worker's runs are picked up by another after this
 SHOWN_WITHIN = timedelta(milliseconds=200)  # a partial answer reaches a watcher
 
-WORKFLOWS: tuple[type, ...] = (AgentRun, Conversation, Delegation, FollowUp, EventTopic, Reconcile, Unknown)
+WORKFLOWS: tuple[type, ...] = (
+    AgentRun,
+    Conversation,
+    Delegation,
+    FollowUp,
+    EventTopic,
+    Mailbox,
+    Reconcile,
+    Unknown,
+)
 
 
 def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
@@ -189,6 +200,7 @@ def build(  # noqa: PLR0913 - what a worker is made of
     conversations = Conversations(client, transcripts, project)
     follow_ups = FollowUps(client, project)
     delegations = Delegations(client, project)
+    mailboxes = Mailboxes(client, task_queue)
     reconciliations = Reconciliations(client, project.stores, task_queue)
     return Worker(
         client,
@@ -214,6 +226,8 @@ def build(  # noqa: PLR0913 - what a worker is made of
             follow_ups.close_follow_up,
             delegations.collect,
             delegations.find_delegation,
+            mailboxes.look_at_turns,
+            mailboxes.dispatch_mail,
         ],
         workflow_runner=workflow_runner(),
         interceptors=[Observation(), *observers, Redaction(project.secrets), *_told(client)],

@@ -79,3 +79,16 @@ LOOK_BACK: dict[str, Any] = {
 # not be started beside it.
 MOST_LOOKING = timedelta(minutes=10)
 LOOK_RETRIES = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(minutes=1))
+
+# What the bridges of a folder are to do, however long none is there, or its disk is full: the order stands.
+CARRYING: dict[str, Any] = {
+    "start_to_close_timeout": timedelta(minutes=5),
+    "heartbeat_timeout": HEARTBEAT,
+    "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
+}
+
+# A look at the runs of a mailbox that are silent. Where it does not come through, the next one is due later.
+LOOKING_AT_TURNS: dict[str, Any] = {
+    "start_to_close_timeout": timedelta(minutes=1),
+    "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=5),
+}

@@ -1,0 +1,78 @@
+"""What a mailbox asks the server: how its runs have ended. And how a subtask gets into the mailbox of a peer."""
+
+import asyncio
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.service import RPCError, RPCStatusCode
+
+from contracts.conversation import TurnEnd
+from contracts.mailbox import Looked, LookRequest, MailDispatch
+from decisions import ids
+from decisions.narrate import cut, markdown
+
+AT_A_TIME = 10
+
+_ENDS = {
+    WorkflowExecutionStatus.FAILED: TurnEnd.failed,
+    WorkflowExecutionStatus.CANCELED: TurnEnd.cancelled,
+    WorkflowExecutionStatus.TERMINATED: TurnEnd.cancelled,
+    WorkflowExecutionStatus.TIMED_OUT: TurnEnd.timed_out,
+}
+
+
+class Mailboxes:
+    def __init__(self, client: Client, task_queue: str) -> None:
+        self._client = client
+        self._task_queue = task_queue
+
+    @activity.defn
+    async def look_at_turns(self, request: LookRequest) -> Looked:
+        """How each run has ended, over its continue-as-new; None while it is open, or may still begin."""
+        turn = asyncio.Semaphore(AT_A_TIME)
+
+        async def one(run_id: str, conversation_id: str) -> TurnEnd | None:
+            async with turn:
+                return await self._end_of(run_id, conversation_id)
+
+        named = zip(request.run_ids, request.lanes, strict=True)
+        return Looked(ends=tuple(await asyncio.gather(*(one(*each) for each in named))))
+
+    async def _end_of(self, run_id: str, conversation_id: str) -> TurnEnd | None:
+        """A run that is nowhere is not there yet, as long as its lane is open."""
+        workflow_id = ids.run_workflow_id(run_id)
+        status = await self._status(workflow_id)
+        if status is None:
+            if await self._status(ids.conversation_workflow_id(conversation_id)) is WorkflowExecutionStatus.RUNNING:
+                return None
+            status = await self._status(workflow_id)  # it may have begun and ended in between
+            if status is None:
+                return TurnEnd.dropped
+        if status is WorkflowExecutionStatus.COMPLETED:
+            event = await self._client.get_workflow_handle(workflow_id).result()
+            return TurnEnd.completed if event["type"] == "agent.completed" else TurnEnd.escalated
+        return _ENDS.get(status)
+
+    async def _status(self, workflow_id: str) -> WorkflowExecutionStatus | None:
+        """None where the server does not know it."""
+        try:
+            return (await self._client.get_workflow_handle(workflow_id).describe()).status
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            return None
+
+    @activity.defn
+    async def dispatch_mail(self, request: MailDispatch) -> None:
+        """Tells the mailbox of the peer, which is opened where there is none. Over again it changes nothing."""
+        await self._client.start_workflow(
+            "Mailbox",
+            {"agent": request.agent},
+            id=ids.mailbox_workflow_id(request.agent),
+            task_queue=self._task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary=markdown(cut(f"mailbox of {request.agent}", 200)),
+            start_signal="withdraw" if request.withdraw else "dispatch",
+            start_signal_args=[request.dispatch.model_dump(mode="json")],
+        )

@@ -1,0 +1,319 @@
+"""`Mailbox`: what comes to an agent as files, and what becomes of it (C2 to C5, C7, C8, D2, D6).
+
+Handlers judge and append, without waiting. The loop has the folders' bridges do what is due, in each folder one
+`carry` at a time, and looks at runs whose end it has not heard of. Whatever was ordered and got lost is ordered again.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import RawValue
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+
+from activities.mailbox import Mailboxes
+from activities.observation import count
+from contracts.conversation import LaneFault
+from contracts.mail import MOST_NAME
+from contracts.mailbox import (
+    Carried,
+    CarryRequest,
+    DeadLetter,
+    DeliverRequest,
+    Dispatch,
+    InputPicked,
+    Letter,
+    Looked,
+    MailboxStart,
+    MailboxState,
+    MailboxView,
+    Redeliver,
+    TurnEnded,
+)
+from decisions import ids, mail_orders, mailbox, mailbox_told, metrics
+from decisions.narrate import cut
+from workflows.attributes import AGENT_NAME, MOST
+from workflows.halt import Halt
+from workflows.handlers import invalid, read, read_optional
+from workflows.policies import CARRYING, LOOKING_AT_TURNS
+
+MOST_WAIT = timedelta(seconds=10)  # for what is under way, before the mailbox goes on without it as a new execution
+REST = timedelta(seconds=30)  # of a folder whose bridge has answered what it should not
+
+
+@dataclass(frozen=True)
+class _Came:
+    """What a `carry` came to. Nothing where it did not come through, and then `why`, unless it was called off."""
+
+    request: CarryRequest
+    answer: Carried | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    letters: tuple[Letter, ...]
+    answer: Looked | None = None
+
+
+@workflow.defn
+class Mailbox:
+    """The mailbox of an agent, under `mailbox:<agent>`. Input: `{"agent"}`. It stays open for later messages."""
+
+    @workflow.init
+    def __init__(self, *args: Any) -> None:
+        self._halt = Halt()
+        self._carrying: dict[str, asyncio.Task[_Came]] = {}
+        self._looking: asyncio.Task[_Seen] | None = None
+        self._rests: dict[str, datetime] = {}
+        self._alarm: tuple[datetime, asyncio.Task[None]] | None = None
+        try:
+            self._begun: MailboxState | ApplicationError = _begin(args)
+        except ApplicationError as refused:
+            self._begun = refused
+
+    @workflow.run
+    async def run(self, *args: Any) -> None:  # noqa: ARG002 - read by __init__; Temporal wants both alike
+        if workflow.info().typed_search_attributes.get(AGENT_NAME) is None:
+            workflow.upsert_search_attributes([AGENT_NAME.value_set(cut(self._box.agent, MOST))])
+        await self._halt.outlast(self._work())
+        if self._halt.reason is not None:
+            raise asyncio.CancelledError
+        workflow.continue_as_new(self._box)
+
+    @property
+    def _box(self) -> MailboxState:
+        if isinstance(self._begun, ApplicationError):
+            raise self._begun
+        return self._begun
+
+    @_box.setter
+    def _box(self, state: MailboxState) -> None:
+        """Whoever died by this is told of."""
+        before, self._begun = self._box, state
+        for each in mailbox.newly_dead(before, state):
+            _tell_dead(state.agent, each)
+        workflow.set_current_details(mailbox_told.details(state))
+
+    async def _work(self) -> None:
+        """Until the history is long, or the mailbox has been cancelled; nothing is under way then."""
+        while not self._is_to_leave():
+            self._set_alarm()
+            await workflow.wait_condition(self._has_work)
+            if (over := self._over()) is not None:
+                self._close_carry(over)
+            elif self._looking is not None and self._looking.done():
+                self._close_look(self._looking)
+            elif (folder := self._due_folder()) is not None:
+                self._send(folder)
+            elif self._looking is None and (silent := mail_orders.stale(self._box, workflow.now())):
+                self._looking = asyncio.create_task(self._look(silent))
+        await self._come_to_rest()
+
+    def _is_to_leave(self) -> bool:
+        return self._halt.reason is not None or workflow.info().is_continue_as_new_suggested()
+
+    def _has_work(self) -> bool:
+        is_over = self._over() is not None or (self._looking is not None and self._looking.done())
+        is_due = self._alarm is not None and self._alarm[1].done()
+        return is_over or is_due or self._is_to_leave() or self._due_folder() is not None or self._is_to_look()
+
+    def _is_to_look(self) -> bool:
+        return self._looking is None and bool(mail_orders.stale(self._box, workflow.now()))
+
+    def _over(self) -> str | None:
+        """A folder whose `carry` is over."""
+        return next((folder for folder, task in self._carrying.items() if task.done()), None)
+
+    def _due_folder(self) -> str | None:
+        """A folder where something is due and nothing is under way."""
+        now = workflow.now()
+        for folder in mail_orders.folders(self._box):
+            is_free = folder not in self._carrying and self._rests.get(folder, now) <= now
+            if is_free and mail_orders.due(self._box, folder, now):
+                return folder
+        return None
+
+    def _set_alarm(self) -> None:
+        """One that rings too early does no harm, and costs less than to be set anew for each message."""
+        now = workflow.now()
+        if self._alarm is not None and self._alarm[1].done():
+            self._alarm = None
+        times = [mail_orders.next_change(self._box, now), *self._rests.values()]
+        soonest = min((each for each in times if each is not None and each > now), default=None)
+        if soonest is None or (self._alarm is not None and self._alarm[0] <= soonest):
+            return
+        if self._alarm is not None:
+            self._alarm[1].cancel()
+        seconds = (soonest - now).total_seconds() + 0.001
+        self._alarm = soonest, asyncio.create_task(workflow.sleep(seconds, summary="look again"))
+
+    def _send(self, folder: str) -> None:
+        self._rests.pop(folder, None)
+        self._box, request = mail_orders.ordered(self._box, folder, workflow.now())
+        self._carrying[folder] = asyncio.create_task(self._carry(request))
+
+    async def _carry(self, request: CarryRequest) -> _Came:
+        """What a bridge answers is read as anything from outside: a bad answer must not wedge the mailbox."""
+        try:
+            answer: Any = await workflow.execute_activity(
+                "carry",
+                request,
+                task_queue=ids.mail_queue(request.folder),
+                summary=f"{len(request.orders)} orders",
+                **CARRYING,
+            )
+            answered = read(Carried, [answer])
+            if len(answered.done) != len(request.orders):
+                raise invalid(f"{len(request.orders)} orders, and {len(answered.done)} answers")
+        except ActivityError as error:
+            return _Came(request, why="" if is_cancelled_exception(error) else str(error.cause))
+        except ApplicationError as bad:
+            return _Came(request, why=bad.message)
+        return _Came(request, answered)
+
+    def _close_carry(self, folder: str) -> None:
+        task = self._carrying.pop(folder)
+        if task.cancelled():
+            return
+        came = task.result()
+        if came.answer is not None:
+            self._box = mail_orders.carried(self._box, came.request, came.answer, workflow.now())
+        elif came.why:
+            self._rests[folder] = workflow.now() + REST
+            self._refuse(f"carry in folder {cut(folder, 40)}", came.why)
+
+    async def _look(self, letters: tuple[Letter, ...]) -> _Seen:
+        request = mail_orders.look(self._box, letters)
+        try:
+            answer: Looked = await workflow.execute_activity_method(
+                Mailboxes.look_at_turns, request, summary=f"look at {len(letters)} runs", **LOOKING_AT_TURNS
+            )
+        except ActivityError:
+            return _Seen(letters)
+        return _Seen(letters, answer)
+
+    def _close_look(self, task: asyncio.Task[_Seen]) -> None:
+        self._looking = None
+        if task.cancelled():
+            return
+        seen = task.result()
+        self._box = mail_orders.looked(self._box, seen.letters, seen.answer, workflow.now())
+
+    async def _come_to_rest(self) -> None:
+        """What is under way may be over in a moment, or wait for a bridge for ever: then it is called off, and ordered
+        again by the next execution.
+        """
+        if self._halt.reason is None:
+            try:
+                await workflow.wait_condition(self._is_at_rest, timeout=MOST_WAIT, timeout_summary="what is under way")
+            except TimeoutError:
+                workflow.logger.info("what no bridge has carried out is ordered again")
+        for task in self._under_way():
+            task.cancel()
+        await workflow.wait_condition(lambda: not self._under_way())
+        while (folder := self._over()) is not None:
+            self._close_carry(folder)
+        if self._looking is not None:
+            self._close_look(self._looking)
+
+    def _is_at_rest(self) -> bool:
+        return self._halt.reason is not None or not self._under_way()
+
+    def _under_way(self) -> list[asyncio.Task[Any]]:
+        tasks = [*self._carrying.values(), *([self._looking] if self._looking else [])]
+        return [each for each in tasks if not each.done()]
+
+    @workflow.update(description='For bridges: {"folder", "deliveries"}. The answer has a verdict for each')
+    def deliver(self, *args: Any) -> dict[str, Any]:
+        request = self._readable(args)
+        self._box, delivered = mailbox.deliver(self._box, request.folder, request.deliveries, workflow.now())
+        return delivered.model_dump(mode="json")
+
+    @deliver.validator
+    def _is_taken(self, *args: Any) -> None:
+        self._readable(args)
+
+    def _readable(self, args: Sequence[Any]) -> DeliverRequest:
+        if self._halt.reason is not None:
+            why = f"the mailbox is being cancelled: {self._halt.reason}"
+            raise ApplicationError(why, type=LaneFault.lane_closing, non_retryable=True)
+        self._box  # noqa: B018 - raises where the mailbox could not begin
+        return read(DeliverRequest, args)
+
+    @workflow.signal(description='Dead letters come back: {"message_id"?, "file"?}; without either, all of them')
+    def redeliver(self, *args: Any) -> None:
+        try:
+            self._box = mailbox.redeliver(self._box, read_optional(Redeliver, args), workflow.now())
+        except ApplicationError as refused:
+            self._refuse("redeliver", refused.message)
+
+    @workflow.signal(description="For lanes: how the run of a message has ended")
+    def turn_ended(self, *args: Any) -> None:
+        try:
+            self._box = mailbox.turn_ended(self._box, read(TurnEnded, args), workflow.now())
+        except ApplicationError as refused:
+            self._refuse("turn_ended", refused.message)
+
+    @workflow.signal(description="For bridges: a person has said which file an input is")
+    def input_picked(self, *args: Any) -> None:
+        try:
+            self._box = mailbox.input_picked(self._box, read(InputPicked, args).key, workflow.now())
+        except ApplicationError as refused:
+            self._refuse("input_picked", refused.message)
+
+    @workflow.signal(description="For delegations: a subtask for this agent, which lives outside")
+    def dispatch(self, *args: Any) -> None:
+        try:
+            self._box = mailbox.dispatched(self._box, read(Dispatch, args), workflow.now())
+        except ApplicationError as refused:
+            self._refuse("dispatch", refused.message)
+
+    @workflow.signal(description="For delegations: nobody waits for that subtask any more")
+    def withdraw(self, *args: Any) -> None:
+        try:
+            self._box = mailbox.withdrawn(self._box, read(Dispatch, args), workflow.now())
+        except ApplicationError as refused:
+            self._refuse("withdraw", refused.message)
+
+    @workflow.signal(dynamic=True)
+    def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
+        known = "redeliver, turn_ended, input_picked, dispatch and withdraw"
+        self._refuse(cut(name, 80), f"no such signal; there are {known}")
+
+    def _refuse(self, what: str, why: str) -> None:
+        """A signal cannot be refused to its sender, so it is told where people look."""
+        workflow.logger.warning("%s ignored: %s", what, why)
+        if isinstance(self._begun, MailboxState):
+            self._box = mailbox.noticed(self._begun, f"{what}: {why}")
+
+    @workflow.query(description="The messages in hand, and the latest that are over", name="acks")
+    def _view(self, *_: Any) -> MailboxView:
+        return mailbox_told.view(self._box)
+
+    @workflow.query(description="Messages that have failed, and files that are none")
+    def deadletters(self, *_: Any) -> tuple[DeadLetter, ...]:
+        return self._box.dead
+
+
+def _begin(args: Sequence[Any]) -> MailboxState:
+    """Raises ApplicationError `InvalidInput`."""
+    if len(args) == 1 and isinstance(args[0], dict) and args[0].get("type") == "mailbox.continue":
+        return read(MailboxState, args)
+    own = workflow.info().workflow_id
+    agent = own.removeprefix(ids.mailbox_workflow_id(""))
+    if not 0 < len(agent) <= MOST_NAME or own != ids.mailbox_workflow_id(agent):
+        raise invalid(f"the workflow id is mailbox:<agent>, and the agent has 1 to {MOST_NAME} characters")
+    if read_optional(MailboxStart, args).agent not in (None, agent):
+        raise invalid(f"agent: this is the mailbox of {agent!r}")
+    return MailboxState(agent=agent)
+
+
+def _tell_dead(agent: str, dead: DeadLetter) -> None:
+    name = "agent.mail.dead_letter"
+    told = dead.model_dump(mode="json", include={"plan", "file", "message_id", "attempt", "why"})
+    workflow.logger.warning(name, extra={"event": {"event": name, "agent": agent, **told}})
+    count(workflow.metric_meter(), metrics.of_event(name, told))
