@@ -264,7 +264,7 @@ class Bridge:
         self._backlog.extend(Claimed(plan, file) for plan, file in sorted(self._parked - waiting))
 
     async def _find_strangers(self) -> None:
-        """What lies in `.pending/` and was not delivered from here: first all of it, later what nobody else delivers."""
+        """What lies in `.pending/` and was not delivered from here: first all, later what nobody else delivers."""
         now, first = time.monotonic(), self._looked_at is None
         if self._looked_at is not None and now - self._looked_at < OTHERS_EVERY:
             return

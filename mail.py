@@ -80,7 +80,6 @@ def mail(  # noqa: PLR0913 - options are parameters
 
     Several may run on one folder: each file is handled once. Ctrl-C leaves; what is at work goes on.
     """
-
     root = folder.resolve()
 
     async def main() -> int:
