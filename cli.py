@@ -23,6 +23,7 @@ from decisions import ids
 from decisions.endings import handoff_sections
 from event import event_
 from follow import DETACHED, follow, follow_json, happening_json, stopping
+from mail import mail
 from people import answer_, approve, cancel_, deny
 from report import (
     print_follow_up,
@@ -60,7 +61,7 @@ def app() -> None:
     """
 
 
-for each in (chat, answer_, approve, deny, cancel_, event_):
+for each in (chat, answer_, approve, deny, cancel_, event_, mail):
     app.add_command(each)
 
 

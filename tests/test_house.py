@@ -25,12 +25,12 @@ ORDER = (
     ("telemetry", "supervisor", "codec"),
     ("settings", "converter"),
     ("devserver", "runs"),
-    ("watch", "seal", "reconcile", "lanes"),
+    ("watch", "seal", "reconcile", "lanes", "bridge"),
     ("worker", "report"),
     ("session", "terminal"),
     ("follow", "doctor"),
     ("command",),
-    ("people", "chat", "event"),
+    ("people", "chat", "event", "mail"),
     ("cli",),
 )
 

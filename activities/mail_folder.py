@@ -1,0 +1,313 @@
+"""A mailbox's folder: who it belongs to, what has come, and where each file goes.
+
+Claiming is a rename: of several that try, one has the file, under a name that no other file ever has.
+"""
+
+import errno
+import json
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path
+
+from activities.beneath import Beneath, NotThere
+from activities.mail_message import too_large
+from contracts.mail import MOST_MESSAGE
+
+PENDING, PROCESSED, DEAD = ".pending", ".processed", ".deadletter"
+IDENTITY, DELIVERIES, STATE, INPUTS, ARCHIVE, TASKS = (
+    ".mailbox.json",
+    "deliveries.jsonl",
+    "agent_state.json",
+    "inputs",
+    "archive",
+    "tasks",
+)
+ENVELOPE = ".envelope.json"
+NOT_READY = (".tmp", "~", ".part", ".swp")
+FRESH = 0.2  # seconds since its last change in which a file may still be being written
+MOST_LOOKED = 5000  # names of a plan's folder that one scan looks at
+MOST_PLANS = 10_000
+MOST_LEFT_OPEN = 64  # plans whose listing is gone on with in the next scan
+_MOST_KEPT = 180  # bytes of a file's own name in its new one
+_CLAIMED = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}~")
+
+
+class NotAMailbox(OSError):
+    """The folder cannot be this agent's mailbox. The message is one line."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file that has come. `fault` says why it is no message, where that shows from outside."""
+
+    plan: str
+    name: str
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A file in `.pending/`, under its own new name."""
+
+    plan: str
+    file: str
+    fault: str | None = None
+
+
+@dataclass
+class MailFolder:
+    """The folder of an agent. One that lives `outside` puts its messages into `outbox/`, and finds them in `inbox/`.
+
+    Methods raise OSError for what the disk says.
+    """
+
+    root: Path
+    agent: str
+    outside: bool = False
+    id: str = ""
+    is_through: bool = True  # the latest scan has seen all there was
+    has_fresh: bool = False  # and has left files that may still be being written
+    _looks: dict[str, Iterator[Found | None]] = field(default_factory=dict)
+    _last: str = ""
+
+    @property
+    def below(self) -> Beneath:
+        return Beneath(self.root)
+
+    @property
+    def incoming(self) -> str:
+        return "outbox" if self.outside else "inbox"
+
+    @property
+    def outgoing(self) -> str:
+        return "inbox" if self.outside else "outbox"
+
+    def open(self) -> None:
+        """Makes the folders that are missing, and learns the folder's id. Raises NotAMailbox."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            for name in (self.incoming, self.outgoing, INPUTS, TASKS, ARCHIVE):
+                with self.below.folder(name, create=True):
+                    pass
+        except FileExistsError:
+            raise NotAMailbox(f"{self.root} is no folder") from None
+        except NotThere as error:
+            raise NotAMailbox(f"{self.root}: {error.filename}: {error.strerror}") from None
+        told = {"id": secrets.token_hex(8), "agent": self.agent}
+        try:
+            self.below.create(json.dumps(told).encode() + b"\n", IDENTITY)
+        except FileExistsError:
+            told = self._identity()
+        if told["agent"] != self.agent:
+            raise NotAMailbox(f"{self.root} is the mailbox of agent {told['agent']!r}, not of {self.agent!r}")
+        self.id = told["id"]
+
+    def _identity(self) -> dict[str, str]:
+        try:
+            told = json.loads(self.below.read(IDENTITY, most=4096))
+            if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", told["id"]) and isinstance(told["agent"], str):
+                return {"id": told["id"], "agent": told["agent"]}
+        except (ValueError, KeyError, TypeError):
+            pass
+        raise NotAMailbox(f"{self.root / IDENTITY} is no identity of a mailbox: remove it, and another one is made")
+
+    def scan(self, limit: int) -> list[Found]:
+        """Up to `limit` files that have come, taken from the plans in turn. It goes on where the last one ended."""
+        self.has_fresh = False
+        try:
+            plans = self.plans()
+        except FileNotFoundError:
+            self.open()
+            plans = []
+        found: list[Found] = []
+        waiting = [*(p for p in plans if p > self._last), *(p for p in plans if p <= self._last)]
+        self._looks = {plan: look for plan, look in self._looks.items() if plan in set(plans)}
+        unfinished: list[str] = []
+        while waiting and len(found) < limit:
+            for plan in waiting[:]:
+                look = self._looks.setdefault(plan, self._look(plan))
+                try:
+                    each = next(look)
+                except StopIteration:
+                    del self._looks[plan]
+                    waiting.remove(plan)
+                    continue
+                if each is None:
+                    unfinished.append(plan)
+                    waiting.remove(plan)
+                    continue
+                found.append(each)
+                self._last = plan
+                if len(found) == limit:
+                    break
+        self.is_through = not waiting and not unfinished
+        for plan in list(self._looks)[MOST_LEFT_OPEN:]:
+            del self._looks[plan]
+        return found
+
+    def plans(self) -> list[str]:
+        with self.below.folder(self.incoming) as folder, os.scandir(folder) as entries:
+            names = (entry.name for entry in entries if not entry.name.startswith(".") and _can_be_told(entry.name))
+            return sorted(islice(names, MOST_PLANS))
+
+    def _look(self, plan: str) -> Iterator[Found | None]:
+        """What has come for a plan; None each time that many names were none of it."""
+        try:
+            with self.below.folder(self.incoming, plan) as folder, os.scandir(folder) as entries:
+                for number, entry in enumerate(entries, 1):
+                    if number % MOST_LOOKED == 0:
+                        yield None
+                    if not self._is_skipped(entry.name):
+                        try:
+                            status = entry.stat(follow_symlinks=False)
+                        except FileNotFoundError:
+                            continue
+                        if 0 <= time.time() - status.st_mtime < FRESH:
+                            self.has_fresh = True
+                            continue
+                        yield Found(plan, entry.name, _fault(status))
+        except (FileNotFoundError, NotThere):
+            return  # it went away, or is no folder: a file or a link beside the plans is none of ours
+
+    def _is_skipped(self, name: str) -> bool:
+        own = self.outside and name.startswith(("ack_", "task_state_")) and name.endswith(".json")
+        return own or is_skipped(name)
+
+    def claim(self, found: Found) -> Claimed | None:
+        """None where somebody else was faster."""
+        file = _new_name(found.name)
+        with (
+            self.below.folder(self.incoming, found.plan) as start,
+            self.below.folder(self.incoming, found.plan, PENDING, create=True) as end,
+        ):
+            try:
+                os.rename(found.name, file, src_dir_fd=start, dst_dir_fd=end)
+            except FileNotFoundError:
+                return None
+            self._fetch_envelope(found.name, file, start, end)
+        return Claimed(found.plan, file, found.fault)
+
+    def _fetch_envelope(self, name: str, file: str, start: int, end: int) -> None:
+        try:
+            status = os.stat(envelope_of(name), dir_fd=start, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode):
+                os.rename(envelope_of(name), envelope_of(file), src_dir_fd=start, dst_dir_fd=end)
+        except FileNotFoundError:
+            return
+
+    def settle_claims(self, plans: set[str]) -> None:
+        """What was claimed in these plans stays claimed, whatever becomes of the machine."""
+        for plan in plans:
+            for names in ((PENDING,), ()):
+                with self.below.folder(self.incoming, plan, *names) as folder:
+                    os.fsync(folder)
+
+    def pending(self) -> Iterator[Claimed]:
+        """All that is claimed, by whomever."""
+        for plan in self.plans():
+            try:
+                names = self.below.names(self.incoming, plan, PENDING)
+            except NotThere:
+                continue
+            for name in names:
+                if not is_skipped(name):
+                    status = self.below.status(self.incoming, plan, PENDING, name)
+                    if status is not None:
+                        yield Claimed(plan, name, _fault(status))
+
+    def read(self, plan: str, file: str) -> bytes:
+        """A message in `.pending/`. Raises FileNotFoundError."""
+        return self.below.read(self.incoming, plan, PENDING, file, most=MOST_MESSAGE)
+
+    def envelope(self, plan: str, file: str, most: int) -> bytes | None:
+        try:
+            return self.below.read(self.incoming, plan, PENDING, envelope_of(file), most=most)
+        except (FileNotFoundError, NotThere):
+            return None
+
+    def keep(self, plan: str, file: str, where: str, reason: bytes | None = None) -> None:
+        """Moves a file and its envelope out of `.pending/` to `.processed/` or `.deadletter/`, a reason beside it."""
+        if reason is not None and self.below.status(self.incoming, plan, PENDING, file) is not None:
+            self.below.write(reason, self.incoming, plan, where, reason_of(file))
+        for name in (file, envelope_of(file)):
+            self._move(plan, (PENDING, name), (where, name))
+
+    def reason(self, plan: str, file: str) -> str:
+        """Why a dead letter is one, as it was written down."""
+        try:
+            found = json.loads(self.below.read(self.incoming, plan, DEAD, reason_of(file), most=MOST_MESSAGE))
+            return str(found["why"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "nobody has said why"
+
+    def restore(self, plan: str, file: str) -> None:
+        """Brings a dead letter back, as a file that has just come."""
+        own = _CLAIMED.sub("", file, count=1)
+        if self.below.status(self.incoming, plan, own) is not None:
+            own = f"{secrets.token_hex(3)}-{own}"
+        if self.below.status(self.incoming, plan, DEAD, file) is None:
+            self.below.remove(self.incoming, plan, DEAD, reason_of(file))
+            return
+        self._move(plan, (DEAD, envelope_of(file)), (envelope_of(own),))
+        self._move(plan, (DEAD, file), (own,))
+        self.below.remove(self.incoming, plan, DEAD, reason_of(file))
+
+    def _move(self, plan: str, source: tuple[str, ...], target: tuple[str, ...]) -> None:
+        try:
+            self.below.move((self.incoming, plan, *source), (self.incoming, plan, *target))
+        except FileExistsError:  # somebody else's: nothing is overwritten
+            other = f"{target[-1]}.{secrets.token_hex(3)}"
+            self.below.move((self.incoming, plan, *source), (self.incoming, plan, *target[:-1], other))
+        except FileNotFoundError:  # there is no such folder, so there is no such file
+            return
+
+
+def is_skipped(name: str) -> bool:
+    """Hidden, not ready yet, or what travels with another file."""
+    return name.startswith(".") or name.endswith((*NOT_READY, ENVELOPE))
+
+
+def envelope_of(name: str) -> str:
+    return f"{name.removesuffix(Path(name).suffix)}{ENVELOPE}"
+
+
+def reason_of(file: str) -> str:
+    return f"{file}.reason.json"
+
+
+def _fault(status: os.stat_result) -> str | None:
+    if not stat.S_ISREG(status.st_mode):
+        return "not a regular file"
+    return too_large(status.st_size) if status.st_size > MOST_MESSAGE else None
+
+
+def _new_name(name: str) -> str:
+    """Different each time, and of characters that can be told everywhere."""
+    known = "".join(each if each.isprintable() else "_" for each in name.encode(errors="replace").decode())
+    stem, suffix = Path(known).stem, Path(known).suffix
+    kept = stem.encode()[: _MOST_KEPT - len(suffix.encode()[:40])].decode(errors="ignore")
+    mark = f"-{sha256(os.fsencode(name)).hexdigest()[:6]}" if kept + suffix != name else ""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}~{kept}{mark}{suffix[:40]}"
+
+
+def _can_be_told(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def told(error: OSError) -> str:
+    """In one line, for a person."""
+    known = {errno.ENOSPC: "the disk is full", errno.EROFS: "it is read-only", errno.EACCES: "no permission"}
+    where = f": {error.filename}" if error.filename else ""
+    return f"{known.get(error.errno or 0, error.strerror or str(error))}{where}"

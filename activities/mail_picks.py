@@ -1,0 +1,104 @@
+"""What a person has picked where several files fit: from the request's file to the run that waits, and away again."""
+
+import asyncio
+from typing import Any
+
+from temporalio.client import Client, WorkflowQueryFailedError, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.mail_result import LOOK_WITHIN
+from activities.mail_told import Told
+from contracts.question import QuestionKind
+from contracts.run import QuestionView, RunStatus, RunView
+from contracts.signals import HumanInput
+from decisions.ids import mailbox_workflow_id, run_workflow_id
+from decisions.narrate import cut
+
+LOOK_EVERY = 5  # looks at a file until its run is asked whether it still waits
+
+
+class Picks:
+    def __init__(self, client: Client, told: Told) -> None:
+        self._client = client
+        self._told = told
+        self._looks: dict[str, int] = {}
+
+    async def look(self) -> int:
+        """How many requests are open. Answers those that a person has decided; raises OSError, RPCError."""
+        tasks = await asyncio.to_thread(self._told.asked)
+        self._looks = {task: self._looks.get(task, 0) for task in tasks}
+        for task in tasks:
+            request = await asyncio.to_thread(self._told.request, task)
+            is_due = self._looks[task] % LOOK_EVERY == 0
+            self._looks[task] += 1
+            if request is None or not isinstance(request.get("run_id", ""), str):
+                await asyncio.to_thread(self._told.answered, task)
+            elif is_due or any(_picks(request).values()):
+                await self._decide(task, request)
+        return len(tasks)
+
+    async def _decide(self, task: str, request: dict[str, Any]) -> None:
+        handle = self._client.get_workflow_handle(run_workflow_id(str(request.get("run_id"))))
+        try:
+            view: RunView = await handle.query("state", result_type=RunView, rpc_timeout=LOOK_WITHIN)
+        except WorkflowQueryFailedError:
+            return
+        except RPCError as error:
+            if error.status in {RPCStatusCode.NOT_FOUND, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED}:
+                return  # its lane has not begun it yet, or nobody answers now
+            raise
+        question = view.question
+        if question is None and view.turns == 0 and view.status is RunStatus.queued:
+            return
+        if question is None or question.kind != QuestionKind.choice:
+            await self._over(task, request)
+            return
+        name, picked = _picked(request, question)
+        if picked is None:
+            return
+        if picked not in question.options:
+            await self._fault(task, request, f"{name}: expected one of the options, not {cut(picked, 200)!r}")
+            return
+        said = HumanInput(question_id=question.id, text=picked, by="the request's file")
+        try:
+            await handle.execute_update("answer", said.model_dump(mode="json", exclude_none=True))
+        except WorkflowUpdateFailedError as error:
+            why = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
+            await self._fault(task, request, f"{name}: {cut(why, 200)}")
+        self._looks[task] = 0  # what comes next is looked at soon
+
+    async def _over(self, task: str, request: dict[str, Any]) -> None:
+        """The question is gone, whoever answered it: the run goes on."""
+        handle = self._client.get_workflow_handle(mailbox_workflow_id(self._told.agent))
+        await handle.signal("input_picked", {"key": str(request.get("key", ""))})
+        await asyncio.to_thread(self._told.answered, task)
+
+    async def _fault(self, task: str, request: dict[str, Any], fault: str) -> None:
+        if request.get("fault") != fault:
+            await asyncio.to_thread(self._told.note, task, {**request, "fault": fault})
+
+
+def _picks(request: dict[str, Any]) -> dict[str, str]:
+    """By the names of the inputs. Of a single one, its pick may stand alone."""
+    pick, names = request.get("pick"), [name for name, _ in _choices(request)]
+    if isinstance(pick, str) and len(names) == 1:
+        return {names[0]: pick} if pick else {}
+    return {name: said for name, said in pick.items() if isinstance(said, str)} if isinstance(pick, dict) else {}
+
+
+def _choices(request: dict[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
+    found = request.get("choices")
+    rows = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    return [(str(each.get("name")), tuple(map(str, each.get("options") or ()))) for each in rows]
+
+
+def _picked(request: dict[str, Any], question: QuestionView) -> tuple[str, str | None]:
+    """What is picked for the input that the run asks for now: by its options, and where several have them, by name."""
+    picks = _picks(request)
+    fitting = [name for name, options in _choices(request) if options == question.options]
+    named = (
+        [name for name in fitting if name in question.text] or fitting or [name for name, _ in _choices(request)][:1]
+    )
+    name = named[0] if named else ""
+    return name, picks.get(name)

@@ -1,0 +1,296 @@
+"""Between a folder and its mailbox: what comes is claimed and delivered. All that follows are orders (`carry`).
+
+A message is in the incoming folder, or in `.pending/`, until it has been told what became of it. So a bridge may end at
+any moment: the next one delivers again, and the mailbox knows what it has.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+from temporalio.client import (
+    Client,
+    WithStartWorkflowOperation,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.service import RPCError
+
+from activities.mail_folder import DELIVERIES, STATE, Claimed, MailFolder, NotAMailbox, told
+from activities.mail_inputs import Resolved, Unusable, resolve
+from activities.mail_message import MOST_ENVELOPE, NotAMessage, read, read_envelope
+from activities.mail_picks import Picks
+from activities.mail_told import Told
+from activities.mail_watch import Watcher
+from contracts.mail import TaskHead
+from contracts.mailbox import MOST_DELIVERIES, Delivered, DeliverRequest, Delivery, Verdict
+from decisions import ids
+from decisions.mail_mode import Mode, Pace, Patience, after_cycle, woken
+from decisions.narrate import cut
+
+CYCLE = 1.0  # seconds between looks where nothing wakes it
+PATIENCE = 30.0  # seconds in which a delivery is answered
+LONGEST_PAUSE = 10.0  # seconds between tries while the server, the mailbox or the disk does not take it
+OTHERS_EVERY, OTHERS_AFTER = 5.0, 10.0  # what another bridge has claimed and not delivered is delivered after this
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Bridge:
+    client: Client
+    task_queue: str
+    folder: MailFolder
+    patience: Patience = field(default_factory=Patience)
+    pace: Pace = field(default_factory=lambda: Pace(since=_now()))
+    cycle: int = 0
+    open: int = 0  # messages in hand, as the mailbox said last
+    asking: int = 0  # of them, those that wait for a person's pick
+    trouble: str = ""  # why nothing goes on just now
+    _backlog: deque[Claimed] = field(default_factory=deque)
+    _known: set[tuple[str, str]] = field(default_factory=set)  # in `.pending/`, and in hand
+    _parked: set[tuple[str, str]] = field(default_factory=set)  # without their inputs
+    _strangers: dict[tuple[str, str], float] = field(default_factory=dict)
+    _looked_at: float | None = None
+    _is_attached: bool = False  # the mailbox knows where to send its orders
+    _failures: int = 0
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing more has come, and all that had has been delivered."""
+        return (
+            not (self._backlog or self._strangers or self.folder.has_fresh or self.trouble) and self.folder.is_through
+        )
+
+    @property
+    def parked(self) -> int:
+        return len(self._parked)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until it is stopped. Nothing that a disk or a server does ends it."""
+        watcher, picks = Watcher(self.folder), Picks(self.client, Told(self.folder, self.folder.agent))
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                await watcher.start()  # before the look: what comes during it wakes the next one
+                watcher.woken.clear()
+                has_worked = await self._once(watcher, picks)
+                must_look = not self.is_quiet or self.asking > 0 or not watcher.is_watching
+                self.pace = after_cycle(
+                    self.pace, has_worked=has_worked, must_look=must_look, now=_now(), patience=self.patience
+                )
+                await self._tell()
+                if not has_worked or self.trouble:
+                    await self._rest(watcher, stopped)
+        finally:
+            stopped.cancel()
+            await watcher.close()
+
+    async def _rest(self, watcher: Watcher, stopped: asyncio.Task[bool]) -> None:
+        """Until something wakes it, or the next cycle is due. Dormant, it waits for a file alone."""
+        came = asyncio.create_task(watcher.woken.wait())
+        pause = min(LONGEST_PAUSE, 0.25 * 2 ** min(self._failures, 8)) if self.trouble else CYCLE
+        waits_for = {stopped} if self.trouble else {stopped, came}
+        seconds = None if self.pace.mode is Mode.dormant else (0.2 if self.folder.has_fresh else pause)
+        await asyncio.wait(waits_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if came.done():
+            self.pace = woken(self.pace, _now())
+        came.cancel()
+
+    async def _once(self, watcher: Watcher, picks: Picks) -> bool:
+        """A cycle. Whether there was something to do, and it was done."""
+        self.cycle += 1
+        try:
+            if watcher.has_inputs:
+                watcher.has_inputs = False
+                await self._unpark()
+            await self._find_strangers()
+            has_worked = await self._deliver_next()
+            if self.cycle % 10 == 0 or not has_worked:
+                self.asking = await picks.look()
+        except (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError, TimeoutError) as error:
+            why = cut(error.message, 200) if isinstance(error, RPCError) else "no worker answers"
+            self._in_trouble(f"the mailbox cannot be reached: {why}")
+            return False
+        except WorkflowUpdateFailedError as error:
+            self._in_trouble(f"the mailbox refuses the delivery: {cut(str(error.cause), 200)}")
+            return False
+        except NotAMailbox as error:
+            self._in_trouble(str(error))
+            return False
+        except OSError as error:
+            self._in_trouble(f"{self.folder.root}: {told(error)}")
+            return False
+        return has_worked
+
+    def _in_trouble(self, why: str) -> None:
+        """Said once, however long it lasts."""
+        if why != self.trouble:
+            _log.warning("agent.mail.trouble", extra={"event": self._event("agent.mail.trouble", why=why)})
+        self.trouble, self._failures = why, self._failures + 1
+
+    async def _deliver_next(self) -> bool:
+        if not self._backlog:
+            self._backlog.extend(await asyncio.to_thread(self._claim))
+        batch = [self._backlog[number] for number in range(min(len(self._backlog), MOST_DELIVERIES))]
+        if not batch and self._is_attached:
+            self.trouble, self._failures = "", 0
+            return False
+        deliveries, notes = await asyncio.to_thread(self._read, batch)
+        answer = await self._deliver(tuple(deliveries))
+        self._is_attached = True
+        self.open = answer.open
+        verdicts = dict(zip(((each.plan, each.file) for each in deliveries), answer.verdicts, strict=True))
+        for _ in batch:
+            claimed = self._backlog.popleft()
+            place = (claimed.plan, claimed.file)
+            self._parked.discard(place)
+            self._known.add(place)
+            if verdicts.get(place) is Verdict.full:
+                self._backlog.append(claimed)
+            elif verdicts.get(place) is Verdict.blocked:
+                self._parked.add(place)
+        await asyncio.to_thread(self._list, deliveries, answer, notes)
+        if Verdict.full in answer.verdicts:
+            self.trouble, self._failures = "the mailbox is full: the rest waits", self._failures + 1
+        else:
+            self.trouble, self._failures = "", 0
+        return bool(batch) and Verdict.full not in answer.verdicts
+
+    def _claim(self) -> list[Claimed]:
+        """What comes next, in turn of the plans. A plan whose folder refuses is told of, and the others go on."""
+        claimed, faults = list[Claimed](), list[OSError]()
+        for found in self.folder.scan(MOST_DELIVERIES):
+            try:
+                each = self.folder.claim(found)
+            except OSError as error:
+                faults.append(error)
+                continue
+            if each is not None:
+                claimed.append(each)
+                self._known.add((each.plan, each.file))
+        self.folder.settle_claims({each.plan for each in claimed})
+        if faults and not claimed:
+            raise faults[0]
+        if faults:
+            _log.warning("a file cannot be claimed: %s", told(faults[0]))
+        return claimed
+
+    def _read(self, batch: list[Claimed]) -> tuple[list[Delivery], list[str]]:
+        """What is delivered of each, and what is noted of its envelope. One that is gone meanwhile is left out."""
+        deliveries, notes = list[Delivery](), list[str]()
+        for claimed in batch:
+            with suppress(FileNotFoundError):
+                deliveries.append(self._delivery(claimed))
+                notes.append(self._note(claimed))
+        return deliveries, notes
+
+    def _delivery(self, claimed: Claimed) -> Delivery:
+        plan, file = claimed.plan, claimed.file
+        if claimed.fault is not None:
+            return Delivery(file=file, plan=plan, sha256="", fault=claimed.fault)
+        data = self.folder.read(plan, file)
+        digest = sha256(data).hexdigest()
+        try:
+            head, _ = read(data, plan)
+        except NotAMessage as fault:
+            return Delivery(file=file, plan=plan, sha256=digest, fault=cut(str(fault), 1000))
+        resolved = Resolved()
+        try:
+            if isinstance(head, TaskHead) and head.inputs:
+                resolved = resolve(self.folder.below, head)
+        except Unusable as fault:
+            return Delivery(file=file, plan=plan, sha256=digest, head=head, fault=cut(str(fault), 1000))
+        undecided = tuple(resolved.undecided)
+        return Delivery(file=file, plan=plan, sha256=digest, head=head, missing=resolved.missing, undecided=undecided)
+
+    def _note(self, claimed: Claimed) -> str:
+        if claimed.fault is not None:
+            return ""
+        data = self.folder.envelope(claimed.plan, claimed.file, MOST_ENVELOPE)
+        if data is None:
+            return ""
+        try:
+            read_envelope(data)
+        except NotAMessage as fault:
+            return f"the envelope is not read: {fault}"
+        return "with its envelope"
+
+    async def _deliver(self, deliveries: tuple[Delivery, ...]) -> Delivered:
+        request = DeliverRequest(folder=self.folder.id, deliveries=deliveries)
+        start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
+            "Mailbox",
+            {"agent": self.folder.agent},
+            id=ids.mailbox_workflow_id(self.folder.agent),
+            task_queue=self.task_queue,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        )
+        async with asyncio.timeout(PATIENCE):
+            answer: Delivered = await self.client.execute_update_with_start_workflow(
+                "deliver",
+                request.model_dump(mode="json", by_alias=True, exclude_none=True),
+                start_workflow_operation=start,
+                result_type=Delivered,
+            )
+        return answer
+
+    def _list(self, deliveries: list[Delivery], answer: Delivered, notes: list[str]) -> None:
+        at = _now().isoformat(timespec="milliseconds")
+        lines = []
+        for each, verdict, note in zip(deliveries, answer.verdicts, notes, strict=True):
+            line: dict[str, Any] = {"at": at, "plan": each.plan, "file": each.file, "sha256": each.sha256}
+            if each.head is not None:
+                line |= {"message_id": each.head.message_id, "task_id": each.head.task_id}
+                line |= {"idempotency_key": each.head.idempotency_key} if each.head.idempotency_key else {}
+            why = {"fault": each.fault} if each.fault else {}
+            missing = {"missing": list(each.missing)} if each.missing else {}
+            line |= {"verdict": verdict, **why, **missing, **({"note": note} if note else {})}
+            lines.append(json.dumps(line, ensure_ascii=False))
+        if lines:
+            self.folder.below.append("".join(f"{line}\n" for line in lines).encode(errors="replace"), DELIVERIES)
+
+    async def _unpark(self) -> None:
+        """Inputs have come: whoever waits for some is looked at again."""
+        waiting = {(each.plan, each.file) for each in self._backlog}
+        self._backlog.extend(Claimed(plan, file) for plan, file in sorted(self._parked - waiting))
+
+    async def _find_strangers(self) -> None:
+        """What lies in `.pending/` and was not delivered from here: first all, later what nobody else delivers."""
+        now, first = time.monotonic(), self._looked_at is None
+        if self._looked_at is not None and now - self._looked_at < OTHERS_EVERY:
+            return
+        there = {(each.plan, each.file): each for each in await asyncio.to_thread(lambda: list(self.folder.pending()))}
+        waiting = {(each.plan, each.file) for each in self._backlog}
+        self._known &= there.keys()
+        self._parked &= there.keys()
+        since = {place: self._strangers.get(place, now) for place in there if place not in self._known | waiting}
+        due = [place for place, seen in since.items() if first or now - seen >= OTHERS_AFTER]
+        self._looked_at = now
+        self._strangers = {place: seen for place, seen in since.items() if place not in due}
+        self._backlog.extend(there[place] for place in due)
+
+    async def _tell(self) -> None:
+        """Of each cycle, so that anybody can see whether the bridge is alive."""
+        state = self._event("agent.mail.heartbeat", heartbeat_at=_now().isoformat(timespec="milliseconds"))
+        _log.info("agent.mail.heartbeat", extra={"event": state})
+        told_of = {name: value for name, value in state.items() if name != "event"}
+        with suppress(OSError):  # the disk's trouble is told where it matters
+            data = json.dumps({**told_of, "trouble": self.trouble}, indent=2).encode() + b"\n"
+            await asyncio.to_thread(self.folder.below.write, data, STATE)
+
+    def _event(self, name: str, **more: Any) -> dict[str, Any]:
+        known = {"agent": self.folder.agent, "mode": self.pace.mode, "cycle": self.cycle, "open": self.open}
+        return {"event": name, **known, "folder": self.folder.id, "pid": os.getpid(), **more}
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

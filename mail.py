@@ -1,0 +1,212 @@
+"""`perdure mail`: the bridge between a folder and an agent's mailbox, in the foreground."""
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+
+import click
+from pydantic import TypeAdapter, ValidationError
+from rich.markup import escape
+from temporalio.client import Client, WorkflowQueryFailedError
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.service import RPCError
+from temporalio.worker import Worker
+
+from activities.carry import Carrier
+from activities.mail_folder import DEAD, MailFolder
+from activities.redaction import Redaction
+from bridge import Bridge
+from command import as_json_option, console, go
+from contracts.duration import Duration
+from contracts.mailbox import MailboxView, Redeliver, Stage, TaskState
+from decisions import ids
+from decisions.mail_mode import Patience
+from decisions.narrate import cut
+from follow import stopping
+from session import Needs, Session, session
+from settings import ProjectError, Settings, load
+from telemetry import log_to
+
+LOOKS_EVERY = 0.5  # seconds between looks whether all is done
+MOST_DEAD = 1000  # dead letters that are shown
+GRACE = timedelta(seconds=5)  # for the orders that are being carried out when it leaves
+QUERY_PATIENCE = timedelta(seconds=5)
+AT_ONCE = 4  # `carry` activities, each of several orders
+
+
+class _DurationType(click.ParamType[timedelta]):
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        try:
+            return TypeAdapter(Duration).validate_python(value)
+        except ValidationError:
+            self.fail(f"{value!r} is no duration; write it as 30s, 5m or 1h", param, ctx)
+
+
+@click.command("mail")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--agent", required=True, help="The agent of agents/*.md whose mailbox the folder is.")
+@click.option("--once", is_flag=True, help="Leave when nothing is left to come, and nothing in hand.")
+@click.option(
+    "--idle-after", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Empty cycles."
+)
+@click.option(
+    "--dormant-after",
+    type=_DurationType(),
+    default="5m",
+    show_default=True,
+    help="Without work; then only a file wakes it.",
+)
+@click.option("--redeliver", metavar="ID|FILE|all", help="Bring dead letters back: of a message, a file, or all.")
+@click.option("--dead", is_flag=True, help="Show the dead letters and why they are, and leave.")
+@as_json_option
+def mail(  # noqa: PLR0913 - options are parameters
+    folder: Path,
+    agent: str,
+    once: bool,
+    idle_after: int,
+    dormant_after: timedelta,
+    redeliver: str | None,
+    dead: bool,
+    as_json: bool,
+) -> None:
+    """Take tasks and replies that come as files in FOLDER/inbox/PLAN/, and put what becomes of them into outbox/PLAN/.
+
+    Several may run on one folder: each file is handled once. Ctrl-C leaves; what is at work goes on.
+    """
+    root = folder.resolve()
+
+    async def main() -> int:
+        settings = load()
+        if agent not in settings.agents:
+            raise ProjectError(f"there is no agent {agent!r}; the agents are: {', '.join(settings.agents)}")
+        outside = bool(getattr(settings.agents[agent], "mailbox", False))
+        there = MailFolder(root, agent, outside)
+        there.open()
+        if dead:
+            _show_dead(there, as_json=as_json)
+            return 0
+        if redeliver is not None and not once:
+            async with session(settings, Needs.nothing) as here:
+                await _redeliver(here, redeliver, agent)
+            _say("ordered: a bridge of the folder brings them back", as_json=as_json, ordered=redeliver)
+            return 0
+        async with session(settings, Needs.work) as here:
+            if here.ui is None:
+                settings.home.mkdir(parents=True, exist_ok=True)
+                log_to(logging.FileHandler(settings.home / "mail.log", encoding="utf-8"), settings.secrets)
+            if redeliver is not None:
+                await _redeliver(here, redeliver, agent)
+            patience = Patience(idle_after=idle_after, dormant_after=dormant_after)
+            return await _bridge(here, there, patience, once=once, as_json=as_json)
+
+    go(main)
+
+
+async def _bridge(here: Session, folder: MailFolder, patience: Patience, *, once: bool, as_json: bool) -> int:
+    stop = stopping()
+    bridge = Bridge(here.client, here.settings.task_queue, folder, patience)
+    _say(f"mailbox of {folder.agent}: {folder.root / folder.incoming}", as_json=as_json, folder=folder.id)
+    async with carrying(here.client, here.settings, folder):
+        running = asyncio.create_task(bridge.run(stop))
+        telling = asyncio.create_task(_tell(bridge, as_json=as_json))
+        done = asyncio.create_task(_done(here.client, bridge) if once else stop.wait())
+        await asyncio.wait({running, done}, return_when=asyncio.FIRST_COMPLETED)
+        stop.set()
+        telling.cancel()
+        done.cancel()
+        await running
+    _say(f"left: {bridge.open} in hand", as_json=as_json, open=bridge.open)
+    return 0
+
+
+@asynccontextmanager
+async def carrying(client: Client, settings: Settings, folder: MailFolder) -> AsyncIterator[None]:
+    """Carries out the orders of this folder while the block runs."""
+    carrier = Carrier(client, folder, settings.workspaces, settings.task_queue)
+    async with Worker(
+        client,
+        task_queue=ids.mail_queue(folder.id),
+        activities=[carrier.carry],
+        interceptors=[Redaction(settings.secrets)],
+        max_concurrent_activities=AT_ONCE,
+        graceful_shutdown_timeout=GRACE,
+    ):
+        yield
+
+
+async def _tell(bridge: Bridge, *, as_json: bool) -> None:
+    """What changes: the mode, and what keeps it from going on."""
+    known: tuple[str, str] = ("", "")
+    while True:
+        now = (bridge.pace.mode.value, bridge.trouble)
+        if now != known and bridge.cycle:
+            known = now
+            why = f": {bridge.trouble}" if bridge.trouble else ""
+            _say(f"{now[0]}{why}", as_json=as_json, mode=now[0], trouble=now[1], open=bridge.open)
+        await asyncio.sleep(LOOKS_EVERY)
+
+
+async def _done(client: Client, bridge: Bridge) -> bool:
+    """Returns when no file is left to be delivered, and what is in hand waits for files or for a person."""
+    handle = client.get_workflow_handle(ids.mailbox_workflow_id(bridge.folder.agent))
+    while True:
+        await asyncio.sleep(LOOKS_EVERY)
+        cycle = bridge.cycle
+        if cycle < 2:
+            continue
+        with suppress(RPCError, WorkflowQueryFailedError):
+            view: MailboxView = await handle.query("acks", result_type=MailboxView, rpc_timeout=QUERY_PATIENCE)
+            at_work = [
+                each for each in view.open if each.stage is not Stage.sent and each.state is not TaskState.blocked
+            ]
+            if not at_work and not view.orders and bridge.cycle > cycle and bridge.is_quiet:
+                return True
+
+
+async def _redeliver(here: Session, which: str, agent: str) -> None:
+    """A file is known by the mark that it was given when it was claimed."""
+    is_file = re.match(r"\d{8}T\d{6}Z-[0-9a-f]{6}~", which) is not None
+    named = {} if which == "all" else {"file": which} if is_file else {"message_id": which}
+    try:
+        body = Redeliver.model_validate({**named, "by": "perdure mail"})
+    except ValidationError:
+        raise click.UsageError(
+            f"--redeliver takes the id of a message, a file of .deadletter/, or all, not {cut(which, 80)!r}"
+        ) from None
+    await here.client.start_workflow(
+        "Mailbox",
+        {"agent": agent},
+        id=ids.mailbox_workflow_id(agent),
+        task_queue=here.settings.task_queue,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        start_signal="redeliver",
+        start_signal_args=[body.model_dump(mode="json", exclude_none=True)],
+    )
+
+
+def _show_dead(folder: MailFolder, *, as_json: bool) -> None:
+    shown = 0
+    for plan in folder.plans():
+        for file in folder.below.names(folder.incoming, plan, DEAD):
+            if file.endswith((".reason.json", ".envelope.json")) or shown == MOST_DEAD:
+                continue
+            shown += 1
+            why = folder.reason(plan, file)
+            if as_json:
+                click.echo(json.dumps({"plan": plan, "file": file, "why": why}))
+            else:
+                console.print(f"{escape(plan)}  [bold]{escape(file)}[/]  {escape(why)}", soft_wrap=True)
+
+
+def _say(line: str, *, as_json: bool, **told: object) -> None:
+    if as_json:
+        click.echo(json.dumps(told))
+    else:
+        console.print(escape(line), soft_wrap=True)

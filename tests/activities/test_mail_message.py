@@ -1,0 +1,153 @@
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from activities.mail_message import MOST_ENVELOPE, NotAMessage, read, read_envelope, written
+from activities.workspace import folder_name
+from contracts.mail import MOST_MESSAGE, InputWanted, PickPolicy, ReplyHead, ReplyStatus, TaskHead
+
+HEAD = "type: task\nmessage_id: m-1\nplan_id: p\ntask_id: t\nfrom: planner\n"
+
+
+def task(more: str = "", body: str = "Write a summary.\n", head: str = HEAD) -> bytes:
+    return f"---\n{head}{more}---\n{body}".encode()
+
+
+def as_json(**more: Any) -> bytes:
+    told = {"type": "task", "message_id": "m", "plan_id": "p", "task_id": "t", "from": "a", "body": "do it"}
+    return json.dumps(told | more).encode()
+
+
+def test_a_task_is_read_with_its_inputs() -> None:
+    more = "inputs:\n  - {name: data, match: '*.csv'}\npick_policy: latest\nwait_for_inputs: false\n"
+    head, body = read(task(more), "p")
+    assert isinstance(head, TaskHead)
+    assert (head.message_id, head.sender, head.inputs) == ("m-1", "planner", (InputWanted(name="data", match="*.csv"),))
+    assert (head.pick_policy, head.wait_for_inputs, body) == (PickPolicy.latest, False, "Write a summary.\n")
+
+
+def test_scalars_are_the_text_that_stands_there() -> None:
+    head, _ = read(task("subtask_id: 2026-01-01\nto: yes\n", head=HEAD.replace("task_id: t", "task_id: 042")), "p")
+    assert (head.task_id, head.subtask_id, head.to) == ("042", "2026-01-01", "yes")
+
+
+@pytest.mark.parametrize("nothing", ["", "~", "null"])
+def test_a_field_without_a_value_is_not_there(nothing: str) -> None:
+    assert read(task(f"subtask_id: {nothing}\n"), "p")[0].subtask_id is None
+
+
+def test_json_and_markdown_say_the_same() -> None:
+    assert read(as_json(), "p")[0].model_copy(update={"message_id": "m-1", "sender": "planner"}) == read(task(), "p")[0]
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_fault() -> None:
+    head, body = read(b"\xef\xbb\xbf" + task().replace(b"\n", b"\r\n"), "p")
+    assert (head.message_id, body) == ("m-1", "Write a summary.\r\n")
+
+
+def test_the_folder_is_the_plan_or_its_coded_name() -> None:
+    data = as_json(plan_id="a/b")
+    assert read(data, folder_name("a/b"))[0].plan_id == "a/b"
+    with pytest.raises(NotAMessage, match="plan_id: expected 'b'"):
+        read(data, "b")
+
+
+BOMB = "a: &a [x]\nb: [*a, *a]\n"
+
+MALFORMED = [
+    (b"", "the file is empty"),
+    (b"\xef\xbb\xbf \n", "the file is empty"),
+    (b"\xff\xfe---", "not UTF-8"),
+    (b"hello", "expected front matter"),
+    (b"---\ntype: task\n", "expected front matter"),
+    (b"---\n---\nbody", "expected fields"),
+    (b"---\n- a\n---\nbody", "expected fields"),
+    (b"---\n[" * 1 + b"[" * 4000 + b"\n---\nbody", "nested too deep"),
+    (b"---\na: 'x\n---\nbody", "no YAML"),
+    (task(BOMB), "anchors and aliases"),
+    (task("to: !!python/object:os.system x\n"), "tags"),
+    (task("to: !foo x\n"), "tags"),
+    (task("task_id: again\n"), "task_id: it is there twice"),
+    (task("colour: red\n"), "colour: there is no such field"),
+    (task("? [a, b]\n: c\n"), "names of fields"),
+    (task("to: [a]\n"), "to: "),
+    (task('to: "a\\0b"\n'), "to: expected characters that can be printed"),
+    (task('to: "a\\nb"\n'), "to: expected characters that can be printed"),
+    (task(f"to: {'x' * 201}\n"), "to: "),
+    (task("wait_for_inputs: perhaps\n"), "wait_for_inputs: "),
+    (task("pick_policy: best\n"), "pick_policy: "),
+    (task("inputs: [{name: a/b, match: x}]\n"), r"inputs\.0\.name: "),
+    (task("inputs: [{name: a, match: x}, {name: a, match: y}]\n"), "two have the same name"),
+    (task(body="  \n"), "body: expected"),
+    (task(body="a\0b"), "control character, U\\+0000"),
+    (task("x: " + "y" * 40_000 + "\n"), "front matter is longer"),
+    (task(body="x" * MOST_MESSAGE), "is the most"),
+    (task(head=HEAD.replace("type: task\n", "")), "type: expected `task` or `reply`"),
+    (task(head=HEAD.replace("type: task", "type: order")), "type: expected `task` or `reply`"),
+    (task(head=HEAD.replace("from: planner\n", "")), "from: Field required"),
+    (task(head=HEAD.replace("plan_id: p", "plan_id: other")), "plan_id: expected 'p'"),
+    (task(head=HEAD.replace("type: task", "type: reply")), "status: Field required"),
+    (b"{", "not JSON"),
+    (b'{"type": "task"', "not JSON"),
+    (b'{"a": 1, "a": 2}', "a: it is there twice"),
+    (b'{"a": ' * 100_00, "not JSON"),
+    (b'{"a":' + b"[" * 60 + b"]" * 60 + b"}", "nested more than"),
+    (as_json(task_id=42), "task_id: "),
+    (as_json(body=None), "body: expected a text"),
+    (as_json(body="a\0b"), "body: "),
+    (as_json(to="\x1b[31m"), "to: expected characters"),
+    (b'{"type": "task", "to": "\\ud800"}', "not JSON"),
+    (b'{"type": NaN}', "not JSON"),
+]
+
+
+@pytest.mark.parametrize(("data", "why"), MALFORMED)
+def test_what_is_no_message_is_told_in_one_line(data: bytes, why: str) -> None:
+    with pytest.raises(NotAMessage, match=why) as told:
+        read(data, "p")
+    assert "\n" not in str(told.value)
+    assert len(str(told.value)) < 600
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=300),
+        st.text(max_size=300).map(lambda text: f"---\n{text}\n---\nx".encode("utf-8", "replace")),
+    )
+)
+def test_whatever_lies_there_is_a_message_or_none(data: bytes) -> None:
+    with suppress(NotAMessage):
+        assert read(data, "p")[0].plan_id == "p"
+
+
+PLAIN = st.text(
+    st.characters(exclude_categories=["Cc", "Cs", "Cf", "Zl", "Zp", "Co", "Cn"]), min_size=1, max_size=50
+).filter(str.isprintable)
+BODY = st.text(st.characters(exclude_categories=["Cc", "Cs"], include_characters="\n\t"), max_size=200)
+
+
+@given(PLAIN, PLAIN, st.none() | PLAIN, BODY, st.sampled_from(ReplyStatus))
+def test_what_is_written_reads_the_same(
+    plan: str, task_id: str, subtask: str | None, body: str, status: ReplyStatus
+) -> None:
+    head = ReplyHead(
+        type="reply", message_id="k-reply", plan_id=plan, task_id=task_id, subtask_id=subtask, sender="a", status=status,
+        artifacts=("x/a.md", "42"),
+    )  # fmt: skip
+    assert read(written(head, body).encode(), folder_name(plan)) == (head, body)
+
+
+def test_what_no_message_may_hold_is_replaced() -> None:
+    head = ReplyHead(type="reply", message_id="k", plan_id="p", task_id="t", sender="a", status=ReplyStatus.done)
+    assert read(written(head, "a\0b").encode(), "p")[1] == "a\ufffdb"
+
+
+def test_an_envelope_is_a_json_object_of_bounded_size() -> None:
+    assert read_envelope(b'{"a": 1}') == {"a": 1}
+    for broken in (b"", b"[]", b"{", b'{"a": "' + b"x" * MOST_ENVELOPE + b'"}'):
+        with pytest.raises(NotAMessage):
+            read_envelope(broken)
