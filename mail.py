@@ -5,14 +5,15 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
-from temporalio.client import Client, WorkflowQueryFailedError
+from temporalio.client import Client, WorkflowHandle, WorkflowQueryFailedError
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError
 from temporalio.worker import Worker
@@ -156,18 +157,22 @@ async def _tell(bridge: Bridge, *, as_json: bool) -> None:
 async def _done(client: Client, bridge: Bridge) -> bool:
     """Returns when no file is left to be delivered, and what is in hand waits for files or for a person."""
     handle = client.get_workflow_handle(ids.mailbox_workflow_id(bridge.folder.agent))
-    while True:
+    quiet_since: int | None = None  # the cycle in which nothing was left to do
+    while quiet_since is None or bridge.cycle < quiet_since + 2:
         await asyncio.sleep(LOOKS_EVERY)
-        cycle = bridge.cycle
-        if cycle < 2:
-            continue
-        with suppress(RPCError, WorkflowQueryFailedError):
-            view: MailboxView = await handle.query("acks", result_type=MailboxView, rpc_timeout=QUERY_PATIENCE)
-            at_work = [
-                each for each in view.open if each.stage is not Stage.sent and each.state is not TaskState.blocked
-            ]
-            if not at_work and not view.orders and bridge.cycle > cycle and bridge.is_quiet:
-                return True
+        is_quiet = bridge.is_quiet and await _is_idle(handle)
+        quiet_since = None if not is_quiet else bridge.cycle if quiet_since is None else quiet_since
+    return True
+
+
+async def _is_idle(handle: WorkflowHandle[Any, Any]) -> bool:
+    """Whether the mailbox has nothing to do but to wait for inputs, people and peers."""
+    try:
+        view: MailboxView = await handle.query("acks", result_type=MailboxView, rpc_timeout=QUERY_PATIENCE)
+    except (RPCError, WorkflowQueryFailedError):
+        return False
+    waits = (each.stage is Stage.sent or each.state is TaskState.blocked for each in view.open)
+    return all(waits) and not view.orders
 
 
 async def _redeliver(here: Session, which: str, agent: str) -> None:

@@ -49,8 +49,8 @@ class Picks:
                 return  # its lane has not begun it yet, or nobody answers now
             raise
         question = view.question
-        if question is None and view.turns == 0 and view.status is RunStatus.queued:
-            return
+        if question is None and view.turns == 0 and view.status is not RunStatus.running:
+            return  # it has not asked yet
         if question is None or question.kind != QuestionKind.choice:
             await self._over(task, request)
             return
@@ -66,7 +66,10 @@ class Picks:
         except WorkflowUpdateFailedError as error:
             why = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
             await self._fault(task, request, f"{name}: {cut(why, 200)}")
-        self._looks[task] = 0  # what comes next is looked at soon
+            return
+        self._looks[task] = 0  # what it asks next is looked at soon
+        if name == _choices(request)[-1][0]:
+            await self._over(task, request)
 
     async def _over(self, task: str, request: dict[str, Any]) -> None:
         """The question is gone, whoever answered it: the run goes on."""
