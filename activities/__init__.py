@@ -25,6 +25,11 @@ secrets      the secrets of the process, and what they look like
 redaction    how they are kept from leaving an activity
 followup     a follow-up's start, its topics, its messages, and the lane where the work goes on
 topic        how an event, or a task that waits for one, gets to its topic
+carry        `carry`: what a mailbox orders done in its folder
+mail_folder  that folder: what has come, claims, and where each file goes (beneath: how it is opened safely)
+mail_message a message as a file, read strictly (mail_inputs: the files that its task needs)
+mail_told    what the folder is told of a message (mail_result: what became of its run; mail_pages: `task.md`)
+mail_watch   wakes a bridge when something comes (mail_picks: what a person has picked)
 outbox       the port by which messages go out: a webhook, a log file
 reconcile    `reconcile`: looks at runs, claims, waits and stores, and repairs what is safe
 heartbeat    how an activity says that it is alive

@@ -20,6 +20,7 @@ from activities.heartbeat import beating
 from activities.mail_folder import MailFolder, told
 from activities.mail_inputs import Resolved, Unusable, content, resolve
 from activities.mail_message import NotAMessage, read, written
+from activities.mail_pages import UNTOLD, Pages
 from activities.mail_result import GONE, Result, result_of, steps_of, told_without_run
 from activities.mail_told import Told, stem_of
 from activities.workspace import ARTIFACTS, OutsideWorkspace, Workspace, folder_name
@@ -61,6 +62,7 @@ class Carrier:
         self._workspaces = workspaces
         self._queue = task_queue
         self._told = Told(folder, folder.agent)
+        self._pages = Pages(client, self._told)
         self._copying = asyncio.Lock()  # inputs are large
         self._acts: Mapping[OrderKind, Callable[[Order], Awaitable[Done]]] = {
             OrderKind.take: self._take,
@@ -171,6 +173,7 @@ class Carrier:
         state = TaskState.blocked if resolved.undecided else TaskState.running
         begun = letter.model_copy(update={"run_id": run_id})
         await asyncio.to_thread(self._told.state, begun, Transition(state=state, at=at))
+        await self._pages.begin(begun, body)
         return Done(run_id=run_id, is_blocked=bool(resolved.undecided), at=at)
 
     def _provide(self, head: TaskHead, body: str, workspace: Workspace) -> Resolved:
@@ -225,8 +228,17 @@ class Carrier:
                 return Done(again=True)
             workspace = Workspace(self._workspaces / folder_name(letter.run_id))
             ending = _ending(ending, result)
+        if not letter.is_reply and letter.run_id is not None:
+            task = await asyncio.to_thread(self._body, letter)
+            await self._pages.end(letter.model_copy(update={"ending": ending}), task, result.text)
         await asyncio.to_thread(self._tell_end, letter, ending, result, workspace)
         return Done(ending=ending)
+
+    def _body(self, letter: Letter) -> str:
+        try:
+            return read(self._folder.read(letter.plan, letter.file), letter.plan)[1]
+        except (FileNotFoundError, NotAMessage):
+            return UNTOLD
 
     async def _may_try_again(self, letter: Letter, result: Result) -> bool:
         if not may_try_again(result.fault, 0, letter.attempt):
@@ -245,7 +257,7 @@ class Carrier:
         more = () if last and last[0].state is state else (Transition(state=state, at=datetime.now(UTC)),)
         self._told.state(letter, *more)
         self._told.ack(letter, Ack(ending.ack), ending.details)
-        self._told.answered(folder_name(letter.task_id))
+        self._told.answered(stem_of(letter))
         self._told.away(letter, ending)
 
     async def _resend(self, order: Order) -> Done:

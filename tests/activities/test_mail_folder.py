@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from activities import beneath, mail_folder
+from activities import mail_folder
 from activities.beneath import Beneath, NotThere
-from activities.mail_folder import DEAD, PENDING, PROCESSED, Claimed, MailFolder, NotAMailbox, told
+from activities.mail_folder import DEAD, PENDING, PROCESSED, Claimed, Found, MailFolder, NotAMailbox, told
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ def test_a_flood_is_looked_at_in_pieces(folder: MailFolder, monkeypatch: pytest.
     for number in range(220):
         put(folder, "p", f"{number}.tmp")
     put(folder, "p", "ready.md")
-    looks, found = 0, []
+    looks, found = 0, list[Found]()
     while not found:
         found, looks = folder.scan(10), looks + 1
         assert looks < 10
@@ -248,7 +248,7 @@ def test_a_full_disk_leaves_what_was_there(folder: MailFolder, monkeypatch: pyte
     below = folder.below
     below.write(b"old", "outbox", "p", "a.json")
     with monkeypatch.context() as patched:
-        patched.setattr(beneath.os, "write", full)
+        patched.setattr(os, "write", full)
         for act in (below.write, below.create, below.append):
             with pytest.raises(OSError, match="No space") as raised:
                 act(b"new", "outbox", "p", "a.json")

@@ -99,6 +99,7 @@ def test_tasks_get_replies_acks_and_states(project: Any, box: Box) -> None:
     assert [each["details"] for each in box.told("ack_m2.json")["duplicates"]] == ["SKIPPED_DUPLICATE"]
     assert (box.names(".pending"), box.names(".processed")) == ([], ["again.md", "one.md", "two.md"])
     assert box.names(".deadletter") == ["junk.md", "junk.md.reason.json"]
+    assert "status: done" in (box.folder / "tasks" / "t1" / "task.md").read_text()
     assert "expected front matter" in mail(project, box, "--dead").out
     assert sorted(path.name for path in (box.folder / "archive" / "p").iterdir()) == [
         "t1-reply.md", "t1.md", "t2-reply.md", "t2.md",
