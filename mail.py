@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import re
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -28,11 +29,13 @@ from contracts.mailbox import MailboxView, Redeliver, Stage, TaskState
 from decisions import ids
 from decisions.mail_mode import Patience
 from decisions.narrate import cut
-from follow import stopping
+from follow import DETACHED, stopping
+from runs import leave
 from session import Needs, Session, session
 from settings import ProjectError, Settings, load
 from telemetry import log_to
 
+LEAVES_WITHIN = 2.0  # seconds in which a cycle comes to its end
 LOOKS_EVERY = 0.5  # seconds between looks whether all is done
 MOST_DEAD = 1000  # dead letters that are shown
 GRACE = timedelta(seconds=5)  # for the orders that are being carried out when it leaves
@@ -111,7 +114,16 @@ def mail(  # noqa: PLR0913 - options are parameters
 
 
 async def _bridge(here: Session, folder: MailFolder, patience: Patience, *, once: bool, as_json: bool) -> int:
-    stop = stopping()
+    stop, code = stopping(), 0
+
+    def interrupted() -> None:
+        nonlocal code
+        if stop.is_set():
+            leave(DETACHED)
+        code = DETACHED
+        stop.set()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted)
     bridge = Bridge(here.client, here.settings.task_queue, folder, patience)
     _say(f"mailbox of {folder.agent}: {folder.root / folder.incoming}", as_json=as_json, folder=folder.id)
     async with carrying(here.client, here.settings, folder):
@@ -122,9 +134,12 @@ async def _bridge(here: Session, folder: MailFolder, patience: Patience, *, once
         stop.set()
         telling.cancel()
         done.cancel()
-        await running
+        await asyncio.wait({running}, timeout=LEAVES_WITHIN)
+        if running.done():
+            running.result()
+        running.cancel()  # what it was delivering is delivered again by the next one
     _say(f"left: {bridge.open} in hand", as_json=as_json, open=bridge.open)
-    return 0
+    return code
 
 
 @asynccontextmanager
