@@ -90,7 +90,7 @@ def mail(  # noqa: PLR0913 - options are parameters
         settings = load()
         if agent not in settings.agents:
             raise ProjectError(f"there is no agent {agent!r}; the agents are: {', '.join(settings.agents)}")
-        outside = bool(getattr(settings.agents[agent], "mailbox", False))
+        outside = settings.agents[agent].mailbox
         there = MailFolder(root, agent, outside)
         there.open()
         if dead:

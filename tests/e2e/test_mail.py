@@ -196,3 +196,48 @@ def test_help_tells_the_options(project: Any) -> None:
     said = project.perdure("mail", "--help").out
     for option in ("--agent", "--once", "--idle-after", "--dormant-after", "--redeliver", "--dead", "--json"):
         assert option in said
+
+
+def coordinate(body: dict[str, Any]) -> Reply:
+    """Has the peer outside do it, and passes on what that says."""
+    results = [b for m in body["messages"] for b in m["content"] if b["type"] == "tool_result"]
+    if results:
+        return calls(("finish", {"outcome": f"It says: {json.dumps(results[-1]['content'])}"}))
+    subtask = {"id": "s1", "agent": "outsider", "instructions": "Count the words of: a b c."}
+    return calls(("delegate", {"subtasks": [subtask]}))
+
+
+async def test_a_peer_outside_gets_a_task_and_answers_it_by_files(make_project: Any, until: Any) -> None:
+    with ScriptedModel(coordinate) as model:
+        project = make_project(ANTHROPIC_API_KEY="sk-none", PERDURE_MODEL="scripted", ANTHROPIC_BASE_URL=model.base_url)
+        project.write("agents/outsider.md", "---\nmailbox: true\n---\n")
+        project.write("agents/boss.md", "---\ntools: []\npeers: [outsider]\n---\nYou coordinate.")
+        boss, peer = Box(project.folder / "boss"), project.folder / "peer"
+        async with embedded(project.home) as server:
+            there = {"TEMPORAL_ADDRESS": server.address}
+            with project.running(script="worker.py", **there) as worker:
+                worker.until("worker ready")
+                boss.put("one.md", message(1))
+                with (
+                    project.running("mail", str(boss.folder), "--agent", "boss", **there),
+                    project.running("mail", str(peer), "--agent", "outsider", **there),
+                ):
+                    await until(lambda: list(peer.glob("inbox/*/*-s1.md")))
+                    (asked,) = peer.glob("inbox/*/*-s1.md")
+                    head, body = read(asked.read_bytes(), asked.parent.name)
+                    assert (head.subtask_id, head.sender, "a b c" in body) == ("s1", "boss", True)
+                    page = boss.folder / "tasks" / "t1" / "task.md"
+                    await until(lambda: "status: executing" in page.read_text())
+                    assert "| s1 | outsider | dispatched |" in page.read_text()
+                    reply = f"---\ntype: reply\nmessage_id: r1\nplan_id: {json.dumps(head.plan_id)}\n"
+                    reply += f"task_id: {json.dumps(head.task_id)}\nsubtask_id: s1\nfrom: outsider\nstatus: done\n---\nThree.\n"
+                    out = peer / "outbox" / asked.parent.name
+                    out.mkdir(exist_ok=True, parents=True)
+                    (out / ".reply.tmp").write_text(reply)
+                    (out / ".reply.tmp").rename(out / "reply.md")
+                    await until(lambda: boss.reply(1))
+                    await until(lambda: (peer / "inbox" / asked.parent.name / "ack_r1.json").exists())
+    found = boss.reply(1)
+    assert found is not None
+    assert "Three." in found[1]
+    assert "| s1 | outsider | done |" in page.read_text()
