@@ -26,7 +26,7 @@ from contracts.topic import Event
 from runs import ended, fork, resume
 from testkit.model_server import Answer, Reply, Script, Slow, calls, fails, says, slow
 from testkit.tools import ScriptedTool
-from tests.replay import lane_plays
+from tests.replay import lane_plays, mail_plays
 from tests.workflows.conftest import Run, World
 from tests.workflows.lane import say
 
@@ -665,6 +665,32 @@ SCENARIOS = (
         lane_plays.asks_or_says,
         begins=lane_plays.a_turn,
         play=lane_plays.it_is_steered,
+    ),
+    # mailboxes
+    Scenario(
+        "mailbox",
+        "cancelled",
+        [],
+        type="Mailbox",
+        begins=mail_plays.a_mailbox,
+        play=mail_plays.everything_is_said_to_it,
+    ),
+    Scenario(
+        "mailbox-looks",
+        "cancelled",
+        [],
+        type="Mailbox",
+        begins=mail_plays.a_mailbox,
+        play=mail_plays.its_runs_are_looked_at,
+    ),
+    Scenario(
+        "mailbox-rotated",
+        "cancelled",
+        [],
+        type="Mailbox",
+        begins=mail_plays.a_mailbox,
+        play=mail_plays.it_rotates,
+        rotates=True,
     ),
     # follow-ups, and the topics where they meet events
     Scenario(
