@@ -89,3 +89,16 @@ async def it_rotates(it: World, box: Run) -> None:
     async with bridge.working():
         await bridge.until(lambda view: len(view.recent) == len(names))
     await it.client.get_workflow_handle(box.id).cancel()
+
+
+async def a_peer_outside_replies(it: World, delegation: Run) -> None:
+    """To one subtask; the time of the other is used up before."""
+    said = {"mailbox": "outsider", "sender": "outsider", "subtask_id": "a", "status": "done", "body": "written"}
+
+    async def is_over() -> bool:
+        state = await it.state(delegation)
+        return bool(state["subtasks"][1]["status"] == "timed_out")
+
+    await it.until(is_over)
+    await delegation.execute_update("reply", {**said, "subtask_id": "b"})
+    await delegation.execute_update("reply", said)
