@@ -205,9 +205,9 @@ def _upsert(upsert: Any) -> Iterator[str]:
 
 
 def _completed(completed: Any) -> Iterator[str]:
-    event = json.loads(completed.result.payloads[0].data)
+    event = json.loads(completed.result.payloads[0].data or b"{}")
     if "type" not in event:
-        return  # a report
+        return  # a report, or nothing
     yield " ".join([event["type"].removeprefix("agent."), event.get("payload", {}).get("reason", "")]).strip()
 
 
