@@ -176,7 +176,7 @@ def _taken(state: MailboxState, letter: Letter, _: Order, done: Done, now: datet
     changes = {
         "stage": Stage.running,
         "run_id": done.run_id,
-        "heard_at": now,
+        "heard_at": min(done.at or now, now),
         "not_before": None,
         "untold": done.at is None,
         "looks": 0,

@@ -38,8 +38,8 @@ from decisions.ids import letter_key, mail_conversation_id, mail_request_id, tas
 from decisions.narrate import cut
 
 # All of this together is carried over continue-as-new, and stays below 1 MiB.
-MOST_OPEN, OPEN_BYTES = 500, 240 * 1024  # messages in hand
-REPLIES, REPLY_BYTES = 100, 24 * 1024  # and beyond them, since work that is in hand may wait for a reply
+MOST_OPEN, OPEN_BYTES = 500, 264 * 1024  # messages in hand; of ordinary ones, the bytes allow some 350
+WAITED_FOR, WAITED_BYTES = 100, 24 * 1024  # and more of what such work may wait for: replies, and subtasks for peers
 MOST_ORDERS, ORDER_BYTES = 200, 64 * 1024
 MOST_SEEN, MOST_TASKS = 5000, 5000
 MOST_DEAD, DEAD_BYTES = 500, 64 * 1024
@@ -252,7 +252,7 @@ def _blocked(letter: Letter, now: datetime) -> Letter:
 
 
 def _has_room(state: MailboxState, letter: Letter) -> bool:
-    more, more_bytes = (REPLIES, REPLY_BYTES) if letter.is_reply else (0, 0)
+    more, more_bytes = (0, 0) if _is_task(letter) else (WAITED_FOR, WAITED_BYTES)
     used = sum(each.size for each in state.letters)
     return len(state.letters) < MOST_OPEN + more and used + letter.size <= OPEN_BYTES + more_bytes
 
@@ -485,15 +485,14 @@ def dispatched(state: MailboxState, dispatch: Dispatch, now: datetime) -> Mailbo
         return state
     if len(to_json(dispatch)) > MOST_DISPATCH:
         return noticed(state, f"dispatch: it has more than {MOST_DISPATCH:,} bytes")
-    while not _has_room(state, letter):
-        sent = next((each for each in state.letters if each.stage is Stage.sent), None)
+    left = state
+    while not _has_room(left, letter):
+        sent = next((each for each in left.letters if each.stage is Stage.sent), None)
         if sent is None:
             return noticed(state, f"dispatch: full: {cut(dispatch.task_id, 80)} {cut(dispatch.subtask_id, 80)}")
-        state = without_letters(state, sent)
-    orders = tuple(
-        each for each in state.orders if each.kind is not OrderKind.withdraw or each.letter.key != letter.key
-    )
-    return state.model_copy(update={"letters": (*state.letters, letter), "orders": orders})
+        left = without_letters(left, sent)
+    orders = tuple(x for x in left.orders if x.kind is not OrderKind.withdraw or x.letter.key != letter.key)
+    return left.model_copy(update={"letters": (*left.letters, letter), "orders": orders})
 
 
 def _outgoing(state: MailboxState, dispatch: Dispatch, now: datetime) -> Letter:

@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import activities.carry
 import workflows.agent_run
+from activities.carry import Carrier
 from activities.http_tool import HttpTool
 from activities.inherit import Inheritances
 from activities.ledger import Entry
+from activities.mail_folder import MailFolder
+from activities.mail_told import Told
 from activities.model import MessagesModel, ModelCall, ModelReply
 from activities.run import Runs
 from activities.store import LocalStore
+from bridge import Bridge
 from contracts.run import CloseRequest, Continuation
 from contracts.tool import Effect
 
@@ -34,6 +39,17 @@ class Point(StrEnum):
     archived = "archived"  # at a rotation, before the server hears of it
     rotation = "rotation"  # between close_segment and the continue-as-new
     last = "last activity"
+    mail_claimed = "mail claimed"  # by its rename, before it is delivered
+    mail_delivered = "mail delivered"  # before it is listed
+    mail_consumed = "mail consumed"  # before it is handed to its lane
+    mail_submitted = "mail submitted"  # before its state is written
+    mail_replied = "mail replied"  # before its end is acknowledged
+    mail_acked = "mail acked"  # before its file is put away
+    mail_away = "mail away"  # before the mailbox hears of it
+
+
+MAIL_POINTS = tuple(point for point in Point if point.name.startswith("mail_"))
+RUN_POINTS = tuple(point for point in Point if point not in MAIL_POINTS)
 
 
 @dataclass(frozen=True)
@@ -129,6 +145,24 @@ def _rotation(spring: Callable[[], None]) -> None:
     patch.object(workflows.agent_run, "Continuation", continuing).start()
 
 
+def _beside(owner: Any, name: str, *, before: bool) -> Callable[..., None]:
+    """Before or after a function that is no activity."""
+
+    def lay(spring: Callable[[], None]) -> None:
+        does = getattr(owner, name)
+
+        def doing(*args: Any, **named: Any) -> Any:
+            if before:
+                spring()
+            done = does(*args, **named)
+            spring()
+            return done
+
+        patch.object(owner, name, doing).start()
+
+    return lay
+
+
 def _is_last(request: CloseRequest) -> bool:
     return request.journal is not None
 
@@ -144,6 +178,13 @@ _TRAPS: dict[Point, Callable[[Callable[[], None]], None]] = {
     Point.archived: _after(Runs, "close_segment", lambda request: not _is_last(request)),
     Point.rotation: _rotation,
     Point.last: _after(Runs, "close_segment", _is_last),
+    Point.mail_claimed: _beside(MailFolder, "settle_claims", before=True),
+    Point.mail_delivered: _beside(Bridge, "_list", before=True),
+    Point.mail_consumed: _beside(Carrier, "_consume", before=False),
+    Point.mail_submitted: _beside(activities.carry, "Transition", before=True),
+    Point.mail_replied: _beside(Told, "reply", before=False),
+    Point.mail_acked: _beside(Told, "away", before=True),
+    Point.mail_away: _beside(Told, "away", before=False),
 }
 
 

@@ -13,9 +13,12 @@ import httpx
 import httpx2
 from anthropic import AsyncAnthropic
 
+from activities.mail_folder import MailFolder
 from activities.model import MessagesModel
 from activities.rehearsal import RehearsalTransport
 from activities.secrets import NO_SECRETS
+from bridge import Bridge
+from mail import carrying
 from runs import NotReachable, connect, leave
 from settings import Settings, load
 from supervisor import _die_with_parent
@@ -46,6 +49,32 @@ class Project:
         process = _forks.Process(target=_work, args=(self, task_queue, trap), daemon=True)
         process.start()
         return process
+
+    def bridge(self, task_queue: str, folder: Path, agent: str, trap: Trap | None = None) -> BaseProcess:
+        """Starts a bridge of a mailbox, which works until it is killed."""
+        process = _forks.Process(target=_bridge, args=(self, task_queue, folder, agent, trap), daemon=True)
+        process.start()
+        return process
+
+
+def _bridge(project: Project, task_queue: str, folder: Path, agent: str, trap: Trap | None) -> None:
+    _die_with_parent()
+    if project.logs is not None:
+        _log_into(project.logs / f"{os.getpid()}.log")
+    if trap is not None:
+        arm(trap)
+    asyncio.run(_bridging(project, task_queue, folder, agent))
+    leave(0)
+
+
+async def _bridging(project: Project, task_queue: str, folder: Path, agent: str) -> None:
+    """As `perdure mail`."""
+    client = await connect(project.address)
+    there = MailFolder(folder, agent)
+    there.open()
+    settings = replace(project.settings, task_queue=task_queue)
+    async with carrying(client, settings, there):
+        await Bridge(client, task_queue, there).run(asyncio.Event())
 
 
 def _work(project: Project, task_queue: str, trap: Trap | None) -> None:

@@ -5,7 +5,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.chaos import answers, followups, full_disk, lanes, messages, server_faults, soak, trees, worker_faults
+from tests.chaos import (
+    answers,
+    followups,
+    full_disk,
+    lanes,
+    mailboxes,
+    messages,
+    server_faults,
+    soak,
+    trees,
+    worker_faults,
+)
 from tests.chaos.stage import Row, Stage
 
 Play = Callable[..., Awaitable[Row]]
@@ -72,6 +83,14 @@ SCENARIOS = (
         {"follow_ups": 3, "tasks": 8, "kills": 1},
         {"follow_ups": 8, "tasks": 25, "kills": 10},
     ),
+    Scenario(
+        "R18",
+        "mailbox",
+        mailboxes.exchanged,
+        {"files": 120, "bridges": 3, "kills": 4},
+        {"files": 1000, "bridges": 4, "kills": 50},
+    ),
+    Scenario("mail points", "a bridge dies at each", mailboxes.killed_at, {"messages": 2}, {"messages": 13}),
     Scenario(
         "R19",
         "endless, and over budget",

@@ -11,7 +11,7 @@ from contracts.signals import CancelRequest
 from runs import cancel
 from tests.chaos.arena import BEAT, Arena, pid_of, until
 from tests.chaos.auditor import audit
-from tests.chaos.crash_points import Point, Trap
+from tests.chaos.crash_points import RUN_POINTS, Point, Trap
 from tests.chaos.stage import Row, Stage, must_be_settled, row
 from tests.chaos.task import Task, Use, mixed
 from tests.chaos.tool_server import ToolServer
@@ -37,7 +37,7 @@ async def random_faults(
         return row(it, await audit(it, late=late), f"{freezes} frozen, {drains} drained")
 
 
-async def crash_points(stage: Stage, *, runs: int, points: tuple[Point, ...] = tuple(Point)) -> Row:
+async def crash_points(stage: Stage, *, runs: int, points: tuple[Point, ...] = RUN_POINTS) -> Row:
     """R2: a worker dies at each named point, in each of so many runs."""
     turn = asyncio.Semaphore(AT_A_TIME)
     async with stage.arena(stage.short_history) as it, it.person():

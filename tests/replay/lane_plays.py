@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from activities.conversation import submit
+from contracts.conversation import SubmitRequest
 from testkit.model_server import Reply, calls, says
 from tests.workflows.conftest import Run, World
 from tests.workflows.lane import asking, begun, lane_of, look, new_id, say, texts, until_idle
@@ -72,3 +74,33 @@ async def it_is_steered(it: World, run: Run) -> None:
     await run.execute_update("answer", {"text": "that"})
     await until_idle(it, chat, 3)
     assert (await look(it, chat)).refused == 0
+
+
+CHOICES = ({"name": "sales", "options": ["a.csv", "b.csv"]},)
+
+
+async def a_turn_that_chooses(it: World) -> Run:
+    """Of a lane that closes after it."""
+    chat = new_id()
+    request = SubmitRequest.model_validate({"request_id": "a", "goal": "sum", "choices": CHOICES, "mailbox": "nobody"})
+    submitted = await submit(it.client, it.queue, chat, request, closes=True, fairness_key="plan")
+    run: Run = await begun(it, submitted)
+    return run
+
+
+async def its_choice_is_made(it: World, run: Run) -> None:
+    await it.until_state(run, question=True)
+    await run.signal("human_input", {"text": "c.csv"})
+    await run.execute_update("answer", {"text": "b.csv"})
+
+
+async def a_closing_lane(it: World) -> Run:
+    """Of that turn."""
+    run = await a_turn_that_chooses(it)
+    return it.client.get_workflow_handle(str((await run.describe()).parent_id))
+
+
+async def a_choice_is_made(it: World, lane: Run) -> None:
+    view = await look(it, lane.id.removeprefix("conversation:"))
+    assert view.active is not None
+    await its_choice_is_made(it, it.client.get_workflow_handle(f"run:{view.active.run_id}"))

@@ -59,7 +59,7 @@ async def how_it_ended(client: Client, workflow_id: str, kind: str) -> str:
     if kind == "Reconcile":
         await client.get_workflow_handle(workflow_id).result()
         return "reported"
-    if kind in ("EventTopic", "Conversation"):
+    if kind in ("EventTopic", "Conversation", "Mailbox"):
         try:
             await client.get_workflow_handle(workflow_id).result()
         except WorkflowFailureError:

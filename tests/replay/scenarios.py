@@ -26,7 +26,7 @@ from contracts.topic import Event
 from runs import ended, fork, resume
 from testkit.model_server import Answer, Reply, Script, Slow, calls, fails, says, slow
 from testkit.tools import ScriptedTool
-from tests.replay import lane_plays
+from tests.replay import lane_plays, mail_plays
 from tests.workflows.conftest import Run, World
 from tests.workflows.lane import say
 
@@ -369,6 +369,13 @@ CIRCLE = calls(("delegate", {"subtasks": [{**A, "depends_on": ["b"]}, {**B, "dep
 BESIDE = calls(("delegate", {"subtasks": [A, B]}))
 ANY = calls(("delegate", {"subtasks": [A, B], "join": "any"}))
 SOON = calls(("delegate", {"subtasks": [{**A, "timeout": "200ms"}]}))
+OUTSIDE = {
+    "agents": (
+        Agent(name="default", tools=(), peers=("outsider",)),
+        Agent(name="outsider", tools=(), mailbox=True),
+    )
+}
+ASKED = [{**each, "agent": "outsider"} for each in (A, {**B, "timeout": "200ms"})]
 BEGUN = {
     "type": "agentic.delegate",
     "run_id": "found",
@@ -665,6 +672,56 @@ SCENARIOS = (
         lane_plays.asks_or_says,
         begins=lane_plays.a_turn,
         play=lane_plays.it_is_steered,
+    ),
+    Scenario(
+        "lane-closes",
+        "over",
+        lane_plays.asks_or_says,
+        type="Conversation",
+        begins=lane_plays.a_closing_lane,
+        play=lane_plays.a_choice_is_made,
+    ),
+    Scenario(
+        "turn-chooses",
+        "completed",
+        lane_plays.asks_or_says,
+        begins=lane_plays.a_turn_that_chooses,
+        play=lane_plays.its_choice_is_made,
+    ),
+    # mailboxes
+    Scenario(
+        "delegation-outside",
+        "done",
+        [calls(("delegate", {"subtasks": ASKED, "join": "any"})), FINISH],
+        type="Delegation",
+        begins=begins_with("/delegation:1"),
+        play=mail_plays.a_peer_outside_replies,
+        limits=OUTSIDE,
+    ),
+    Scenario(
+        "mailbox",
+        "cancelled",
+        [],
+        type="Mailbox",
+        begins=mail_plays.a_mailbox,
+        play=mail_plays.everything_is_said_to_it,
+    ),
+    Scenario(
+        "mailbox-looks",
+        "cancelled",
+        [],
+        type="Mailbox",
+        begins=mail_plays.a_mailbox,
+        play=mail_plays.its_runs_are_looked_at,
+    ),
+    Scenario(
+        "mailbox-rotated",
+        "cancelled",
+        [],
+        type="Mailbox",
+        begins=mail_plays.a_mailbox,
+        play=mail_plays.it_rotates,
+        rotates=True,
     ),
     # follow-ups, and the topics where they meet events
     Scenario(

@@ -18,6 +18,7 @@ from activities.conversation import Conversations
 from activities.delegation import Delegations
 from activities.followup import FollowUps
 from activities.inherit import Inheritances
+from activities.mailbox import Mailboxes
 from activities.reconcile import Reconciliations
 from activities.run import Runs
 from activities.standing import Standings
@@ -34,15 +35,31 @@ from tests.replay.scenarios import SCENARIOS
 from worker import WORKFLOWS, workflow_runner
 from workflows.agent_run import AgentRun
 from workflows.conversation import Conversation
+from workflows.delegation import Delegation
 from workflows.followup import FollowUp
+from workflows.mailbox import Mailbox
 from workflows.topic import EventTopic
 
 WAITS = ("Which one?", "approve charge", "settle charge", "settle the changed definition")
 FILES = sorted(HISTORIES.glob(f"*/*{SUFFIX}"))
 OURS = [path for path in FILES if path.parent.name == this_version()]
 OTHER = "of no known name"
-SPOKEN_TO = [workflow._Definition.must_from_class(each) for each in (AgentRun, Conversation, FollowUp, EventTopic)]
-OWNERS = (Turns, ToolCalls, Runs, Inheritances, Reconciliations, FollowUps, Standings, Delegations, Conversations)
+SPOKEN_TO = [
+    workflow._Definition.must_from_class(each)
+    for each in (AgentRun, Conversation, Delegation, FollowUp, EventTopic, Mailbox)
+]
+OWNERS = (
+    Turns,
+    ToolCalls,
+    Runs,
+    Inheritances,
+    Reconciliations,
+    FollowUps,
+    Standings,
+    Delegations,
+    Conversations,
+    Mailboxes,
+)
 RERECORD = "make histories records what is missing (and add a scenario first, where none goes there)"
 
 
@@ -111,6 +128,7 @@ def wanted() -> set[str]:
             Standings,
             Delegations,
             Conversations,
+            Mailboxes,
         )
         for method in vars(owner).values()
         if (definition := activity._Definition.from_callable(method))
@@ -187,9 +205,9 @@ def _upsert(upsert: Any) -> Iterator[str]:
 
 
 def _completed(completed: Any) -> Iterator[str]:
-    event = json.loads(completed.result.payloads[0].data)
+    event = json.loads(completed.result.payloads[0].data or b"{}")
     if "type" not in event:
-        return  # a report
+        return  # a report, or nothing
     yield " ".join([event["type"].removeprefix("agent."), event.get("payload", {}).get("reason", "")]).strip()
 
 

@@ -1,0 +1,309 @@
+"""Messages as files under fault: bridges die, files are of every bad kind, and each message is handled once (R18)."""
+
+import asyncio
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from random import Random
+
+from temporalio.client import WorkflowQueryFailedError
+from temporalio.service import RPCError
+
+from activities.messages_sse import Json
+from contracts.mail import MOST_MESSAGE
+from contracts.mailbox import MailboxView
+from decisions.ids import mailbox_workflow_id
+from testkit.model_server import Answer, says
+from tests.chaos.arena import PATIENCE, Arena, until
+from tests.chaos.auditor import Audit, judge_logs
+from tests.chaos.crash_points import MAIL_POINTS, Trap
+from tests.chaos.stage import Row, Stage, row
+
+PLANS = ("spring", "summer", "autumn")
+GIGABYTES = 2 * 1024**3
+# What is written, and how often, beside good tasks.
+KINDS = {
+    "good": 60,
+    "moved": 8,  # renamed while it may be claimed
+    "duplicate": 8,
+    "reused": 4,  # the id of another message
+    "malformed": 4,
+    "empty": 3,
+    "latin": 3,
+    "huge": 2,
+    "link": 2,
+    "pipe": 2,
+    "folder": 2,
+    "half": 2,  # never renamed: it is not ready
+}
+
+
+@dataclass
+class Written:
+    """What was put into the inbox. `tasks` are the messages by id and hash, and the copies of each."""
+
+    tasks: Counter[tuple[str, str]] = field(default_factory=Counter)
+    plans: dict[tuple[str, str], str] = field(default_factory=dict)
+    bad: Counter[str] = field(default_factory=Counter)  # hashes
+    strange: list[str] = field(default_factory=list)  # marks in names of what is no regular file, or too large
+    half: list[Path] = field(default_factory=list)
+
+    @property
+    def files(self) -> int:
+        return sum(self.tasks.values()) + sum(self.bad.values()) + len(self.strange)
+
+
+def reply(body: Json) -> Answer:
+    """To the task it is given."""
+    return says(f"done {body['messages'][-1]['content'][-1]['text'][:40]}")
+
+
+async def exchanged(stage: Stage, *, files: int, bridges: int, kills: int) -> Row:
+    """R18: files of every kind come while bridges are killed."""
+    async with stage.arena(says=reply) as it:
+        agent, folder = _agent(it, "r18"), it.project.folder / "mail"
+        it.crew("r18", 2)
+        guild = Guild(it, "r18", folder, agent)
+        guild.join(bridges)
+        wrote = Written()
+        writing = asyncio.create_task(_write(it, folder, files, wrote))
+        for _ in range(kills):
+            await asyncio.sleep(it.random.uniform(0.2, 1.0))
+            guild.kill()
+        await writing
+        found = Audit()
+        await _settled(it, guild, found, PATIENCE + files)
+        await _judge(it, folder, wrote, found)
+        judge_logs(found, it, quiet=True)
+        return row(it, found, f"{wrote.files} files, {len(wrote.tasks)} messages, {bridges} bridges")
+
+
+async def killed_at(stage: Stage, *, messages: int) -> Row:
+    """R18: a bridge dies at each named point; the next one goes on."""
+    async with stage.arena(says=reply) as it:
+        found = Audit()
+
+        async def at(number: int) -> None:
+            point = MAIL_POINTS[number]
+            queue, folder = f"r18-{number}", it.project.folder / f"mail-{number}"
+            guild = Guild(it, queue, folder, _agent(it, queue))
+            it.crew(queue, 1)
+            wrote = Written()
+            for each in range(messages):
+                _put(folder / "inbox" / "plan", f"{each}.md", _task("plan", f"{number}-{each}"), wrote)
+            guild.join(1, Trap(point))
+            fallen = guild.bridges[0]
+            await until(lambda: not fallen.is_alive())
+            it.fault()
+            guild.join(1)
+            await _settled(it, guild, found, PATIENCE)
+            await _judge(it, folder, wrote, found, queue)
+
+        await asyncio.gather(*(at(number) for number in range(len(MAIL_POINTS))))
+        judge_logs(found, it, quiet=True)
+        return row(it, found, f"{len(MAIL_POINTS)} points")
+
+
+@dataclass
+class Guild:
+    """The bridges of one folder. Each that is killed has a successor."""
+
+    arena: Arena
+    queue: str
+    folder: Path
+    agent: str
+    bridges: list[BaseProcess] = field(default_factory=list)
+
+    def join(self, size: int = 1, trap: Trap | None = None) -> None:
+        for _ in range(size):
+            process = self.arena.project.bridge(self.queue, self.folder, self.agent, trap)
+            self.bridges.append(process)
+            self.arena.processes.append(process)
+
+    def kill(self) -> None:
+        bridge = self.bridges.pop(self.arena.random.randrange(len(self.bridges)))
+        bridge.kill()
+        bridge.join()
+        self.arena.fault()
+        self.join()
+
+
+async def _write(it: Arena, folder: Path, files: int, wrote: Written) -> None:
+    """In bursts, as senders do."""
+    random = Random(it.seed)
+    kinds = random.choices(list(KINDS), list(KINDS.values()), k=files)
+    for number, kind in enumerate(kinds):
+        _write_one(random, folder / "inbox" / random.choice(PLANS), kind, number, wrote)
+        if random.random() < 0.1:
+            await asyncio.sleep(random.uniform(0, 0.3))
+
+
+def _write_one(random: Random, plan: Path, kind: str, number: int, wrote: Written) -> None:
+    plan.mkdir(parents=True, exist_ok=True)
+    name, data = f"{number}.md", _task(plan.name, str(number))
+    known = sorted(wrote.plans)
+    match kind:
+        case "duplicate" | "reused" if not known:
+            _write_one(random, plan, "good", number, wrote)
+        case "good":
+            _put(plan, name, data, wrote)
+        case "moved":
+            _put(plan, name, data, wrote)
+            with suppress(FileNotFoundError):  # it was claimed before
+                (plan / name).rename(plan / f"moved-{name}")
+        case "duplicate":
+            message = random.choice(known)
+            plan = plan.parent / wrote.plans[message]
+            _put(plan, name, _task(plan.name, message[0].removeprefix("m")), wrote)
+        case "reused":
+            message = random.choice(known)
+            _put(plan, name, _task(plan.name, str(number), message[0]), wrote)
+        case "malformed" | "empty" | "latin":
+            bad = {"malformed": data.replace(b"task_id", f"tusk_{number}".encode()), "empty": b""}
+            data = bad.get(kind, data + b"\xff\xfe")
+            _place(plan, name, data)
+            wrote.bad[_hash(data)] += 1
+        case "half":
+            (plan / f"{number}.tmp").write_bytes(data[:20])
+            wrote.half.append(plan / f"{number}.tmp")
+        case _:
+            _place_strange(plan, kind, number)
+            wrote.strange.append(f"strange-{number}")
+
+
+def _place_strange(plan: Path, kind: str, number: int) -> None:
+    match kind:
+        case "huge":
+            with (plan / f"strange-{number}.tmp").open("wb") as file:
+                file.truncate(GIGABYTES if number % 2 else MOST_MESSAGE + 1)
+            (plan / f"strange-{number}.tmp").rename(plan / f"strange-{number}.md")
+        case "link":
+            (plan / f"strange-{number}.md").symlink_to("/etc/hostname")
+        case "pipe":
+            os.mkfifo(plan / f"strange-{number}.md")
+        case "folder":
+            (plan / f"strange-{number}").mkdir()
+        case _:
+            raise ValueError(kind)
+
+
+def _task(plan: str, name: str, message_id: str | None = None) -> bytes:
+    head = {"type": "task", "message_id": message_id or f"m{name}", "plan_id": plan, "task_id": f"t{name}", "from": "x"}
+    front = "\n".join(f"{key}: {json.dumps(value)}" for key, value in head.items())
+    return f"---\n{front}\n---\ntask {name}\n".encode()
+
+
+def _put(plan: Path, name: str, data: bytes, wrote: Written) -> None:
+    plan.mkdir(parents=True, exist_ok=True)
+    _place(plan, name, data)
+    message = data.partition(b'message_id: "')[2].partition(b'"')[0].decode()
+    wrote.tasks[message, _hash(data)] += 1
+    wrote.plans[message, _hash(data)] = plan.name
+
+
+def _place(plan: Path, name: str, data: bytes) -> None:
+    (plan / f"{name}.tmp").write_bytes(data)
+    (plan / f"{name}.tmp").rename(plan / name)
+
+
+def _hash(data: bytes) -> str:
+    return sha256(data).hexdigest()
+
+
+def _agent(it: Arena, name: str) -> str:
+    """One whose mailbox no other scenario has."""
+    agent = f"{name}-{it.seed}"
+    (it.project.folder / "agents").mkdir(parents=True, exist_ok=True)
+    (it.project.folder / "agents" / f"{agent}.md").write_text("---\ntools: []\n---\nDo what the goal says.\n")
+    return agent
+
+
+async def _settled(it: Arena, guild: Guild, found: Audit, patience: float) -> None:
+    """Until nothing is left to come, and nothing in hand."""
+    box, folder = it.client.get_workflow_handle(mailbox_workflow_id(guild.agent)), guild.folder
+    try:
+        async with asyncio.timeout(patience):
+            while True:
+                await asyncio.sleep(0.2)
+                if any(_left(folder)):
+                    continue
+                with suppress(RPCError, WorkflowQueryFailedError):
+                    view: MailboxView = await box.query("acks", result_type=MailboxView)
+                    if not view.open and not view.orders and not any(_left(folder)):
+                        return
+    except TimeoutError:
+        found.wrong(f"not settled: {sorted(map(str, _left(folder)))[:5]} left")
+
+
+def _left(folder: Path) -> Iterator[Path]:
+    for plan in (folder / "inbox").iterdir():
+        yield from (each for each in plan.iterdir() if not each.name.startswith(".") and each.suffix != ".tmp")
+        if (plan / ".pending").is_dir():
+            yield from (plan / ".pending").iterdir()
+
+
+async def _judge(it: Arena, folder: Path, wrote: Written, found: Audit, queue: str = "r18") -> None:
+    """Every file has one end; every message one run, one ack, one reply, and a state that agrees."""
+    _judge_files(folder, wrote, found)
+    for (message, digest), plan in wrote.plans.items():
+        _judge_message(folder / "outbox" / plan, message, digest, wrote.tasks[message, digest], found)
+    runs = [each.id async for each in it.client.list_workflows(f"WorkflowType = 'AgentRun' AND TaskQueue = '{queue}'")]
+    found.runs += len(runs)
+    found.lost += max(len(wrote.tasks) - len(runs), 0)
+    found.duplicates += max(len(runs) - len(wrote.tasks), 0)
+    if len(runs) != len(wrote.tasks):
+        found.wrong(f"{len(wrote.tasks)} messages had {len(runs)} runs")
+
+
+def _judge_files(folder: Path, wrote: Written, found: Audit) -> None:
+    done, dead = _regular(folder, ".processed"), _regular(folder, ".deadletter")
+    if done != Counter({digest: count for (_, digest), count in wrote.tasks.items()}):
+        found.wrong(f"in .processed/: {_difference(done, wrote)}")
+    bad = Counter({digest: count for digest, count in dead.items() if digest in wrote.bad})
+    if bad != wrote.bad:
+        found.wrong(f"in .deadletter/: {sum(bad.values())} of {sum(wrote.bad.values())} bad files")
+    names = [each.name for each in folder.glob("inbox/*/.deadletter/*")]
+    for strange in wrote.strange:
+        if sum(f"~{strange}." in f"{name}." and not name.endswith(".json") for name in names) != 1:
+            found.wrong(f"{strange} is not in .deadletter/ once")
+    unexplained = [n for n in names if not n.endswith(".reason.json") and f"{n}.reason.json" not in names]
+    if unexplained:
+        found.wrong(f"no reason beside {unexplained[:3]}")
+    if gone := [each for each in wrote.half if not each.is_file()]:
+        found.wrong(f"half-written files were taken: {gone[:3]}")
+
+
+def _judge_message(outbox: Path, message: str, digest: str, copies: int, found: Audit) -> None:
+    acks = [json.loads(each.read_text()) for each in outbox.glob(f"ack_{message}.*json")]
+    own = [each for each in acks if each["sha256"] == digest]
+    if [each["status"] for each in own] != ["SUCCEEDED"]:
+        found.wrong(f"{message} {digest[:8]}: acks {[each['status'] for each in own]}")
+        return
+    told = [each["status"] for each in own[0]["history"]]
+    if told != ["CONSUMED", "SUCCEEDED"] or len(own[0]["duplicates"]) != copies - 1:
+        found.wrong(f"{message}: ack history {told}, {len(own[0]['duplicates'])} of {copies - 1} duplicates")
+    task = own[0]["task_id"]
+    state = json.loads((outbox / f"task_state_{task}.json").read_text())
+    if [each["state"] for each in state["history"]] != ["CONSUMED", "RUNNING", "SUCCEEDED"]:
+        found.wrong(f"{task}: states {[each['state'] for each in state['history']]}")
+    answer = (outbox / f"{task}-reply.md").read_text()
+    if f"done task {task.removeprefix('t')}\n" not in answer:
+        found.wrong(f"{task}: its reply is {answer[-80:]!r}")
+
+
+def _regular(folder: Path, where: str) -> Counter[str]:
+    """The hashes of the messages there. Reasons are none."""
+    files = (each for each in folder.glob(f"inbox/*/{where}/*") if each.is_file() and not each.is_symlink())
+    small = (each for each in files if each.stat().st_size <= MOST_MESSAGE and not each.name.endswith(".reason.json"))
+    return Counter(_hash(each.read_bytes()) for each in small)
+
+
+def _difference(done: Counter[str], wrote: Written) -> str:
+    wanted = Counter({digest: count for (_, digest), count in wrote.tasks.items()})
+    return f"{sum((wanted - done).values())} missing, {sum((done - wanted).values())} too many"

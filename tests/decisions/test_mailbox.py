@@ -1,0 +1,656 @@
+"""A mailbox's rules, without a server: one end each, order, fairness, bounds (C2, C3, C5, C7, C8, D2)."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from pydantic_core import to_json
+
+from contracts.conversation import TurnEnd
+from contracts.mail import ReplyHead, TaskHead
+from contracts.mailbox import (
+    Ack,
+    Carried,
+    CarryRequest,
+    Delivery,
+    Dispatch,
+    Done,
+    Ending,
+    Letter,
+    Looked,
+    MailboxState,
+    OrderKind,
+    Redeliver,
+    Stage,
+    TaskState,
+    TurnEnded,
+)
+from decisions import ids, mail_orders, mailbox, mailbox_told
+from decisions.mailbox import may_try_again
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+EMPTY = MailboxState(agent="ada")
+FAILED = Ending(ack=Ack.failed, details="no")
+SENT = Dispatch(delegation="run:r/delegation:1", plan_id="p", task_id="r.1", subtask_id="a", sender="lead")
+
+
+def later(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def message(
+    name: str, *, plan: str = "p", task: str = "", file: str = "", content: str = "a", **fields: Any
+) -> Delivery:
+    head = {"message_id": name, "plan_id": plan, "task_id": task or f"t-{name}", "from": "bob"}
+    return Delivery(
+        file=file or f"{name}.md",
+        plan=plan,
+        sha256=ids.letter_key(name, content) + "0" * 44,
+        head=TaskHead.model_validate({"type": "task", **head}),
+        **fields,
+    )
+
+
+def reply(name: str, task: str, subtask: str) -> Delivery:
+    head = {"type": "reply", "message_id": name, "plan_id": "p", "task_id": task, "subtask_id": subtask, "from": "eve"}
+    return Delivery(
+        file=f"{name}.md", plan="p", sha256="0" * 64, head=ReplyHead.model_validate({**head, "status": "done"})
+    )
+
+
+def delivered(state: MailboxState, *found: Delivery, folder: str = "f") -> tuple[MailboxState, list[str]]:
+    state, answer = mailbox.deliver(state, folder, found, NOW)
+    assert answer.open == len(state.letters)
+    return state, [str(each) for each in answer.verdicts]
+
+
+def holding(*found: Delivery, state: MailboxState = EMPTY) -> MailboxState:
+    state, verdicts = delivered(state, *found)
+    assert set(verdicts) == {"admitted"}
+    return state
+
+
+def bridge(state: MailboxState, now: datetime = NOW, folder: str = "f", **answers: Done) -> MailboxState:
+    """One `carry`, answered as `answers` has it for each kind of order."""
+    state, request = mail_orders.ordered(state, folder, now)
+    return mail_orders.carried(state, request, answered(request, **answers), now)
+
+
+def answered(request: CarryRequest, **answers: Done) -> Carried:
+    def done(kind: OrderKind, letter: Letter) -> Done:
+        if kind in answers:
+            return answers[kind]
+        is_taken = kind is OrderKind.take and not letter.is_reply
+        return Done(run_id=run_of(letter), at=NOW) if is_taken else Done()
+
+    return Carried(done=tuple(done(each.kind, each.letter) for each in request.orders))
+
+
+def run_of(letter: Letter) -> str:
+    return mailbox.run_of("ada", letter.task, letter.key, letter.attempt)
+
+
+def orders(state: MailboxState, now: datetime = NOW, folder: str = "f") -> list[tuple[str, str]]:
+    return [(str(each.kind), each.letter.file) for each in mail_orders.due(state, folder, now)]
+
+
+def told(letter: Letter, end: TurnEnd, fault: str | None = None) -> TurnEnded:
+    request_id = ids.mail_request_id(letter.key, letter.attempt)
+    return TurnEnded(request_id=request_id, run_id=run_of(letter), end=end, fault=fault)
+
+
+def running(name: str = "a", **fields: Any) -> MailboxState:
+    return bridge(holding(message(name, **fields)))
+
+
+def finished(state: MailboxState, end: TurnEnd = TurnEnd.completed) -> MailboxState:
+    """With the one letter that runs brought to its end."""
+    return bridge(mailbox.turn_ended(state, told(state.letters[0], end), NOW))
+
+
+def states(letter: Letter) -> list[str]:
+    return [str(each.state) for each in letter.transitions]
+
+
+def test_a_message_is_consumed_before_it_runs_and_ends_once() -> None:
+    state = holding(message("a"))
+    state, request = mail_orders.ordered(state, "f", later(1))
+    (take,) = request.orders
+    assert (take.kind, states(take.letter)) == (OrderKind.take, ["CONSUMED"])
+    assert (state.letters[0].stage, state.letters[0].run_id) == (Stage.admitted, None)
+    state = mail_orders.carried(state, request, Carried(done=(Done(run_id="r", at=later(2)),)), later(3))
+    assert (state.letters[0].stage, state.letters[0].run_id) == (Stage.running, "r")
+    assert orders(state) == []
+    state = mailbox.turn_ended(state, told(state.letters[0], TurnEnd.completed), later(4))
+    (finish,) = mail_orders.due(state, "f", later(4))
+    assert states(finish.letter) == ["CONSUMED", "RUNNING", "SUCCEEDED"]
+    assert [each.at for each in finish.letter.transitions] == [later(1), later(2), later(4)]
+    state = bridge(state)
+    assert (state.letters, orders(state)) == ((), [])
+    assert [(each.message_id, each.ack) for each in state.recent] == [("a", Ack.succeeded)]
+
+
+def test_a_take_that_does_not_tell_when_the_folder_was_told_is_followed_by_the_state() -> None:
+    state = bridge(holding(message("a")), take=Done(run_id="r"))
+    assert orders(state) == [("write_state", "a.md")]
+    assert orders(bridge(state)) == []
+
+
+@pytest.mark.parametrize(
+    ("again", "verdict", "ordered"),
+    [
+        (message("a"), "known", []),
+        (message("a", file="b.md"), "duplicate", [("skip", "b.md", "SKIPPED_DUPLICATE")]),
+        (message("a", file="b.md", content="b", task="t2"), "admitted", [("take", "b.md", "")]),
+        (message("a", content="b", file="b.md"), "task_in_progress", [("skip", "b.md", "SKIPPED_TASK_IN_PROGRESS")]),
+        (message("b", task="t-a"), "task_in_progress", [("skip", "b.md", "SKIPPED_TASK_IN_PROGRESS")]),
+        (message("b", task="t-a", plan="q"), "admitted", [("take", "b.md", "")]),
+        (message("b", fault="bad"), "dead", [("finish", "b.md", "")]),
+        (message("b", task="t-a", fault="bad"), "task_in_progress", [("skip", "b.md", "SKIPPED_TASK_IN_PROGRESS")]),
+        (message("b", missing=("x",)), "blocked", [("write_state", "b.md", "")]),
+        (Delivery(file="b.md", plan="p", sha256="", fault="no head"), "dead", [("bury", "b.md", "no head")]),
+    ],
+)
+def test_what_comes_while_a_message_runs(again: Delivery, verdict: str, ordered: list[tuple[str, str, str]]) -> None:
+    state, verdicts = delivered(running(), again)
+    assert verdicts == [verdict]
+    due = mail_orders.due(state, "f", NOW)
+    assert [(str(each.kind), each.letter.file, each.why) for each in due] == ordered
+    twice, verdicts = delivered(state, again)
+    assert mail_orders.due(twice, "f", NOW) == due, "what is ordered is ordered once"
+
+
+@pytest.mark.parametrize(
+    ("again", "verdict", "ordered"),
+    [
+        (message("a"), "duplicate", [("skip", "a.md", "")]),
+        (message("a", file="b.md"), "duplicate", [("skip", "b.md", "SKIPPED_DUPLICATE")]),
+        (message("b", task="t-a"), "task_done", [("resend", "b.md", "RESULT_SENT_AGAIN")]),
+        (message("b", task="t-b"), "admitted", [("take", "b.md", "")]),
+    ],
+)
+def test_what_comes_when_the_task_is_done(again: Delivery, verdict: str, ordered: list[tuple[str, str, str]]) -> None:
+    state = finished(running())
+    run_id = state.recent[0].run_id
+    state, verdicts = delivered(state, again)
+    assert verdicts == [verdict]
+    due = mail_orders.due(state, "f", NOW)
+    assert [(str(each.kind), each.letter.file, each.why) for each in due] == ordered
+    assert [each.run_id for each in due if each.kind is OrderKind.resend] == [run_id] * (verdict == "task_done")
+    assert orders(bridge(state)) == []
+
+
+def test_another_run_than_the_usual_is_remembered_as_the_one_that_did_it() -> None:
+    state = finished(bridge(holding(message("a")), take=Done(run_id="another", at=NOW)))
+    assert state.tasks[ids.task_key("p", "t-a", None)].run_id is None  # the word of its end names the run
+    state = bridge(holding(message("b")), take=Done(run_id="another", at=NOW))
+    state = mail_orders.looked(state, state.letters, Looked(ends=(TurnEnd.completed,)), NOW)
+    state, _ = delivered(bridge(state), message("c", task="t-b"))
+    assert [each.run_id for each in state.orders] == ["another"]
+
+
+def test_a_task_that_failed_is_done_anew_by_another_message() -> None:
+    state = finished(running(), TurnEnd.failed)
+    assert orders(state) == []
+    assert [each.why for each in state.dead] == ["the run has failed"]
+    state, verdicts = delivered(state, message("b", task="t-a"), message("a"), message("a", file="a2.md"))
+    assert verdicts == ["admitted", "duplicate", "duplicate"]
+    assert orders(state) == [("bury", "a.md"), ("take", "b.md"), ("skip", "a2.md")]
+
+
+def test_files_that_are_no_messages_die_once_each() -> None:
+    bad = Delivery(file="x", plan="p", sha256="", fault="no front matter")
+    state, verdicts = delivered(EMPTY, bad, bad, bad.model_copy(update={"file": "y"}))
+    assert verdicts == ["dead"] * 3
+    assert orders(state) == [("bury", "x"), ("bury", "y")]
+    state, verdicts = delivered(bridge(state), bad)
+    assert [each.file for each in state.dead] == ["x", "y"]
+    assert orders(state) == [("bury", "x")]
+
+
+def test_a_faulty_message_is_told_of_and_dies_with_that() -> None:
+    state, verdicts = delivered(EMPTY, message("a", fault="two files fit"))
+    assert verdicts == ["dead"]
+    assert state.dead == ()
+    (finish,) = mail_orders.due(state, "f", NOW)
+    assert finish.letter.ending == Ending(ack=Ack.failed, details="two files fit", fault="BadMessage")
+    after = bridge(state)
+    assert [each.key for each in mailbox.newly_dead(state, after)] == [state.letters[0].key]
+
+
+def test_a_blocked_message_is_taken_when_its_inputs_are_there() -> None:
+    state, _ = delivered(EMPTY, message("a", missing=("x", "y")))
+    assert (state.letters[0].stage, states(state.letters[0])) == (Stage.blocked, ["BLOCKED_WAITING_INPUT"])
+    state = bridge(state)
+    assert orders(state) == []
+    state, verdicts = delivered(state, message("a", missing=("y",)))
+    assert (verdicts, orders(state)) == (["blocked"], [])
+    state, verdicts = delivered(state, message("a", undecided=("y",)))
+    assert (verdicts, orders(state)) == (["admitted"], [("take", "a.md")])
+    state = bridge(state, take=Done(run_id="r", is_blocked=True, at=NOW))
+    letter = state.letters[0]
+    blocked = "BLOCKED_WAITING_INPUT"
+    assert (states(letter), letter.undecided) == ([blocked, "CONSUMED", blocked], ("y",))
+    state = mailbox.input_picked(state, letter.key, NOW)
+    assert (states(state.letters[0])[-1], orders(state)) == ("RUNNING", [("write_state", "a.md")])
+    assert mailbox.input_picked(state, letter.key, NOW).notices == (
+        f"input_picked: no message {letter.key} waits for it",
+    )
+
+
+def test_a_blocked_message_may_turn_out_faulty() -> None:
+    state, _ = delivered(EMPTY, message("a", missing=("x",)))
+    state, verdicts = delivered(state, message("a", fault="two files fit"))
+    assert (verdicts, orders(state)) == (["dead"], [("finish", "a.md")])
+
+
+def test_a_word_that_overtakes_the_bridge_counts() -> None:
+    state, request = mail_orders.ordered(holding(message("a")), "f", NOW)
+    state = mailbox.turn_ended(state, told(state.letters[0], TurnEnd.completed), NOW)
+    state = mail_orders.carried(state, request, answered(request), NOW)
+    assert states(state.letters[0]) == ["CONSUMED", "RUNNING", "SUCCEEDED"]
+    assert orders(state) == [("finish", "a.md")]
+
+
+def test_words_that_are_late_or_about_nothing_change_nothing() -> None:
+    state = running()
+    word = told(state.letters[0], TurnEnd.completed)
+    over = finished(state)
+    for each, held in ((over, word), (state, word.model_copy(update={"request_id": "mail:x:1"}))):
+        assert mailbox.turn_ended(each, held, NOW) is each
+    waiting = holding(message("a"))
+    assert mailbox.turn_ended(waiting, word, NOW) is waiting, "nobody took it yet"
+
+
+@pytest.mark.parametrize("end", [end for end in TurnEnd if end is not TurnEnd.completed])
+def test_every_other_end_is_a_failure_that_says_why(end: TurnEnd) -> None:
+    ending = mailbox.ending_of(end)
+    assert (ending.ack, ending.fault) == (Ack.failed, end)
+    assert ending.details
+    assert mailbox.ending_of(end, "Refused").fault == "Refused"
+
+
+@pytest.mark.parametrize(
+    ("fault", "steps", "attempt", "may"),
+    [
+        ("RateLimited", 0, 1, True),
+        ("ModelUnavailable", 0, 2, True),
+        ("ModelUnavailable", 0, 3, False),
+        ("RateLimited", 1, 1, False),
+        ("HardLimit", 0, 1, False),
+        (None, 0, 1, False),
+    ],
+)
+def test_only_what_has_done_nothing_and_may_pass_is_tried_again(
+    fault: str | None, steps: int, attempt: int, *, may: bool
+) -> None:
+    assert may_try_again(fault, steps, attempt) is may
+
+
+def test_a_run_that_did_nothing_is_tried_again_after_a_pause() -> None:
+    state = mailbox.turn_ended(running(), told(running().letters[0], TurnEnd.failed), NOW)
+    state = bridge(state, finish=Done(again=True))
+    (letter,) = state.letters
+    assert (letter.attempt, states(letter), state.failed) == (2, ["CONSUMED", "RUNNING"], 0)
+    assert mail_orders.next_change(state, NOW) == later(10)
+    assert (orders(state, later(9)), orders(state, later(10))) == ([], [("take", "a.md")])
+    state = mailbox.turn_ended(bridge(state, later(10)), told(letter, TurnEnd.completed), later(11))
+    state = bridge(state, later(11))
+    state, _ = delivered(state, message("b", task="t-a"))
+    assert state.orders[0].run_id == run_of(letter)
+
+
+def test_what_could_not_be_taken_is_taken_later() -> None:
+    state = bridge(holding(message("a")), take=Done())
+    assert (orders(state), orders(state, later(5))) == ([], [("take", "a.md")])
+
+
+def test_the_bridge_has_the_last_word_about_an_end() -> None:
+    state = mailbox.turn_ended(running(), told(running().letters[0], TurnEnd.completed), NOW)
+    assert [each.why for each in bridge(state, finish=Done(ending=FAILED)).dead] == ["no"]
+    state = bridge(holding(message("a")), take=Done(ending=FAILED))
+    assert orders(state) == [("finish", "a.md")]
+
+
+def test_dead_letters_come_back_as_new_files_of_the_same_message() -> None:
+    state = finished(running(), TurnEnd.failed)
+    bad = Delivery(file="x", plan="p", sha256="", fault="bad")
+    state = bridge(delivered(state, bad)[0])
+    assert mailbox.redeliver(state, Redeliver(message_id="nobody"), NOW).notices
+    one = mailbox.redeliver(state, Redeliver(message_id="a"), NOW)
+    assert (orders(one), [each.file for each in one.dead]) == ([("restore", "a.md")], ["x"])
+    state = mailbox.redeliver(one, Redeliver(), NOW)
+    assert (orders(state), state.dead) == ([("restore", "a.md"), ("restore", "x")], ())
+    state, verdicts = delivered(bridge(state), message("a", file="back.md"))
+    assert (verdicts, state.letters[0].attempt) == (["admitted"], 2)
+    assert delivered(state, message("a", file="third.md"))[1] == ["duplicate"]
+
+
+def test_replies_are_taken_whatever_else_is_about_their_task() -> None:
+    state = holding(reply("a", "r.1", "s"), reply("b", "r.1", "s"))
+    state = bridge(state, take=Done(ending=Ending(ack=Ack.succeeded, details="ALREADY_DONE")))
+    state = bridge(state)
+    assert (state.letters, state.tasks, [each.details for each in state.recent]) == ((), {}, ["ALREADY_DONE"] * 2)
+
+
+def test_a_subtask_for_an_outside_peer_waits_for_a_folder_and_ends_with_its_reply() -> None:
+    state = mailbox.dispatched(EMPTY, SENT, NOW)
+    state = mailbox.dispatched(state, SENT, NOW)
+    assert list(mail_orders.folders(state)) == []
+    state = bridge(mailbox.attached(state, "f"))
+    assert [each.stage for each in state.letters] == [Stage.sent]
+    state = holding(reply("x", "r.1", "a"), state=state)
+    state = bridge(state, take=Done(ending=Ending(ack=Ack.succeeded, details="RESOLVED")))
+    assert [each.is_reply for each in state.letters] == [True]
+    assert bridge(state).letters == ()
+
+
+def test_a_subtask_is_taken_back_wherever_it_is() -> None:
+    outgoing = mailbox.attached(mailbox.dispatched(EMPTY, SENT, NOW), "f")
+    for state in (outgoing, bridge(outgoing), mailbox.attached(EMPTY, "f")):
+        taken = mailbox.withdrawn(mailbox.withdrawn(state, SENT, NOW), SENT, NOW)
+        assert (taken.letters, [kind for kind, _ in orders(taken)]) == ((), ["withdraw"])
+        again = mailbox.dispatched(taken, SENT, NOW)
+        assert [kind for kind, _ in orders(again)] == ["dispatch"]
+    assert mailbox.withdrawn(mailbox.dispatched(EMPTY, SENT, NOW), SENT, NOW) == EMPTY
+    assert bridge(outgoing, dispatch=Done(ending=FAILED)).letters == ()
+    long = SENT.model_copy(update={"task_id": "x" * 5000})
+    assert mailbox.withdrawn(EMPTY, long, NOW).notices
+    assert mailbox.dispatched(EMPTY, long, NOW).notices
+
+
+def test_a_flood_in_one_plan_does_not_starve_another() -> None:
+    flood = [message(f"a{n}", plan="A") for n in range(200)]
+    few = [message(f"b{n}", plan="B") for n in range(5)]
+    state = holding(*flood, *few)
+    takes = [each.letter.plan for each in mail_orders.due(state, "f", NOW)]
+    assert len(takes) == mail_orders.MOST_CARRIED
+    assert takes[:10].count("B") == 5
+
+
+def test_tasks_of_one_plan_take_turns_too() -> None:
+    flood = [message(f"a{n}", task="flood") for n in range(1)]
+    head = TaskHead.model_validate
+    many = [
+        each.model_copy(
+            update={
+                "head": head(
+                    {
+                        "type": "task",
+                        "message_id": f"s{n}",
+                        "plan_id": "p",
+                        "task_id": "big",
+                        "subtask_id": f"{n}",
+                        "from": "bob",
+                    }
+                ),
+                "file": f"s{n}.md",
+            }
+        )
+        for n, each in enumerate(message("x") for _ in range(50))
+    ]
+    state = holding(*many, *flood)
+    assert ("take", "a0.md") in orders(state)[:2]
+
+
+@given(plans=st.lists(st.sampled_from("abcdefghijklmnopqrstuvwxyzäöüABCDEFG"), min_size=40, max_size=120))
+def test_every_plan_is_served_within_a_round_even_if_others_refill(plans: list[str]) -> None:
+    state = holding(*(message(str(n), plan=plan) for n, plan in enumerate(plans)))
+    wanted = set(plans)
+    for batch in range(len(plans)):
+        state, request = mail_orders.ordered(state, "f", NOW)
+        taken = [each.letter.plan for each in request.orders]
+        wanted -= set(taken)
+        state = mail_orders.carried(state, request, Carried(done=(Done(ending=FAILED),) * len(taken)), NOW)
+        state = state.model_copy(update={"letters": tuple(x for x in state.letters if x.stage is Stage.admitted)})
+        refill = [message(f"{batch}-{n}", plan=plan) for n, plan in enumerate(taken)]
+        state = holding(*refill, state=state)
+        if not wanted:
+            break
+    assert batch <= len(set(plans)) // mail_orders.MOST_CARRIED
+
+
+def test_so_many_run_at_once_and_replies_are_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail_orders, "MOST_RUNNING", 3)
+    state = holding(*(message(str(n)) for n in range(5)))
+    state, request = mail_orders.ordered(state, "f", NOW)
+    assert len(request.orders) == 3
+    assert len(orders(state)) == 3, "what was lost in between is taken again, and nothing beyond it"
+    state = mail_orders.carried(state, request, answered(request), NOW)
+    assert orders(state) == []
+    state = holding(reply("r", "t", "s"), state=state)
+    assert orders(state) == [("take", "r.md")]
+    state = mailbox.turn_ended(state, told(state.letters[0], TurnEnd.completed), NOW)
+    assert sorted(orders(state)) == [("finish", "0.md"), ("take", "3.md"), ("take", "r.md")]
+
+
+def test_runs_that_are_silent_are_looked_at_later_and_later() -> None:
+    state = bridge(holding(message("a"), message("b")))
+    assert mail_orders.stale(state, later(59)) == ()
+    pauses, now = [], NOW
+    for _ in range(6):
+        due = mail_orders.next_change(state, now)
+        assert due is not None
+        pauses.append((due - now).total_seconds())
+        now = due
+        silent = mail_orders.stale(state, now)
+        assert len(silent) == 2
+        state = mail_orders.looked(state, silent, Looked(ends=(None, None)), now)
+    assert pauses == [60, 120, 240, 480, 900, 900]
+    state = mail_orders.looked(state, state.letters, Looked(ends=(TurnEnd.completed, TurnEnd.dropped)), now)
+    assert [each.ending and str(each.ending.ack) for each in state.letters] == ["SUCCEEDED", "FAILED"]
+    assert mail_orders.next_change(state, now) is None
+
+
+def test_a_look_that_failed_is_a_look() -> None:
+    state = running()
+    assert mail_orders.looked(state, state.letters, None, later(60)).letters[0].looks == 1
+    request = mail_orders.look(state, state.letters)
+    assert (request.run_ids, len(request.lanes)) == ((run_of(state.letters[0]),), 1)
+
+
+def test_a_full_mailbox_takes_nothing_but_what_it_knows() -> None:
+    state = EMPTY
+    for n in range(mailbox.MOST_OPEN + 2):
+        state, verdicts = delivered(state, message(str(n)))
+        if verdicts == ["full"]:
+            break
+    assert verdicts == ["full"]
+    assert len(state.letters) > 200
+    assert delivered(state, message("0"), message("new"))[1] == ["known", "full"]
+    assert delivered(state, reply("r", "t", "s"))[1] == ["admitted"], "work that is in hand may wait for it"
+    before = state
+    for n in range(mailbox.MOST_ORDERS + 2):
+        state, verdicts = delivered(state, message("0", file=f"{n}"))
+    assert verdicts == ["full"]
+    assert len(state.orders) < mailbox.MOST_ORDERS + 1
+    first = mailbox.dispatched(before, SENT, NOW)
+    state = bridge(mailbox.attached(first.model_copy(update={"letters": first.letters[-1:]}), "f"))
+    state = state.model_copy(update={"letters": (*state.letters, *before.letters)})
+    for n in range(mailbox.WAITED_FOR + 2):
+        state = mailbox.dispatched(state, SENT.model_copy(update={"subtask_id": f"b{n}"}), NOW)
+    away = [each.subtask_id for each in state.letters if each.delegation]
+    assert (away[0], len(state.notices) > 0) == ("b0", True), "what was sent goes first, and then it is told"
+
+
+def test_all_that_a_mailbox_can_know_fits_into_one_mebibyte() -> None:
+    long = "ä" * 200
+    state = EMPTY
+    for n in range(5100):
+        found = message(f"{n}-{long}"[:200], plan=long, task=f"{n}-{long}"[:200])
+        end = TurnEnd.completed if n % 2 else TurnEnd.failed
+        letter = mailbox._letter("f", found, found.head, NOW) if found.head else None
+        assert letter is not None
+        state = mailbox._accepted(state, letter)
+        state = mailbox.over(state, letter, mailbox.ending_of(end), NOW)
+        state = mailbox._done(state, letter)
+    for n in range(800):
+        state, _ = delivered(state, message(f"open {n}"), reply(f"reply {n}", "t", str(n)))
+        if n < 300:
+            state, _ = delivered(state, message(f"{n}-{long}"[:190], file=f"{n}-{long}"))
+    assert (len(state.seen), len(state.tasks)) == (mailbox.MOST_SEEN, mailbox.MOST_TASKS)
+    assert len(state.letters) > 200
+    assert len(to_json(state)) < 1024 * 1024
+    assert MailboxState.model_validate_json(to_json(state)) == state
+
+
+def test_what_people_see_of_a_mailbox() -> None:
+    state = finished(running(), TurnEnd.failed)
+    state, _ = delivered(state, message("b", missing=("x",)), message("c"))
+    view = mailbox_told.view(mailbox.noticed(state, "`odd`"))
+    assert [(each.message_id, each.stage, each.ack) for each in view.open] == [
+        ("b", Stage.blocked, None),
+        ("c", Stage.admitted, None),
+    ]
+    assert (view.accepted, view.skipped, view.failed, view.orders) == (3, 0, 1, 2)
+    assert view.open[0].state is TaskState.blocked
+    text = mailbox_told.details(mailbox.noticed(state, "odd"))
+    for words in ("1 blocked · 1 admitted", "3 accepted · 0 skipped · 1 failed", "FAILED `a`", "odd"):
+        assert words in text
+    assert "empty" in mailbox_told.details(EMPTY)
+
+
+NAMES = [f"m{n}" for n in range(8)]
+
+
+class Box(RuleBasedStateMachine):
+    """Bridges deliver, carry, die and come again; runs end; words get lost or come twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = EMPTY
+        self.now = NOW
+        self.accepted: list[str] = []
+        self.ended: list[str] = []
+        self.flying: CarryRequest | None = None
+        self.restored: list[str] = []
+
+    def became(self, state: MailboxState) -> None:
+        before = {each.key for each in self.state.letters}
+        after = {each.key for each in state.letters}
+        self.accepted += sorted(after - before)
+        self.ended += sorted(before - after)
+        self.state = state
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        file=st.sampled_from("xy"),
+        plan=st.sampled_from("pq"),
+        fields=st.sampled_from([{}, {}, {"missing": ("i",)}, {"fault": "bad"}, {"undecided": ("i",)}]),
+    )
+    def deliver(self, name: str, file: str, plan: str, fields: dict[str, Any]) -> None:
+        found = message(name, plan=plan, task=f"t{int(name[1]) % 5}", file=f"{name}{file}", **fields)
+        known = self.state.seen.get(ids.letter_key(name, found.sha256))
+        state, verdicts = delivered(self.state, found)
+        (verdict,) = verdicts
+        key = ids.letter_key(name, found.sha256)
+        is_new = known is None or known.again
+        if verdict in ("admitted", "blocked") and is_new:
+            assert mailbox.letter_of(state, key) is not None
+        assert verdict != "full"
+        self.became(state)
+
+    @rule()
+    def no_message(self) -> None:
+        self.became(delivered(self.state, Delivery(file="bad", plan="p", sha256="", fault="bad"))[0])
+
+    @precondition(lambda self: self.flying is None and mail_orders.due(self.state, "f", self.now))
+    @rule()
+    def send(self) -> None:
+        state, self.flying = mail_orders.ordered(self.state, "f", self.now)
+        keys = [each.letter.key for each in self.flying.orders if each.letter.stage is not Stage.ending]
+        assert len(keys) == len(set(keys)) or self.state.orders
+        self.became(state)
+
+    @precondition(lambda self: self.flying is not None)
+    @rule(data=st.data())
+    def arrive(self, data: st.DataObject) -> None:
+        assert self.flying is not None
+        of_take = [
+            Done(),
+            Done(run_id="r", at=NOW),
+            Done(run_id="r"),
+            Done(run_id="r", is_blocked=True),
+            Done(ending=FAILED),
+        ]
+        answers = {"take": of_take, "finish": [Done(), Done(again=True), Done(ending=FAILED)]}
+        done = [data.draw(st.sampled_from(answers.get(each.kind, [Done()]))) for each in self.flying.orders]
+        self.became(mail_orders.carried(self.state, self.flying, Carried(done=tuple(done)), self.now))
+        self.flying = None
+
+    @precondition(lambda self: self.flying is not None)
+    @rule()
+    def is_lost(self) -> None:
+        self.flying = None
+
+    @rule(name=st.sampled_from(NAMES), end=st.sampled_from(TurnEnd), attempt=st.integers(1, 3))
+    def word(self, name: str, end: TurnEnd, attempt: int) -> None:
+        for each in self.state.letters:
+            if each.message_id == name and each.attempt == attempt:
+                self.became(mailbox.turn_ended(self.state, told(each, end), self.now))
+
+    @rule(seconds=st.sampled_from([1, 30, 900]))
+    def time_passes(self, seconds: int) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    @rule(end=st.sampled_from([None, TurnEnd.completed, TurnEnd.failed]))
+    def look(self, end: TurnEnd | None) -> None:
+        silent = mail_orders.stale(self.state, self.now)
+        self.became(mail_orders.looked(self.state, silent, Looked(ends=(end,) * len(silent)), self.now))
+
+    @rule(picked=st.sampled_from(NAMES))
+    def pick(self, picked: str) -> None:
+        for each in self.state.letters:
+            if each.message_id == picked:
+                self.became(mailbox.input_picked(self.state, each.key, self.now))
+
+    @rule()
+    def redeliver(self) -> None:
+        self.became(mailbox.redeliver(self.state, Redeliver(), self.now))
+
+    @rule()
+    def rotates(self) -> None:
+        self.flying = None
+        self.state = MailboxState.model_validate_json(to_json(self.state))
+
+    @invariant()
+    def none_twice(self) -> None:
+        keys = [each.key for each in self.state.letters]
+        tasks = [each.task for each in self.state.letters]
+        assert len(keys) == len(set(keys))
+        assert len(tasks) == len(set(tasks)), "one message at a time is about a task"
+
+    @invariant()
+    def each_ends_once(self) -> None:
+        open_now = [each.key for each in self.state.letters]
+        assert sorted(self.accepted) == sorted([*self.ended, *open_now])
+
+    @invariant()
+    def nothing_is_stuck(self) -> None:
+        """Each letter has an order, a run, a time, or waits for inputs."""
+        due = {each.letter.key for each in mail_orders.due(self.state, "f", self.now)}
+        for each in self.state.letters:
+            waits = each.stage in (Stage.running, Stage.blocked) or (each.not_before or NOW) > self.now
+            assert waits or each.key in due or len(self.state.orders) > 5
+
+    def teardown(self) -> None:
+        """With bridges that work and runs that end, everything ends."""
+        self.flying = None
+        for _ in range(60):
+            self.now += timedelta(hours=1)
+            for each in self.state.letters:
+                if each.stage is Stage.blocked:
+                    self.became(mailbox.to_end(self.state, each, FAILED, self.now))
+            self.became(bridge(self.state, self.now))
+            silent = mail_orders.stale(self.state, self.now)
+            self.became(
+                mail_orders.looked(self.state, silent, Looked(ends=(TurnEnd.completed,) * len(silent)), self.now)
+            )
+        assert (self.state.letters, orders(self.state, self.now)) == ((), [])
+        self.each_ends_once()
+
+
+TestBox = Box.TestCase

@@ -1,0 +1,394 @@
+"""A mailbox with scripted bridges on the real server: each message once, whatever is lost in between (C2 to C5, C7)."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities.mailbox import Mailboxes
+from contracts.conversation import TurnEnd
+from contracts.mailbox import (
+    Ack,
+    Delivery,
+    Dispatch,
+    Done,
+    Ending,
+    LookRequest,
+    MailDispatch,
+    Stage,
+    TaskState,
+)
+from decisions import mail_orders
+from testkit.model_server import Reply, calls
+from tests.workflows.lane import asking, begun, echo, lane_of, new_id, run_of, say, texts
+from tests.workflows.mail import Carrier, acks, failing, message, new_agent, told
+
+ASK = calls(("ask_human", {"question": "which one?"}))
+GONE = Ending(ack=Ack.failed, details="its file is gone")
+SENT = Dispatch(delegation="run:r/delegation:1", plan_id="p", task_id="r.1", subtask_id="a", sender="lead")
+
+
+def asks_or_says(body: dict[str, Any]) -> Reply:
+    return ASK if texts(body)[-1] == "ask" else echo(body)
+
+
+async def test_a_message_is_consumed_before_it_runs_and_its_end_is_told_once(world: Any) -> None:
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        async with bridge.working():
+            assert await bridge.deliver(message("a")) == ["admitted"]
+            view = await bridge.until_over("a")
+            attributes = (await bridge.box.describe()).typed_search_attributes
+        assert bridge.agent in [pair.value for pair in attributes.search_attributes]
+    take, finish = bridge.orders
+    assert [each.state for each in take.letter.transitions] == [TaskState.consumed]
+    assert [str(each.state) for each in finish.letter.transitions] == ["CONSUMED", "RUNNING", "SUCCEEDED"]
+    assert acks(view) == [("a", "SUCCEEDED")]
+
+
+async def test_two_bridges_of_one_folder_bring_the_same_files_and_each_is_taken_once(world: Any) -> None:
+    async with world(echo) as it:
+        one = Carrier(it, new_agent())
+        two = Carrier(it, one.agent, one.folder)
+        files = [message(f"m{n}") for n in range(20)]
+        async with one.working(), two.working():
+            verdicts = await asyncio.gather(*(each.deliver(*files) for each in (one, two)))
+            await one.until_over(*(f"m{n}" for n in range(20)))
+    takes = [file for each in (one, two) for _, file in each.done("take")]
+    assert sorted(takes) == sorted(f"m{n}.md" for n in range(20))
+    assert Counter(verdicts[0] + verdicts[1])["admitted"] == 20
+    assert max(one.at_a_time + two.at_a_time) <= mail_orders.MOST_CARRIED
+
+
+async def test_what_was_there_before_is_not_done_again(world: Any) -> None:
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        bridge.ends = None
+        async with bridge.working():
+            await bridge.deliver(message("a"))
+            await bridge.until(lambda view: view.open[0].stage is Stage.running)
+            verdicts = await bridge.deliver(message("a"), message("a", file="a2"), message("b", task="t-a", file="b"))
+            assert verdicts == ["known", "duplicate", "task_in_progress"]
+            await bridge.box.signal("turn_ended", told(bridge.agent, bridge.orders[0].letter))
+            await bridge.until_over("a")
+            verdicts = await bridge.deliver(message("a", file="a3"), message("c", task="t-a", file="c"))
+            assert verdicts == ["duplicate", "task_done"]
+            await bridge.until(lambda view: not view.orders)
+    assert sorted(bridge.done()) == [
+        ("finish", "a.md"),
+        ("resend", "c"),
+        ("skip", "a2"),
+        ("skip", "a3"),
+        ("skip", "b"),
+        ("take", "a.md"),
+    ]
+    assert {each.why for each in bridge.orders if each.why} == {
+        "SKIPPED_DUPLICATE",
+        "SKIPPED_TASK_IN_PROGRESS",
+        "RESULT_SENT_AGAIN",
+    }
+
+
+async def test_a_message_waits_for_its_inputs_and_a_person_for_a_choice(world: Any) -> None:
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        bridge.ends = None
+        bridge.answers["take"] = lambda _: Done(run_id="r", is_blocked=True)
+        async with bridge.working():
+            assert await bridge.deliver(message("a", missing=("x",))) == ["blocked"]
+            await bridge.until(lambda view: not view.orders)
+            assert await bridge.deliver(message("a", undecided=("x",))) == ["admitted"]
+            view = await bridge.until(lambda view: not view.orders and view.open[0].stage is Stage.running)
+            assert (view.open[0].state, view.open[0].undecided) == (TaskState.blocked, ("x",))
+            await bridge.box.signal("input_picked", {"key": view.open[0].key})
+            view = await bridge.until(lambda view: not view.orders and view.open[0].state is TaskState.running)
+            await bridge.box.signal("turn_ended", told(bridge.agent, bridge.orders[1].letter))
+            await bridge.until_over("a")
+    assert [kind for kind, _ in bridge.done()] == ["write_state", "take", "write_state", "write_state", "finish"]
+    states = [str(each.state) for each in bridge.orders[-1].letter.transitions]
+    blocked = "BLOCKED_WAITING_INPUT"
+    assert states == [blocked, "CONSUMED", blocked, "RUNNING", "SUCCEEDED"]
+
+
+async def test_without_a_bridge_orders_wait_until_one_comes(world: Any) -> None:
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        await bridge.deliver(message("a"))
+        await bridge.until(lambda view: view.open[0].ack is Ack.consumed)
+        await bridge.deliver(message("b"))
+        assert (await bridge.look()).orders == 2
+        async with bridge.working():
+            view = await bridge.until_over("a", "b")
+        assert await it.failed_tasks(bridge.box) == 0
+    assert acks(view) == [("a", "SUCCEEDED"), ("b", "SUCCEEDED")]
+
+
+async def test_a_bridge_that_fails_three_times_does_it_in_the_end(world: Any) -> None:
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        bridge.failures += failing(3)
+        async with bridge.working():
+            await bridge.deliver(message("a"))
+            view = await bridge.until_over("a")
+    assert acks(view) == [("a", "SUCCEEDED")]
+    assert view.notices == ()
+
+
+@pytest.mark.parametrize("bad", [{"done": []}, {"done": [{}, {}]}, {"done": [{"is_blocked": "?"}]}, None, "text"])
+async def test_a_bad_answer_of_a_bridge_is_told_and_the_order_stays(
+    world: Any, monkeypatch: pytest.MonkeyPatch, bad: Any
+) -> None:
+    monkeypatch.setattr("workflows.mailbox.REST", mail_orders.TAKEN_LATER / 25)
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        bridge.raw.append(bad)
+        async with bridge.working():
+            await bridge.deliver(message("a"))
+            view = await bridge.until_over("a")
+        assert await it.failed_tasks(bridge.box) == 0
+    assert len(view.notices) == 1
+    assert bridge.folder in view.notices[0]
+    assert bridge.done() == [("take", "a.md"), ("finish", "a.md")]
+
+
+async def test_an_order_that_no_bridge_can_carry_out_is_told_and_stays(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.mailbox.REST", mail_orders.TAKEN_LATER / 25)
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        bridge.failures.append(ApplicationError("never", non_retryable=True))
+        async with bridge.working():
+            await bridge.deliver(message("a"))
+            view = await bridge.until_over("a")
+    assert "never" in view.notices[0]
+
+
+async def test_a_run_that_did_nothing_is_tried_again_and_one_that_failed_is_told_of(
+    world: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("decisions.mailbox.PAUSE", mail_orders.TAKEN_LATER / 100)
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        bridge.ends = TurnEnd.failed
+        bridge.answers["finish"] = lambda order: Done(again=order.letter.attempt < 3)
+        async with bridge.working():
+            await bridge.deliver(message("a"))
+            await bridge.until_over("a")
+            (dead,) = await bridge.dead()
+    assert [each.letter.attempt for each in bridge.orders if each.kind == "take"] == [1, 2, 3]
+    assert (dead.message_id, dead.attempt, dead.why) == ("a", 3, "the run has failed")
+    alerts = [vars(each)["event"] for each in caplog.records if each.msg.startswith("agent.mail.dead_letter")]
+    assert [(each["agent"], each["message_id"], each["attempt"]) for each in alerts] == [(bridge.agent, "a", 3)]
+
+
+async def test_dead_letters_are_delivered_again_when_asked(world: Any) -> None:
+    bad = Delivery(file="x", plan="p", sha256="", fault="no front matter")
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        bridge.answers["take"] = lambda order: Done(ending=GONE) if order.letter.attempt == 1 else Done(run_id="r")
+        async with bridge.working():
+            assert await bridge.deliver(bad, message("a")) == ["dead", "admitted"]
+            await bridge.until_over("a")
+            assert [each.why for each in await bridge.dead()] == ["no front matter", "its file is gone"]
+            await bridge.box.signal("redeliver", {"message_id": "a", "by": "eva"})
+            await bridge.until(lambda view: not view.orders)
+            await bridge.box.signal("redeliver")
+            await bridge.until(lambda view: not view.orders)
+            assert await bridge.dead() == []
+            assert await bridge.deliver(message("a", file="back")) == ["admitted"]
+            await bridge.until(lambda view: view.open[0].run_id == "r")
+    assert [file for kind, file in bridge.done("restore")] == ["a.md", "x"]
+
+
+async def test_the_end_of_a_run_is_found_where_its_word_was_lost(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail_orders, "FIRST_LOOK", mail_orders.FIRST_LOOK / 120)
+    async with world(asks_or_says) as it:
+        bridge = Carrier(it, new_agent())
+        of = {"done.md": await say(it, new_id(), "say"), "open.md": None, "never.md": None}
+        await (await begun(it, of["done.md"])).result()
+        of["open.md"] = asks = await say(it, new_id(), "ask")
+        await asking(it, asks)
+        bridge.answers["take"] = lambda order: Done(run_id=run.run_id if (run := of[order.letter.file]) else "nobody's")
+        async with bridge.working():
+            await bridge.deliver(*(message(name.removesuffix(".md")) for name in of))
+            await bridge.until(lambda view: len(view.recent) == 2)
+            await run_of(it, asks).cancel()
+            view = await bridge.until_over("done", "open", "never")
+    assert {each.message_id: (str(each.ack), each.details) for each in view.recent} == {
+        "done": ("SUCCEEDED", "the run is completed"),
+        "open": ("FAILED", "the run was cancelled"),
+        "never": ("FAILED", "the task was dropped before its run began"),
+    }
+
+
+async def test_a_look_tells_how_runs_have_ended(world: Any) -> None:
+    async with world(asks_or_says) as it:
+        chat, other = new_id(), new_id()
+        done = await say(it, chat, "say")
+        await (await begun(it, done)).result()
+        open_run = await say(it, other, "ask")
+        await asking(it, open_run)
+        runs = (done.run_id, open_run.run_id, "not-yet", "never")
+        lanes = (chat, other, other, "no-such-lane")
+        look = Mailboxes(it.client, it.queue).look_at_turns
+        seen = await ActivityEnvironment().run(look, LookRequest(run_ids=runs, lanes=lanes))
+        await lane_of(it, other).cancel()
+        with pytest.raises(WorkflowFailureError):
+            await lane_of(it, other).result()
+    assert seen.ends == (TurnEnd.completed, None, None, TurnEnd.dropped)
+
+
+async def test_subtasks_go_to_an_outside_peer_and_are_taken_back(world: Any) -> None:
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        tell = Mailboxes(it.client, it.queue).dispatch_mail
+        for _ in range(2):
+            await ActivityEnvironment().run(tell, MailDispatch(agent=bridge.agent, dispatch=SENT))
+        async with bridge.working():
+            await bridge.deliver()
+            view = await bridge.until(lambda view: view.open[0].stage is Stage.sent)
+            assert len(view.open) == 1
+            for _ in range(2):
+                await ActivityEnvironment().run(tell, MailDispatch(agent=bridge.agent, dispatch=SENT, withdraw=True))
+            await bridge.until(lambda view: not view.open and not view.orders)
+    assert {kind for kind, _ in bridge.done()} == {"dispatch", "withdraw"}
+    assert bridge.orders[0].letter.delegation == SENT.delegation
+
+
+BAD = [(), ({}, {}), ("text",), (None,), ([],), ({"key": 1, "folder": 2, "no": "such field"},)]
+
+
+async def test_nothing_that_is_sent_to_a_mailbox_wedges_it(world: Any) -> None:
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        async with bridge.working():
+            await bridge.deliver()
+            for name in ("redeliver", "turn_ended", "input_picked", "dispatch", "withdraw", "nonsense"):
+                for args in BAD:
+                    await bridge.box.signal(name, args=args)
+            for args in BAD:
+                with pytest.raises(WorkflowUpdateFailedError) as refused:
+                    await bridge.box.execute_update("deliver", args=args)
+                assert isinstance(refused.value.cause, ApplicationError)
+                assert refused.value.cause.type == "InvalidInput"
+            for query in ("acks", "deadletters"):
+                for args in BAD:
+                    await bridge.box.query(query, args=args)
+            await bridge.deliver(message("a"))
+            view = await bridge.until_over("a")
+        assert await it.failed_tasks(bridge.box) == 0
+    assert len(view.notices) == 20
+
+
+@pytest.mark.parametrize("bad", [({"agent": "another"},), ({"id": 1},), ("text",), (1, 2)])
+async def test_a_mailbox_with_a_bad_input_ends_with_a_clear_failure(world: Any, bad: tuple[Any, ...]) -> None:
+    async with world(echo) as it:
+        box = await it.client.start_workflow("Mailbox", args=bad, id=f"mailbox:{new_agent()}", task_queue=it.queue)
+        with pytest.raises(WorkflowFailureError) as failure:
+            await asyncio.wait_for(box.result(), 20)
+    assert isinstance(failure.value.cause, ApplicationError)
+    assert failure.value.cause.type == "InvalidInput"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_mailbox_that_is_cancelled_ends_so_and_the_next_one_begins_where_files_are(
+    world: Any, *, is_there: bool
+) -> None:
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        bridge.gate.clear()
+        if is_there:
+            async with bridge.working():
+                await bridge.deliver(message("a"))
+                await it.until(lambda: bool(bridge.at_a_time))
+                await cancelled(bridge)
+                bridge.gate.set()
+        else:
+            await bridge.deliver(message("a"))
+            await cancelled(bridge)
+            bridge.gate.set()
+        assert await it.failed_tasks(bridge.box) == 0
+        async with bridge.working():
+            assert await bridge.deliver(message("a")) == ["admitted"]
+            await bridge.until_over("a")
+
+
+async def cancelled(bridge: Carrier) -> None:
+    box = bridge.it.client.get_workflow_handle(bridge.box.id, run_id=(await bridge.box.describe()).run_id)
+    await box.cancel()
+    with pytest.raises(WorkflowFailureError):
+        await asyncio.wait_for(box.result(), 20)
+    assert (await box.describe()).status is WorkflowExecutionStatus.CANCELED
+
+
+async def executions(bridge: Carrier) -> int:
+    return len([e async for e in bridge.it.client.list_workflows(f"WorkflowId = '{bridge.box.id}'")])
+
+
+async def test_a_mailbox_remembers_over_its_rotations(world: Any, short_history_client: Any) -> None:
+    names = [f"m{n}" for n in range(60)]
+    async with world(echo, server=short_history_client) as it:
+        bridge = Carrier(it, new_agent())
+        async with bridge.working():
+            for name in names:
+                assert await bridge.deliver(message(name)) == ["admitted"]
+            view = await bridge.until_over(*names)
+
+            async def has_rotated() -> bool:
+                return await executions(bridge) > 2
+
+            await it.until(has_rotated)
+            files = [message(name, file=f"again-{name}") for name in names]
+            assert set(await bridge.deliver(*files)) == {"duplicate"}
+            await bridge.until(lambda view: not view.orders)
+    assert sorted(bridge.done("take")) == sorted(("take", f"{name}.md") for name in names)
+    assert len(bridge.done("finish")) == len(bridge.done("skip")) == 60
+    assert view.accepted == 60
+
+
+async def test_a_thousand_messages_leave_a_mailbox_as_small_as_its_memory(
+    world: Any, short_history_client: Any
+) -> None:
+    names = [f"m{n}" for n in range(1000)]
+    async with world(echo, server=short_history_client) as it:
+        bridge = Carrier(it, new_agent())
+        async with bridge.working():
+            for n in range(0, 1000, 20):
+                found = [message(name, plan=f"plan {n % 3}") for name in names[n : n + 20]]
+                await bridge.bring(*found)
+            view = await bridge.until(lambda view: not view.open and not view.orders)
+        history = await bridge.box.fetch_history()
+        begun_with = history.events[0].workflow_execution_started_event_attributes.input.payloads[0].data
+        assert await executions(bridge) > 4
+        assert await it.failed_tasks(bridge.box) == 0
+    assert Counter(file for _, file in bridge.done("take")) == Counter(f"{name}.md" for name in names)
+    assert Counter(file for _, file in bridge.done("finish")) == Counter(f"{name}.md" for name in names)
+    assert (view.accepted, view.skipped, view.failed) == (1000, 0, 0)
+    assert 100 < len(view.recent) <= 200
+    assert len(begun_with) < 1000 * 120 + 128 * 1024
+
+
+async def test_a_mailbox_rotates_with_orders_that_nobody_carries_out(
+    world: Any, short_history_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.mailbox.MOST_WAIT", mail_orders.TAKEN_LATER / 25)
+    names = [f"m{n}" for n in range(60)]
+    async with world(echo, server=short_history_client) as it:
+        bridge = Carrier(it, new_agent())
+        for name in names:
+            assert await bridge.deliver(message(name)) == ["admitted"]
+
+        async def has_rotated() -> bool:
+            return await executions(bridge) > 1
+
+        await it.until(has_rotated)
+        async with bridge.working():
+            view = await bridge.until_over(*names)
+        assert await it.failed_tasks(bridge.box) == 0
+    assert len({file for _, file in bridge.done("take")}) == 60
+    assert len(view.recent) == 60
