@@ -229,14 +229,14 @@ async def test_a_peer_outside_gets_a_task_and_answers_it_by_files(make_project: 
                     page = boss.folder / "tasks" / "t1" / "task.md"
                     await until(lambda: "status: executing" in page.read_text())
                     assert "| s1 | outsider | dispatched |" in page.read_text()
-                    reply = f"---\ntype: reply\nmessage_id: r1\nplan_id: {json.dumps(head.plan_id)}\n"
-                    reply += f"task_id: {json.dumps(head.task_id)}\nsubtask_id: s1\nfrom: outsider\nstatus: done\n---\nThree.\n"
+                    ids = {"type": "reply", "message_id": "r1", "plan_id": head.plan_id, "task_id": head.task_id}
+                    told = {**ids, "subtask_id": "s1", "from": "outsider", "status": "done", "body": "Three."}
                     out = peer / "outbox" / asked.parent.name
                     out.mkdir(exist_ok=True, parents=True)
-                    (out / ".reply.tmp").write_text(reply)
-                    (out / ".reply.tmp").rename(out / "reply.md")
+                    (out / "reply.tmp").write_text(json.dumps(told))
+                    (out / "reply.tmp").rename(out / "reply.json")
                     await until(lambda: boss.reply(1))
-                    await until(lambda: (peer / "inbox" / asked.parent.name / "ack_r1.json").exists())
+                    await until((peer / "inbox" / asked.parent.name / "ack_r1.json").exists)
     found = boss.reply(1)
     assert found is not None
     assert "Three." in found[1]
