@@ -39,6 +39,8 @@ from decisions.mail_mode import Mode, Pace, Patience, after_cycle, woken
 from decisions.narrate import cut
 
 PAGES_EVERY = 5  # cycles
+SOON, INPUTS_AFTER = 0.2, 0.3  # seconds
+FEW = 10  # are delivered at once to a mailbox that was full
 CYCLE = 1.0  # seconds between looks where nothing wakes it
 PATIENCE = 30.0  # seconds in which a delivery is answered
 LONGEST_PAUSE = 10.0  # seconds between tries while the server, the mailbox or the disk does not take it
@@ -65,17 +67,19 @@ class Bridge:
     _looked_at: float | None = None
     _is_attached: bool = False  # the mailbox knows where to send its orders
     _failures: int = 0
+    _most: int = MOST_DELIVERIES  # of the next batch
+    _inputs_due: float | None = field(default_factory=lambda: time.monotonic() + INPUTS_AFTER)
 
     @property
     def is_quiet(self) -> bool:
         """Nothing more has come, and all that had has been delivered."""
-        return (
-            not (self._backlog or self._strangers or self.folder.has_fresh or self.trouble) and self.folder.is_through
-        )
+        waits = self._backlog or self._strangers or self._is_soon or self.trouble
+        return not waits and self.folder.is_through
 
     @property
-    def parked(self) -> int:
-        return len(self._parked)
+    def _is_soon(self) -> bool:
+        """Something is there that is looked at once it has come to rest."""
+        return self.folder.has_fresh or self._inputs_due is not None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until it is stopped. Nothing that a disk or a server does ends it."""
@@ -103,7 +107,7 @@ class Bridge:
         came = asyncio.create_task(watcher.woken.wait())
         pause = min(LONGEST_PAUSE, 0.25 * 2 ** min(self._failures, 8)) if self.trouble else CYCLE
         waits_for = {stopped} if self.trouble else {stopped, came}
-        seconds = None if self.pace.mode is Mode.dormant else (0.2 if self.folder.has_fresh else pause)
+        seconds = None if self.pace.mode is Mode.dormant else (SOON if self._is_soon else pause)
         await asyncio.wait(waits_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if came.done():
             self.pace = woken(self.pace, _now())
@@ -113,9 +117,11 @@ class Bridge:
         """A cycle. Whether there was something to do, and it was done."""
         self.cycle += 1
         try:
-            if watcher.has_inputs:
-                watcher.has_inputs = False
-                await self._unpark()
+            if watcher.has_inputs:  # they may still be being written
+                watcher.has_inputs, self._inputs_due = False, time.monotonic() + INPUTS_AFTER
+            if self._inputs_due is not None and self._inputs_due <= time.monotonic():
+                self._inputs_due = None
+                self._unpark()
             await self._find_strangers()
             has_worked = await self._deliver_next()
             if self.cycle % 10 == 0 or not has_worked:
@@ -146,7 +152,7 @@ class Bridge:
     async def _deliver_next(self) -> bool:
         if not self._backlog:
             self._backlog.extend(await asyncio.to_thread(self._claim))
-        batch = [self._backlog[number] for number in range(min(len(self._backlog), MOST_DELIVERIES))]
+        batch = [self._backlog[number] for number in range(min(len(self._backlog), self._most))]
         if not batch and self._is_attached:
             self.trouble, self._failures = "", 0
             return False
@@ -155,21 +161,26 @@ class Bridge:
         self._is_attached = True
         self.open = answer.open
         verdicts = dict(zip(((each.plan, each.file) for each in deliveries), answer.verdicts, strict=True))
+        later: list[Claimed] = []
         for _ in batch:
             claimed = self._backlog.popleft()
             place = (claimed.plan, claimed.file)
             self._parked.discard(place)
             self._known.add(place)
             if verdicts.get(place) is Verdict.full:
-                self._backlog.append(claimed)
+                later.append(claimed)
             elif verdicts.get(place) is Verdict.blocked:
                 self._parked.add(place)
+        self._backlog.extendleft(reversed(later))
         await asyncio.to_thread(self._list, deliveries, answer, notes)
-        if Verdict.full in answer.verdicts:
-            self.trouble, self._failures = "the mailbox is full: the rest waits", self._failures + 1
-        else:
+        is_full = Verdict.full in answer.verdicts
+        self._most = FEW if is_full else min(2 * self._most, MOST_DELIVERIES)
+        if not is_full:
             self.trouble, self._failures = "", 0
-        return bool(batch) and Verdict.full not in answer.verdicts
+            return bool(batch)
+        self.trouble = "the mailbox is full: the rest waits"
+        self._failures = self._failures + 1 if set(answer.verdicts) == {Verdict.full} else 1
+        return False
 
     def _claim(self) -> list[Claimed]:
         """What comes next, in turn of the plans. A plan whose folder refuses is told of, and the others go on."""
@@ -252,6 +263,8 @@ class Bridge:
         at = _now().isoformat(timespec="milliseconds")
         lines = []
         for each, verdict, note in zip(deliveries, answer.verdicts, notes, strict=True):
+            if verdict is Verdict.full:
+                continue
             line: dict[str, Any] = {"at": at, "plan": each.plan, "file": each.file, "sha256": each.sha256}
             if each.head is not None:
                 line |= {"message_id": each.head.message_id, "task_id": each.head.task_id}
@@ -263,7 +276,7 @@ class Bridge:
         if lines:
             self.folder.below.append("".join(f"{line}\n" for line in lines).encode(errors="replace"), DELIVERIES)
 
-    async def _unpark(self) -> None:
+    def _unpark(self) -> None:
         """Inputs have come: whoever waits for some is looked at again."""
         waiting = {(each.plan, each.file) for each in self._backlog}
         self._backlog.extend(Claimed(plan, file) for plan, file in sorted(self._parked - waiting))

@@ -169,7 +169,6 @@ async def test_a_person_picks_one_of_several_files(project: Any, box: Box, until
                 assert not (box.folder / "tasks/t1/human_intervention_request.json").exists()
                 for name in ("a.csv", "b.csv"):
                     (box.folder / "inputs" / f"{name}.tmp").write_text(name)
-                    os.utime(box.folder / "inputs" / f"{name}.tmp", (1, 1))
                     (box.folder / "inputs" / f"{name}.tmp").rename(box.folder / "inputs" / name)
                 request = box.folder / "tasks/t1/human_intervention_request.json"
                 await until(request.exists)
