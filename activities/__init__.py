@@ -25,6 +25,7 @@ secrets      the secrets of the process, and what they look like
 redaction    how they are kept from leaving an activity
 followup     a follow-up's start, its topics, its messages, and the lane where the work goes on
 topic        how an event, or a task that waits for one, gets to its topic
+mailbox      `look_at_turns` and `dispatch_mail`: what a mailbox asks the server, and how a subtask gets into one
 outbox       the port by which messages go out: a webhook, a log file
 reconcile    `reconcile`: looks at runs, claims, waits and stores, and repairs what is safe
 heartbeat    how an activity says that it is alive

@@ -557,7 +557,7 @@ class Box(RuleBasedStateMachine):
     def no_message(self) -> None:
         self.became(delivered(self.state, Delivery(file="bad", plan="p", sha256="", fault="bad"))[0])
 
-    @precondition(lambda self: self.flying is None and mail_orders.due(self.state, "f", self.now))
+    @precondition(lambda self: self.flying is None and bool(mail_orders.due(self.state, "f", self.now)))
     @rule()
     def send(self) -> None:
         state, self.flying = mail_orders.ordered(self.state, "f", self.now)

@@ -209,11 +209,11 @@ async def test_the_end_of_a_run_is_found_where_its_word_was_lost(world: Any, mon
     monkeypatch.setattr(mail_orders, "FIRST_LOOK", mail_orders.FIRST_LOOK / 120)
     async with world(asks_or_says) as it:
         bridge = Carrier(it, new_agent())
-        of = {"done.md": await say(it, new_id(), "say"), "open.md": None, "never.md": None}
-        await (await begun(it, of["done.md"])).result()
-        of["open.md"] = asks = await say(it, new_id(), "ask")
+        says, asks = await say(it, new_id(), "say"), await say(it, new_id(), "ask")
+        await (await begun(it, says)).result()
         await asking(it, asks)
-        bridge.answers["take"] = lambda order: Done(run_id=run.run_id if (run := of[order.letter.file]) else "nobody's")
+        of = {"done.md": says.run_id, "open.md": asks.run_id, "never.md": "nobody's"}
+        bridge.answers["take"] = lambda order: Done(run_id=of[order.letter.file])
         async with bridge.working():
             await bridge.deliver(*(message(name.removesuffix(".md")) for name in of))
             await bridge.until(lambda view: len(view.recent) == 2)
