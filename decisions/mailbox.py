@@ -272,10 +272,12 @@ def _remembered(state: MailboxState | None, letter: Letter) -> MailboxState | No
 
 def _newest(known: Mapping[str, T], key: str, value: T, most: int) -> dict[str, T]:
     """With this one as the newest, and without the oldest where there are too many."""
-    kept = {name: each for name, each in known.items() if name != key}
+    kept = dict(known)
+    kept.pop(key, None)
     while len(kept) >= most:
         del kept[next(iter(kept))]
-    return {**kept, key: value}
+    kept[key] = value
+    return kept
 
 
 def _or_full(state: MailboxState, changed: MailboxState | None, verdict: Verdict) -> tuple[MailboxState, Verdict]:

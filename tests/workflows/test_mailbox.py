@@ -358,8 +358,8 @@ async def test_a_thousand_messages_leave_a_mailbox_as_small_as_its_memory(
     async with world(echo, server=short_history_client) as it:
         bridge = Carrier(it, new_agent())
         async with bridge.working():
-            for n in range(0, 1000, 20):
-                found = [message(name, plan=f"plan {n % 3}") for name in names[n : n + 20]]
+            for n in range(0, 1000, 100):
+                found = [message(name, plan=f"plan {n % 3}") for name in names[n : n + 100]]
                 await bridge.bring(*found)
             view = await bridge.until(lambda view: not view.open and not view.orders)
         history = await bridge.box.fetch_history()
