@@ -28,6 +28,7 @@ from temporalio.service import RPCError
 from activities.mail_folder import DELIVERIES, STATE, Claimed, MailFolder, NotAMailbox, told
 from activities.mail_inputs import Resolved, Unusable, resolve
 from activities.mail_message import MOST_ENVELOPE, NotAMessage, read, read_envelope
+from activities.mail_pages import Pages
 from activities.mail_picks import Picks
 from activities.mail_told import Told
 from activities.mail_watch import Watcher
@@ -37,6 +38,7 @@ from decisions import ids
 from decisions.mail_mode import Mode, Pace, Patience, after_cycle, woken
 from decisions.narrate import cut
 
+PAGES_EVERY = 5  # cycles
 CYCLE = 1.0  # seconds between looks where nothing wakes it
 PATIENCE = 30.0  # seconds in which a delivery is answered
 LONGEST_PAUSE = 10.0  # seconds between tries while the server, the mailbox or the disk does not take it
@@ -77,13 +79,14 @@ class Bridge:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until it is stopped. Nothing that a disk or a server does ends it."""
-        watcher, picks = Watcher(self.folder), Picks(self.client, Told(self.folder, self.folder.agent))
+        own = Told(self.folder, self.folder.agent)
+        watcher, picks, pages = Watcher(self.folder), Picks(self.client, own), Pages(self.client, own)
         stopped = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
                 await watcher.start()  # before the look: what comes during it wakes the next one
                 watcher.woken.clear()
-                has_worked = await self._once(watcher, picks)
+                has_worked = await self._once(watcher, picks, pages)
                 must_look = not self.is_quiet or self.asking > 0 or not watcher.is_watching
                 self.pace = after_cycle(
                     self.pace, has_worked=has_worked, must_look=must_look, now=_now(), patience=self.patience
@@ -106,7 +109,7 @@ class Bridge:
             self.pace = woken(self.pace, _now())
         came.cancel()
 
-    async def _once(self, watcher: Watcher, picks: Picks) -> bool:
+    async def _once(self, watcher: Watcher, picks: Picks, pages: Pages) -> bool:
         """A cycle. Whether there was something to do, and it was done."""
         self.cycle += 1
         try:
@@ -117,6 +120,8 @@ class Bridge:
             has_worked = await self._deliver_next()
             if self.cycle % 10 == 0 or not has_worked:
                 self.asking = await picks.look()
+            if self.open and self.cycle % PAGES_EVERY == 0:
+                await pages.refresh()
         except (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError, TimeoutError) as error:
             why = cut(error.message, 200) if isinstance(error, RPCError) else "no worker answers"
             self._in_trouble(f"the mailbox cannot be reached: {why}")

@@ -4,15 +4,17 @@ import asyncio
 import json
 import logging
 import re
+import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
-from temporalio.client import Client, WorkflowQueryFailedError
+from temporalio.client import Client, WorkflowHandle, WorkflowQueryFailedError
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError
 from temporalio.worker import Worker
@@ -27,11 +29,13 @@ from contracts.mailbox import MailboxView, Redeliver, Stage, TaskState
 from decisions import ids
 from decisions.mail_mode import Patience
 from decisions.narrate import cut
-from follow import stopping
+from follow import DETACHED, stopping
+from runs import leave
 from session import Needs, Session, session
 from settings import ProjectError, Settings, load
 from telemetry import log_to
 
+LEAVES_WITHIN = 2.0  # seconds in which a cycle comes to its end
 LOOKS_EVERY = 0.5  # seconds between looks whether all is done
 MOST_DEAD = 1000  # dead letters that are shown
 GRACE = timedelta(seconds=5)  # for the orders that are being carried out when it leaves
@@ -86,7 +90,7 @@ def mail(  # noqa: PLR0913 - options are parameters
         settings = load()
         if agent not in settings.agents:
             raise ProjectError(f"there is no agent {agent!r}; the agents are: {', '.join(settings.agents)}")
-        outside = bool(getattr(settings.agents[agent], "mailbox", False))
+        outside = settings.agents[agent].mailbox
         there = MailFolder(root, agent, outside)
         there.open()
         if dead:
@@ -110,7 +114,16 @@ def mail(  # noqa: PLR0913 - options are parameters
 
 
 async def _bridge(here: Session, folder: MailFolder, patience: Patience, *, once: bool, as_json: bool) -> int:
-    stop = stopping()
+    stop, code = stopping(), 0
+
+    def interrupted() -> None:
+        nonlocal code
+        if stop.is_set():
+            leave(DETACHED)
+        code = DETACHED
+        stop.set()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted)
     bridge = Bridge(here.client, here.settings.task_queue, folder, patience)
     _say(f"mailbox of {folder.agent}: {folder.root / folder.incoming}", as_json=as_json, folder=folder.id)
     async with carrying(here.client, here.settings, folder):
@@ -121,9 +134,12 @@ async def _bridge(here: Session, folder: MailFolder, patience: Patience, *, once
         stop.set()
         telling.cancel()
         done.cancel()
-        await running
+        await asyncio.wait({running}, timeout=LEAVES_WITHIN)
+        if running.done():
+            running.result()
+        running.cancel()  # what it was delivering is delivered again by the next one
     _say(f"left: {bridge.open} in hand", as_json=as_json, open=bridge.open)
-    return 0
+    return code
 
 
 @asynccontextmanager
@@ -156,18 +172,22 @@ async def _tell(bridge: Bridge, *, as_json: bool) -> None:
 async def _done(client: Client, bridge: Bridge) -> bool:
     """Returns when no file is left to be delivered, and what is in hand waits for files or for a person."""
     handle = client.get_workflow_handle(ids.mailbox_workflow_id(bridge.folder.agent))
-    while True:
+    quiet_since: int | None = None  # the cycle in which nothing was left to do
+    while quiet_since is None or bridge.cycle < quiet_since + 2:
         await asyncio.sleep(LOOKS_EVERY)
-        cycle = bridge.cycle
-        if cycle < 2:
-            continue
-        with suppress(RPCError, WorkflowQueryFailedError):
-            view: MailboxView = await handle.query("acks", result_type=MailboxView, rpc_timeout=QUERY_PATIENCE)
-            at_work = [
-                each for each in view.open if each.stage is not Stage.sent and each.state is not TaskState.blocked
-            ]
-            if not at_work and not view.orders and bridge.cycle > cycle and bridge.is_quiet:
-                return True
+        is_quiet = bridge.is_quiet and await _is_idle(handle)
+        quiet_since = None if not is_quiet else bridge.cycle if quiet_since is None else quiet_since
+    return True
+
+
+async def _is_idle(handle: WorkflowHandle[Any, Any]) -> bool:
+    """Whether the mailbox has nothing to do but to wait for inputs, people and peers."""
+    try:
+        view: MailboxView = await handle.query("acks", result_type=MailboxView, rpc_timeout=QUERY_PATIENCE)
+    except (RPCError, WorkflowQueryFailedError):
+        return False
+    waits = (each.stage is Stage.sent or each.state is TaskState.blocked for each in view.open)
+    return all(waits) and not view.orders
 
 
 async def _redeliver(here: Session, which: str, agent: str) -> None:

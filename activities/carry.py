@@ -5,49 +5,29 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any
 
 from temporalio import activity
-from temporalio.client import Client, WorkflowQueryFailedError, WorkflowUpdateFailedError
+from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.beneath import must_be_name
-from activities.conversation import submit
 from activities.heartbeat import beating
 from activities.mail_folder import MailFolder, told
-from activities.mail_inputs import Resolved, Unusable, content, resolve
 from activities.mail_message import NotAMessage, read, written
+from activities.mail_pages import UNTOLD, Pages
 from activities.mail_result import GONE, Result, result_of, steps_of, told_without_run
+from activities.mail_take import Takes, over
 from activities.mail_told import Told, stem_of
-from activities.workspace import ARTIFACTS, OutsideWorkspace, Workspace, folder_name
-from contracts.conversation import Choice, LaneFault, SubmitRequest
-from contracts.mail import ReplyHead, TaskHead
-from contracts.mailbox import (
-    Ack,
-    Carried,
-    CarryRequest,
-    Done,
-    Ending,
-    Letter,
-    MailReply,
-    Order,
-    OrderKind,
-    ReplyVerdict,
-    TaskState,
-    Transition,
-)
-from decisions import ids
+from activities.workspace import Workspace, folder_name
+from contracts.mail import TaskHead
+from contracts.mailbox import Ack, Carried, CarryRequest, Done, Ending, Letter, Order, OrderKind, TaskState, Transition
 from decisions.mailbox import BAD_MESSAGE, RESULT_SENT_AGAIN, SKIPPED_DUPLICATE, may_try_again
 from decisions.narrate import cut
 
 AT_ONCE = 8
-TASK_FILE = f"{ARTIFACTS}/task.md"
-GOAL_SHOWN = 100_000  # characters of a task in the conversation; a longer one lies in a file
-_MOST_KEY = 64  # bytes of a fairness key
-_FINAL = (LaneFault.invalid_input,)
 
 _log = logging.getLogger(__name__)
 
@@ -59,11 +39,11 @@ class Carrier:
         self._client = client
         self._folder = folder
         self._workspaces = workspaces
-        self._queue = task_queue
         self._told = Told(folder, folder.agent)
-        self._copying = asyncio.Lock()  # inputs are large
+        self._pages = Pages(client, self._told)
+        self._takes = Takes(client, self._told, self._pages, workspaces, task_queue)
         self._acts: Mapping[OrderKind, Callable[[Order], Awaitable[Done]]] = {
-            OrderKind.take: self._take,
+            OrderKind.take: lambda order: self._takes.take(order.letter),
             OrderKind.finish: self._finish,
             OrderKind.resend: self._resend,
             OrderKind.dispatch: self._dispatch,
@@ -100,7 +80,7 @@ class Carrier:
             must_be_name(order.letter.plan if order.letter.delegation is None else folder_name(order.letter.plan))
             must_be_name(order.letter.file or "none")
         except ValueError:
-            return _over("it names no file") if order.kind is OrderKind.take else Done()
+            return over("it names no file") if order.kind is OrderKind.take else Done()
         try:
             return await self._acts[order.kind](order)
         except OSError as error:
@@ -114,105 +94,6 @@ class Carrier:
         await asyncio.to_thread(act, order)
         return Done()
 
-    # take
-
-    async def _take(self, order: Order) -> Done:
-        letter = order.letter
-        try:
-            data = await asyncio.to_thread(self._folder.read, letter.plan, letter.file)
-            if sha256(data).hexdigest() != letter.sha256:
-                return _over("its file was changed after it had been claimed")
-            head, body = read(data, letter.plan)
-        except FileNotFoundError:
-            return _over("its file is gone")
-        except NotAMessage as fault:
-            return _over(str(fault))
-        await asyncio.to_thread(self._consume, letter, data)
-        if isinstance(head, ReplyHead):
-            return await self._hand_over(head, body)
-        return await self._submit(letter, head, body)
-
-    def _consume(self, letter: Letter, data: bytes) -> None:
-        """Told before anything is done about it."""
-        self._told.raw(letter, data)
-        self._told.ack(letter, Ack.consumed)
-        self._told.state(letter)
-
-    async def _submit(self, letter: Letter, head: TaskHead, body: str) -> Done:
-        conversation_id = ids.mail_conversation_id(self._folder.agent, letter.task)
-        request_id = ids.mail_request_id(letter.key, letter.attempt)
-        run_id = ids.turn_run_id(conversation_id, request_id)
-        workspace = Workspace(self._workspaces / folder_name(run_id))
-        try:
-            async with self._copying:
-                resolved = await asyncio.to_thread(self._provide, head, body, workspace)
-        except (Unusable, OutsideWorkspace) as fault:
-            return _over(str(fault))
-        if resolved.undecided:
-            await asyncio.to_thread(self._told.ask, letter, run_id, resolved.undecided)
-        request = SubmitRequest(
-            request_id=request_id,
-            goal=_goal(head, body, resolved),
-            agent=self._folder.agent,
-            raw=head.model_dump(mode="json", by_alias=True, exclude_none=True),
-            choices=tuple(Choice(name=name, options=options) for name, options in resolved.undecided.items()),
-            mailbox=self._folder.agent,
-        )
-        fair = _fairness_key(head.plan_id)
-        try:
-            await submit(self._client, self._queue, conversation_id, request, closes=True, fairness_key=fair)
-        except WorkflowUpdateFailedError as error:
-            kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
-            if kind in _FINAL:
-                return _over(cut(getattr(error.cause, "message", str(error.cause)), 300))
-            if kind != LaneFault.request_reused:  # which has begun, with the inputs that were there then
-                return Done()
-        at = datetime.now(UTC)
-        state = TaskState.blocked if resolved.undecided else TaskState.running
-        begun = letter.model_copy(update={"run_id": run_id})
-        await asyncio.to_thread(self._told.state, begun, Transition(state=state, at=at))
-        return Done(run_id=run_id, is_blocked=bool(resolved.undecided), at=at)
-
-    def _provide(self, head: TaskHead, body: str, workspace: Workspace) -> Resolved:
-        """Puts the inputs where the run finds them. Raises Unusable, OutsideWorkspace."""
-        resolved = resolve(self._folder.below, head)
-        if resolved.missing:
-            raise Unusable(f"inputs: they are gone: {', '.join(resolved.missing)}")
-        if head.inputs or len(body) > GOAL_SHOWN:
-            workspace.create()
-        if len(body) > GOAL_SHOWN:
-            workspace.write(TASK_FILE, body.encode())
-        wanted = {name: (path,) for name, path in resolved.chosen.items()} | resolved.undecided
-        for name, paths in wanted.items():
-            for path in paths:
-                workspace.write(_place(name, path), content(self._folder.below, path))
-        return resolved
-
-    async def _hand_over(self, head: ReplyHead, body: str) -> Done:
-        """To the delegation that waits for it."""
-        run_id, _, step = head.task_id.rpartition(".")
-        verdict = ReplyVerdict.orphan
-        if run_id and step.isascii() and step.isdigit() and head.subtask_id:
-            reply = MailReply(
-                mailbox=self._folder.agent,
-                sender=head.sender,
-                subtask_id=head.subtask_id,
-                status=head.status,
-                body=body,
-                artifacts=head.artifacts,
-            )
-            handle = self._client.get_workflow_handle(ids.delegation_workflow_id(run_id, int(step)))
-            try:
-                verdict = ReplyVerdict(
-                    await handle.execute_update("reply", reply.model_dump(mode="json"), result_type=str)
-                )
-            except WorkflowUpdateFailedError:
-                verdict = ReplyVerdict.orphan
-            except RPCError as error:
-                if error.status is not RPCStatusCode.NOT_FOUND:
-                    raise
-        return Done(ending=Ending(ack=Ack.succeeded, details=verdict))
-
     # its end
 
     async def _finish(self, order: Order) -> Done:
@@ -225,8 +106,17 @@ class Carrier:
                 return Done(again=True)
             workspace = Workspace(self._workspaces / folder_name(letter.run_id))
             ending = _ending(ending, result)
+        if not letter.is_reply and letter.run_id is not None:
+            task = await asyncio.to_thread(self._body, letter)
+            await self._pages.end(letter.model_copy(update={"ending": ending}), task, result.text)
         await asyncio.to_thread(self._tell_end, letter, ending, result, workspace)
         return Done(ending=ending)
+
+    def _body(self, letter: Letter) -> str:
+        try:
+            return read(self._folder.read(letter.plan, letter.file), letter.plan)[1]
+        except (FileNotFoundError, NotAMessage):
+            return UNTOLD
 
     async def _may_try_again(self, letter: Letter, result: Result) -> bool:
         if not may_try_again(result.fault, 0, letter.attempt):
@@ -245,7 +135,7 @@ class Carrier:
         more = () if last and last[0].state is state else (Transition(state=state, at=datetime.now(UTC)),)
         self._told.state(letter, *more)
         self._told.ack(letter, Ack(ending.ack), ending.details)
-        self._told.answered(folder_name(letter.task_id))
+        self._told.answered(stem_of(letter))
         self._told.away(letter, ending)
 
     async def _resend(self, order: Order) -> Done:
@@ -290,14 +180,14 @@ class Carrier:
         try:
             text = await handle.query("message", {"subtask_id": letter.subtask_id}, result_type=Any)
         except WorkflowQueryFailedError as error:
-            return _over(f"the delegation does not tell of it: {cut(str(error), 200)}")
+            return over(f"the delegation does not tell of it: {cut(str(error), 200)}")
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
-            return _over("nobody waits for it any more")
+            return over("nobody waits for it any more")
         body = text if isinstance(text, str) else ""
         if not body.strip():
-            return _over("nobody waits for it any more")
+            return over("nobody waits for it any more")
         await asyncio.to_thread(self._write_dispatch, letter, body)
         return Done()
 
@@ -322,10 +212,6 @@ class Carrier:
         )
 
 
-def _over(why: str) -> Done:
-    return Done(ending=Ending(ack=Ack.failed, details=why, fault=BAD_MESSAGE))
-
-
 def _ending(known: Ending, result: Result) -> Ending:
     """As the run itself tells it."""
     if result.fault == GONE:
@@ -335,29 +221,3 @@ def _ending(known: Ending, result: Result) -> Ending:
             ack=Ack.succeeded, details=known.details if known.ack is Ack.succeeded else "the run is completed"
         )
     return Ending(ack=Ack.failed, details=cut(result.text, 300), fault=result.fault)
-
-
-def _goal(head: TaskHead, body: str, resolved: Resolved) -> str:
-    """The task in words, with where its inputs lie."""
-    lines = [body.strip() if len(body) <= GOAL_SHOWN else _beginning(body)]
-    if head.expected_output:
-        lines.append(f"Expected output: {head.expected_output}")
-    if head.inputs:
-        named = [f"- {name}: {_place(name, path)}" for name, path in resolved.chosen.items()]
-        named += [f"- {name}: {_place(name, '<the file that a person picks>')}" for name in resolved.undecided]
-        lines.append("Inputs:\n" + "\n".join(named))
-    return "\n\n".join(lines)
-
-
-def _beginning(body: str) -> str:
-    return f"{body[:2000]}\n\n… The whole task, {len(body):,} characters, is in {TASK_FILE}: read it."
-
-
-def _place(name: str, path: str) -> str:
-    return f"{ARTIFACTS}/inputs/{name}/{path}"
-
-
-def _fairness_key(plan_id: str) -> str:
-    if len(plan_id.encode(errors="replace")) <= _MOST_KEY:
-        return plan_id
-    return blake2b(plan_id.encode(errors="replace"), digest_size=16).hexdigest()

@@ -10,6 +10,7 @@ import re
 import secrets
 import stat
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -37,6 +38,7 @@ MOST_LOOKED = 5000  # names of a plan's folder that one scan looks at
 MOST_PLANS = 10_000
 MOST_LEFT_OPEN = 64  # plans whose listing is gone on with in the next scan
 _MOST_KEPT = 180  # bytes of a file's own name in its new one
+_OVER = object()  # of a plan's listing: its end
 _CLAIMED = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}~")
 
 
@@ -127,28 +129,26 @@ class MailFolder:
         except FileNotFoundError:
             self.open()
             plans = []
-        found: list[Found] = []
-        waiting = [*(p for p in plans if p > self._last), *(p for p in plans if p <= self._last)]
         self._looks = {plan: look for plan, look in self._looks.items() if plan in set(plans)}
-        unfinished: list[str] = []
+        earlier = set(self._looks)  # what has come since such a look began, it may not see
+        waiting = deque([*(p for p in plans if p > self._last), *(p for p in plans if p <= self._last)])
+        found, over = list[Found](), set[str]()
+        self.is_through = True
         while waiting and len(found) < limit:
-            for plan in waiting[:]:
-                look = self._looks.setdefault(plan, self._look(plan))
-                try:
-                    each = next(look)
-                except StopIteration:
-                    del self._looks[plan]
-                    waiting.remove(plan)
-                    continue
-                if each is None:
-                    unfinished.append(plan)
-                    waiting.remove(plan)
-                    continue
+            plan = waiting.popleft()
+            each = next(self._looks.setdefault(plan, self._look(plan)), _OVER)
+            if isinstance(each, Found):
                 found.append(each)
                 self._last = plan
-                if len(found) == limit:
-                    break
-        self.is_through = not waiting and not unfinished
+                waiting.append(plan)
+            elif each is None:
+                self.is_through = self.is_through and plan in over
+            else:
+                del self._looks[plan]
+                if plan in earlier and plan not in over:
+                    waiting.append(plan)
+                over.add(plan)
+        self.is_through = self.is_through and not waiting
         for plan in list(self._looks)[MOST_LEFT_OPEN:]:
             del self._looks[plan]
         return found
@@ -200,7 +200,7 @@ class MailFolder:
             status = os.stat(envelope_of(name), dir_fd=start, follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
                 os.rename(envelope_of(name), envelope_of(file), src_dir_fd=start, dst_dir_fd=end)
-        except FileNotFoundError:
+        except OSError:  # there is none, or none that can be had: its message is taken all the same
             return
 
     def settle_claims(self, plans: set[str]) -> None:

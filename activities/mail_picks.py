@@ -49,24 +49,29 @@ class Picks:
                 return  # its lane has not begun it yet, or nobody answers now
             raise
         question = view.question
-        if question is None and view.turns == 0 and view.status is RunStatus.queued:
-            return
         if question is None or question.kind != QuestionKind.choice:
-            await self._over(task, request)
+            if view.turns > 0 or view.status is RunStatus.running:  # else it has not asked yet
+                await self._over(task, request)
             return
         name, picked = _picked(request, question)
-        if picked is None:
-            return
-        if picked not in question.options:
+        if picked is not None and picked not in question.options:
             await self._fault(task, request, f"{name}: expected one of the options, not {cut(picked, 200)!r}")
-            return
+        elif picked is not None:
+            await self._answer(task, request, question, picked)
+
+    async def _answer(self, task: str, request: dict[str, Any], question: QuestionView, picked: str) -> None:
+        handle = self._client.get_workflow_handle(run_workflow_id(str(request.get("run_id"))))
+        name, _ = _picked(request, question)
         said = HumanInput(question_id=question.id, text=picked, by="the request's file")
         try:
             await handle.execute_update("answer", said.model_dump(mode="json", exclude_none=True))
         except WorkflowUpdateFailedError as error:
             why = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
             await self._fault(task, request, f"{name}: {cut(why, 200)}")
-        self._looks[task] = 0  # what comes next is looked at soon
+            return
+        self._looks[task] = 0  # what it asks next is looked at soon
+        if name == _choices(request)[-1][0]:
+            await self._over(task, request)
 
     async def _over(self, task: str, request: dict[str, Any]) -> None:
         """The question is gone, whoever answered it: the run goes on."""

@@ -199,7 +199,7 @@ class Told:
             "pick": dict.fromkeys(undecided),
             "at": _when(_now()),
         }
-        names = (TASKS, folder_name(letter.task_id), REQUEST)
+        names = (TASKS, stem_of(letter), REQUEST)
         before = self._read(*names)
         if before is None or before.get("run_id") != run_id:
             self.folder.below.write(_json(asked), *names)

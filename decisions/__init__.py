@@ -24,6 +24,9 @@ correlate   what a `tool_result` means to this run (A5)
 question    which answers a question takes
 transcript  the conversation as a hash chain of parts
 endings     how a run's end is told: completion and escalation events, hand-off
+ack         what the files tell of a message and of its task (task_file: its page)
+inputs      which file is an input of a task, of those that fit
+mail_mode   how awake a bridge is
 journal     the run journal: written by its tools, shown whole or as a digest
 reconcile   what is wrong with runs, claims and stores, and which of it may be repaired
 metrics     what is counted of runs, and under which names

@@ -134,10 +134,8 @@ BODY = st.text(st.characters(exclude_categories=["Cc", "Cs"], include_characters
 def test_what_is_written_reads_the_same(
     plan: str, task_id: str, subtask: str | None, body: str, status: ReplyStatus
 ) -> None:
-    head = ReplyHead(
-        type="reply", message_id="k-reply", plan_id=plan, task_id=task_id, subtask_id=subtask, sender="a", status=status,
-        artifacts=("x/a.md", "42"),
-    )  # fmt: skip
+    ids = {"message_id": "k-reply", "plan_id": plan, "task_id": task_id, "subtask_id": subtask, "sender": "a"}
+    head = ReplyHead.model_validate({"type": "reply", **ids, "status": status, "artifacts": ("x/a.md", "42")})
     assert read(written(head, body).encode(), folder_name(plan)) == (head, body)
 
 

@@ -1,0 +1,305 @@
+"""The folder of a mailbox, among whatever others put there."""
+
+import errno
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from activities import mail_folder
+from activities.beneath import Beneath, NotThere
+from activities.mail_folder import DEAD, PENDING, PROCESSED, Claimed, Found, MailFolder, NotAMailbox, told
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> MailFolder:
+    found = MailFolder(tmp_path / "box", "writer")
+    found.open()
+    return found
+
+
+def put(folder: MailFolder, plan: str, name: str, data: bytes = b"x", age: float = 5) -> Path:
+    path = folder.root / folder.incoming / plan / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    os.utime(path, (time.time() - age,) * 2)
+    return path
+
+
+def names(folder: MailFolder, plan: str, where: str) -> list[str]:
+    return sorted(each.name.partition("~")[2] for each in (folder.root / folder.incoming / plan / where).iterdir())
+
+
+def claimed(folder: MailFolder) -> Claimed:
+    found = folder.claim(folder.scan(1)[0])
+    assert found is not None
+    return found
+
+
+def test_a_folder_belongs_to_one_agent(folder: MailFolder) -> None:
+    again = MailFolder(folder.root, "writer")
+    again.open()
+    assert again.id == folder.id != ""
+    with pytest.raises(NotAMailbox, match="is the mailbox of agent 'writer', not of 'other'"):
+        MailFolder(folder.root, "other").open()
+
+
+@pytest.mark.parametrize(
+    "broken", [b"", b"{}", b"[]", b'{"id": "../x", "agent": "writer"}', b'{"id": 1, "agent": 2}', b"\xff"]
+)
+def test_an_identity_that_is_none_is_told(folder: MailFolder, broken: bytes) -> None:
+    (folder.root / ".mailbox.json").write_bytes(broken)
+    with pytest.raises(NotAMailbox, match="no identity of a mailbox"):
+        MailFolder(folder.root, "writer").open()
+
+
+def test_of_many_that_open_a_folder_at_once_all_learn_the_same_id(tmp_path: Path) -> None:
+    found = [MailFolder(tmp_path / "box", "writer") for _ in range(8)]
+    threads = [threading.Thread(target=each.open) for each in found]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len({each.id for each in found}) == 1
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "box").write_text("")
+    with pytest.raises(NotAMailbox, match="is no folder"):
+        MailFolder(tmp_path / "box", "writer").open()
+
+
+def test_an_inbox_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "box").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "box" / "inbox").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NotAMailbox, match="not a link"):
+        MailFolder(tmp_path / "box", "writer").open()
+
+
+def test_what_is_not_ready_is_left(folder: MailFolder) -> None:
+    for name in (".hidden", "a.tmp", "a~", "a.part", "a.md.swp", "a.envelope.json"):
+        put(folder, "p", name)
+    put(folder, "p", "fresh.md", age=0)
+    assert folder.scan(10) == []
+    assert folder.has_fresh
+    put(folder, "p", "ready.md")
+    put(folder, "p", "from the future.md", age=-3600)
+    assert {each.name for each in folder.scan(10)} == {"ready.md", "from the future.md"}
+
+
+def test_what_is_no_regular_file_is_never_opened(folder: MailFolder, tmp_path: Path) -> None:
+    place = put(folder, "p", "ok.md").parent
+    os.mkfifo(place / "pipe.md")
+    (place / "link.md").symlink_to("/etc/passwd")
+    (place / "folder.md").mkdir()
+    time.sleep(mail_folder.FRESH)
+    found = {each.name: each.fault for each in folder.scan(10)}
+    strange = "not a regular file"
+    assert found == {"ok.md": None, "pipe.md": strange, "link.md": strange, "folder.md": strange}
+    for each in folder.scan(10):
+        got = folder.claim(each)
+        assert got is not None
+        folder.keep("p", got.file, DEAD, b"{}")
+    kept = [name for name in names(folder, "p", DEAD) if not name.endswith(".reason.json")]
+    assert kept == ["folder.md", "link.md", "ok.md", "pipe.md"]
+
+
+def test_a_huge_file_is_refused_by_its_size(folder: MailFolder) -> None:
+    path = put(folder, "p", "huge.md")
+    os.truncate(path, 2 * 1024**3)
+    os.utime(path, (1, 1))
+    (found,) = folder.scan(10)
+    assert found.fault is not None
+    assert "2,147,483,648 bytes" in found.fault
+
+
+def test_a_link_that_comes_between_look_and_read_is_not_followed(folder: MailFolder, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    path = put(folder, "p", "a.md")
+    (found,) = folder.scan(1)
+    path.unlink()
+    path.symlink_to(tmp_path / "secret")
+    got = folder.claim(found)
+    assert got is not None
+    with pytest.raises(NotThere):
+        folder.read("p", got.file)
+
+
+def test_a_plan_that_is_a_link_is_left_alone(folder: MailFolder, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a.md").write_text("x")
+    os.utime(tmp_path / "other" / "a.md", (1, 1))
+    (folder.root / "inbox" / "linked").symlink_to(tmp_path / "other")
+    put(folder, "p", "b.md")
+    assert [each.name for each in folder.scan(10)] == ["b.md"]
+
+
+def test_of_several_that_claim_a_file_one_has_it(folder: MailFolder) -> None:
+    for number in range(50):
+        put(folder, "p", f"{number}.md")
+    others = [MailFolder(folder.root, "writer", id=folder.id) for _ in range(4)]
+    got: list[str] = []
+
+    def work(bridge: MailFolder) -> None:
+        while found := bridge.scan(7):
+            got.extend(each.file for one in found if (each := bridge.claim(one)))
+
+    threads = [threading.Thread(target=work, args=(each,)) for each in others]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(got) == len(set(got)) == 50
+    assert sorted(got) == folder.below.names("inbox", "p", PENDING)
+
+
+def test_the_envelope_follows(folder: MailFolder) -> None:
+    put(folder, "p", "a.md")
+    put(folder, "p", "a.envelope.json", b"{}")
+    got = claimed(folder)
+    assert names(folder, "p", PENDING) == ["a.envelope.json", "a.md"]
+    assert [each.file for each in folder.pending()] == [got.file]
+    assert folder.envelope("p", got.file, 100) == b"{}"
+    folder.keep("p", got.file, PROCESSED)
+    assert names(folder, "p", PROCESSED) == ["a.envelope.json", "a.md"]
+
+
+def test_what_is_done_again_is_the_same(folder: MailFolder) -> None:
+    put(folder, "p", "a.md")
+    got = claimed(folder)
+    for _ in range(2):
+        folder.keep("p", got.file, DEAD, b'{"why": "so"}')
+    assert names(folder, "p", DEAD) == ["a.md", "a.md.reason.json"]
+    assert folder.reason("p", got.file) == "so"
+    for _ in range(2):
+        folder.restore("p", got.file)
+    assert [each.name for each in folder.scan(10)] == ["a.md"]
+    assert names(folder, "p", DEAD) == []
+
+
+def test_nothing_is_overwritten(folder: MailFolder) -> None:
+    put(folder, "p", "a.md", b"first")
+    got = claimed(folder)
+    other = folder.root / "inbox" / "p" / PROCESSED / got.file
+    other.parent.mkdir()
+    other.write_bytes(b"somebody else's")
+    folder.keep("p", got.file, PROCESSED)
+    assert {each.read_bytes() for each in other.parent.iterdir()} == {b"first", b"somebody else's"}
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 250 + ".md", "é" * 120 + ".md", "a\nb.md", "~.md", "-rf.md", "a b%2F.json", "noend"]
+)
+def test_strange_names_become_names_that_can_be_told(folder: MailFolder, name: str) -> None:
+    put(folder, "p", name)
+    got = claimed(folder)
+    assert got.file.isprintable()
+    assert len(got.file.encode()) <= 255
+    assert Path(got.file).suffix == Path(name).suffix
+    assert folder.read("p", got.file) == b"x"
+
+
+def test_a_name_that_is_no_text_does_not_stop_the_others(folder: MailFolder) -> None:
+    put(folder, "p", "ok.md")
+    (folder.root / "inbox" / "p").joinpath(os.fsdecode(b"\xff.md")).write_bytes(b"x")
+    (folder.root / "inbox" / os.fsdecode(b"\xff")).mkdir()
+    time.sleep(mail_folder.FRESH)
+    got = [folder.claim(each) for each in folder.scan(10)]
+    assert len([json.dumps(each.file) for each in got if each]) == 2
+
+
+def test_plans_take_turns(folder: MailFolder) -> None:
+    for number in range(300):
+        put(folder, "flood", f"{number:03}.md")
+    put(folder, "small", "a.md")
+    assert "small" in {each.plan for each in folder.scan(4)}
+
+
+def test_a_flood_is_looked_at_in_pieces(folder: MailFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mail_folder, "MOST_LOOKED", 50)
+    for number in range(220):
+        put(folder, "p", f"{number}.tmp")
+    put(folder, "p", "ready.md")
+    looks, found = 0, list[Found]()
+    while not found:
+        found, looks = folder.scan(10), looks + 1
+        assert looks < 10
+    while not folder.is_through:
+        folder.scan(10)
+    assert [each.name for each in found] == ["ready.md"]
+
+
+def test_a_missing_inbox_comes_back(folder: MailFolder) -> None:
+    (folder.root / "inbox").rmdir()
+    assert folder.scan(10) == []
+    assert (folder.root / "inbox").is_dir()
+
+
+def full(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_leaves_what_was_there(folder: MailFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    below = folder.below
+    below.write(b"old", "outbox", "p", "a.json")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        for act in (below.write, below.create, below.append):
+            with pytest.raises(OSError, match="No space") as raised:
+                act(b"new", "outbox", "p", "a.json")
+        assert told(raised.value) == "the disk is full"
+    assert below.names("outbox", "p") == ["a.json"]
+    assert below.read("outbox", "p", "a.json", most=10) == b"old"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b", "/etc"])
+def test_only_names_are_names(tmp_path: Path, name: str) -> None:
+    below = Beneath(tmp_path)
+    for act in (lambda: below.read(name, most=1), lambda: below.write(b"", name), lambda: below.remove(name)):
+        with pytest.raises(ValueError, match="not the name of a file"):
+            act()
+
+
+def test_links_are_neither_read_nor_written_through(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("theirs")
+    (tmp_path / "box").mkdir()
+    (tmp_path / "box" / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "box" / "way").symlink_to(tmp_path)
+    below = Beneath(tmp_path / "box")
+    for act in (
+        lambda: below.read("link", most=9),
+        lambda: below.append(b"x", "link"),
+        lambda: below.write(b"x", "way", "target"),
+    ):
+        with pytest.raises(NotThere):
+            act()
+    below.write(b"ours", "link")  # the name is replaced, not what it leads to
+    assert ((tmp_path / "target").read_text(), (tmp_path / "box" / "link").read_text()) == ("theirs", "ours")
+
+
+def test_an_agent_outside_speaks_through_the_outbox(tmp_path: Path) -> None:
+    folder = MailFolder(tmp_path / "box", "peer", outside=True)
+    folder.open()
+    for name in ("ack_m1.json", "task_state_t.json", "t-reply.md"):
+        put(folder, "p", name)
+    assert [(each.plan, each.name) for each in folder.scan(10)] == [("p", "t-reply.md")]
+    assert (folder.root / "outbox" / "p" / "t-reply.md").exists()
+
+
+def test_a_hundred_thousand_files_cost_as_much_each_as_a_few(folder: MailFolder) -> None:
+    place = folder.root / "inbox" / "p"
+    place.mkdir()
+    for number in range(20_000):
+        os.close(os.open(place / f"{number}.md", os.O_CREAT | os.O_WRONLY))
+    time.sleep(mail_folder.FRESH)
+    took = []
+    for _ in range(5):
+        began = time.process_time()
+        assert len(folder.scan(100)) == 100
+        took.append(time.process_time() - began)
+    assert min(took) < 0.05

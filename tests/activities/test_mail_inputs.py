@@ -1,0 +1,115 @@
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from activities import mail_inputs
+from activities.beneath import Beneath
+from activities.mail_inputs import Unusable, resolve
+from contracts.mail import InputWanted, PickPolicy, TaskHead
+from decisions.inputs import segments
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Path:
+    (tmp_path / "inputs").mkdir()
+    return tmp_path
+
+
+def put(box: Path, path: str, text: str = "x", at: int = 1) -> None:
+    place = box / "inputs" / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+    os.utime(place, (at, at))
+
+
+def task(*wanted: str, policy: PickPolicy | None = None, waits: bool = True) -> TaskHead:
+    inputs = tuple(InputWanted(name=f"i{number}", match=match) for number, match in enumerate(wanted))
+    return TaskHead(
+        type="task", message_id="m", plan_id="p", task_id="t", sender="a", inputs=inputs, pick_policy=policy,
+        wait_for_inputs=waits,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("match", "path"),
+    [
+        ("a.csv", "a.csv"),
+        ("*.csv", "a.csv"),
+        ("sub/b.csv", "sub/b.csv"),
+        ("sub/*.csv", "sub/b.csv"),
+        ("s?b/b.*", "sub/b.csv"),
+        ("**/b.csv", "sub/b.csv"),
+        ("**/deep/*.txt", "sub/deep/c.txt"),
+        ("./a.csv", "a.csv"),
+        ("[a-b].csv", "a.csv"),
+    ],
+)
+def test_a_pattern_finds_the_file_that_it_fits(box: Path, match: str, path: str) -> None:
+    for each in ("a.csv", "sub/b.csv", "sub/deep/c.txt"):
+        put(box, each)
+    assert resolve(Beneath(box), task(match)).chosen == {"i0": path}
+
+
+@pytest.mark.parametrize("match", ["A.csv", "*.pdf", "sub/*.txt", "b.csv", "nowhere/*", "a.csv/x"])
+def test_what_fits_nothing_is_missing(box: Path, match: str) -> None:
+    for each in ("a.csv", "sub/b.csv"):
+        put(box, each)
+    assert resolve(Beneath(box), task("a.csv", match)).missing == ("i1",)
+    with pytest.raises(Unusable, match="does not wait: i0"):
+        resolve(Beneath(box), task(match, waits=False))
+
+
+@pytest.mark.parametrize(
+    "match", ["/etc/passwd", "../x", "a/../../x", ".hidden", "~/x", "a\\b", "C:/x", "/", ".", "a\nb", "a/" * 9 + "x"]
+)
+def test_a_pattern_stays_below_the_inputs(box: Path, match: str) -> None:
+    with pytest.raises(Unusable, match="inputs: i0: "):
+        resolve(Beneath(box), task(match))
+
+
+@given(st.text(min_size=1, max_size=60))
+def test_no_pattern_leads_outside(match: str) -> None:
+    parts = segments(match)
+    if not isinstance(parts, str):
+        assert not any(part in {"", ".", ".."} or "/" in part or "\0" in part for part in parts)
+
+
+def test_links_and_what_is_not_ready_are_no_inputs(box: Path) -> None:
+    (box / "secret.csv").write_text("secret")
+    (box / "inputs" / "a.csv").symlink_to(box / "secret.csv")
+    (box / "inputs" / "sub").symlink_to(box)
+    os.mkfifo(box / "inputs" / "b.csv")
+    put(box, ".c.csv")
+    put(box, "d.csv.tmp")
+    (box / "inputs" / "fresh.csv").write_text("half")
+    assert resolve(Beneath(box), task("*.csv", "a.csv", "sub/*.csv", "**/*.csv")).missing == ("i0", "i1", "i2", "i3")
+
+
+def test_policies_pick_among_several(box: Path) -> None:
+    put(box, "a.csv", at=10)
+    put(box, "b.csv", at=30)
+    put(box, "c.csv", at=20)
+    below = Beneath(box)
+    assert resolve(below, task("*.csv", policy=PickPolicy.first)).chosen == {"i0": "a.csv"}
+    assert resolve(below, task("*.csv", policy=PickPolicy.latest)).chosen == {"i0": "b.csv"}
+    assert resolve(below, task("*.csv", policy=PickPolicy.unique)).chosen == {"i0": "a.csv"}
+    assert resolve(below, task("*.csv")).undecided == {"i0": ("a.csv", "b.csv", "c.csv")}
+    put(box, "c.csv", "y")
+    with pytest.raises(Unusable, match=r"expected one file, and there are several: a\.csv, b\.csv, c\.csv"):
+        resolve(below, task("*.csv", policy=PickPolicy.unique))
+
+
+def test_what_is_too_large_or_too_much_is_told(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(box, "large.bin")
+    os.truncate(box / "inputs" / "large.bin", 65 * 1024 * 1024)
+    os.utime(box / "inputs" / "large.bin", (1, 1))
+    with pytest.raises(Unusable, match=r"large\.bin has more than 67,108,864 bytes"):
+        resolve(Beneath(box), task("*.bin"))
+    monkeypatch.setattr(mail_inputs, "MOST_LOOKED", 10)
+    for number in range(11):
+        put(box, f"{number}.csv")
+    with pytest.raises(Unusable, match="more than 10 names"):
+        resolve(Beneath(box), task("*.csv"))

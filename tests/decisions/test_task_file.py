@@ -1,0 +1,93 @@
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from contracts.delegation import DelegationState, DelegationStatus, SubtaskState, SubtaskStatus
+from contracts.mailbox import Ack, Ending, Letter, Stage
+from contracts.run import RunStatus, RunView
+from contracts.turn import Usage
+from decisions.task_file import page, status_of
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def letter(**more: Any) -> Letter:
+    told = {"key": "k", "task": "t", "folder": "f", "plan": "p", "message_id": "m", "plan_id": "p", "task_id": "t1"}
+    return Letter.model_validate({**told, "sender": "a", "stage": Stage.running, "heard_at": AT, **more})
+
+
+def view(status: RunStatus = RunStatus.running, turns: int = 1) -> RunView:
+    return RunView(
+        run_id="r",
+        status=status,
+        goal="g",
+        agent="w",
+        model="m",
+        created_at=AT,
+        updated_at=AT,
+        step=0,
+        max_steps=1,
+        turns=turns,
+        reframes=0,
+        max_reframes=1,
+        pending=(),
+        completed_steps=(),
+        workspace="",
+        resumable=True,
+        resume_from=None,
+        artifacts=(),
+        question=None,
+        usage=Usage(),
+        cost_usd=None,
+        active_seconds=0,
+        ignored=(),
+    )
+
+
+def delegation(status: DelegationStatus, *subtasks: SubtaskStatus) -> DelegationState:
+    named = (
+        SubtaskState(id=f"s{n}", agent="b", run_id=f"r{n}", status=each, outcome="found | it" if n == 0 else "")
+        for n, each in enumerate(subtasks)
+    )
+    return DelegationState(status=status, subtasks=tuple(named))
+
+
+RUNNING = delegation(DelegationStatus.running, SubtaskStatus.running, SubtaskStatus.waiting)
+DONE = delegation(DelegationStatus.done, SubtaskStatus.done)
+WELL = Ending(ack=Ack.succeeded, details="")
+BAD = Ending(ack=Ack.failed, details="")
+
+
+@pytest.mark.parametrize(
+    ("of", "run", "delegations", "status"),
+    [
+        (letter(), None, [], "planning"),
+        (letter(), view(turns=0), [], "planning"),
+        (letter(), view(), [], "in-progress"),
+        (letter(), view(), [RUNNING], "executing"),
+        (letter(), view(), [DONE, RUNNING], "executing"),
+        (letter(), view(), [DONE], "aggregating"),
+        (letter(), view(RunStatus.completed), [DONE], "done"),
+        (letter(), view(RunStatus.failed), [], "failed"),
+        (letter(ending=WELL), view(), [], "done"),
+        (letter(ending=BAD), None, [], "failed"),
+    ],
+)
+def test_a_tasks_status_follows_from_its_run(
+    of: Letter, run: RunView | None, delegations: list[DelegationState], status: str
+) -> None:
+    assert status_of(of, run, delegations) == status
+
+
+def test_the_page_of_a_task_that_is_delegated() -> None:
+    told = page(letter(), "Do it.\n", view(), [RUNNING], "")
+    assert "mode: coordinating\nstatus: executing\n" in told
+    assert "| s0 | b | dispatched |\n| s1 | b | pending |" in told
+    assert "### s0\n\nfound | it" in told
+
+
+def test_the_page_of_a_task_that_is_done() -> None:
+    told = page(letter(ending=WELL, sender='x"\ny'), "Do it.", view(), [], "Here it is.")
+    assert told.startswith('---\ntask_id: t1\nplan_id: p\nfrom: "x\\" y"\nmode: direct\nstatus: done\n')
+    assert told.endswith("## Result\n\nHere it is.\n")
