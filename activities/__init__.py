@@ -25,6 +25,7 @@ secrets      the secrets of the process, and what they look like
 redaction    how they are kept from leaving an activity
 followup     a follow-up's start, its topics, its messages, and the lane where the work goes on
 topic        how an event, or a task that waits for one, gets to its topic
+mailbox      `look_at_turns` and `dispatch_mail`: what a mailbox asks the server, and how a subtask gets into one
 carry        `carry`: what a mailbox orders done in its folder (mail_take: the way of a message into its lane)
 mail_folder  that folder: what has come, claims, and where each file goes (beneath: how it is opened safely)
 mail_message a message as a file, read strictly (mail_inputs: the files that its task needs)

@@ -109,7 +109,8 @@ class Letter(Value):
 
     `attempt` counts the runs of it. Of a dispatch to a peer that lives outside, `delegation` is the workflow that
     waits for the reply; it has no file of its own in `.pending/`. `size` is in bytes, as the mailbox carries it;
-    `untold` says that the folder does not have its state yet, `looks` how often nothing was seen of the run's end.
+    `untold` says that the folder does not have its state yet, `looks` how often nothing was seen of the run's end,
+    and `tries` how often what is due could not be done.
     """
 
     key: str
@@ -136,6 +137,7 @@ class Letter(Value):
     size: int = _sparse(0)
     untold: bool = _sparse(False)
     looks: int = _sparse(0)
+    tries: int = _sparse(0)
 
 
 class OrderKind(StrEnum):
@@ -162,6 +164,8 @@ class Order(Value):
     letter: Letter
     why: str = ""
     run_id: str | None = None
+    not_before: datetime | None = _sparse(None)
+    tries: int = _sparse(0)
 
 
 class CarryRequest(Value):
@@ -179,8 +183,8 @@ class Done(Value):
     `ending`: of a `take`, that it is over already (a reply; a file that is gone or changed); of a `finish`, how it
     ended in the end; of a `dispatch`, that nobody waits for the reply any more. `again`: of a `finish`, the run failed
     before it did anything, and may be tried again. `at`: of a `take`, when the folder was told that the run has begun,
-    or is blocked; None: it was not, and that is ordered. A `take` with neither a run nor an ending is ordered again
-    after a pause.
+    or is blocked; None: it was not, and that is ordered. `later`: it could not be done now; it is ordered again after
+    a pause, and holds up nothing else. So is a `take` with neither a run nor an ending.
     """
 
     run_id: str | None = None
@@ -188,6 +192,7 @@ class Done(Value):
     ending: Ending | None = None
     again: bool = False
     at: datetime | None = None
+    later: bool = False
 
 
 class Carried(Value):

@@ -16,6 +16,9 @@ followup    a follow-up's state machine: when its tasks are resolved, and when t
 followup_told  its events, the request that resumes the work, and what people read of it
 following   the `workflow_*` tools -> the source's commands
 topic       what a topic keeps, whom it tells, and when it is over
+mailbox     which messages a mailbox takes, what becomes of each, and what it remembers
+mail_orders what the bridges of a folder are to do next, and what comes of it
+mailbox_told  what a person reads of a mailbox
 kinds       the kinds of task (kind: what one is; kind_reply, kind_prompt, kind_wait, kind_notify)
 correlate   what a `tool_result` means to this run (A5)
 question    which answers a question takes

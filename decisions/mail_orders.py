@@ -38,7 +38,7 @@ from decisions.mailbox import (
 
 MOST_CARRIED = 25  # orders of one `carry`: few enough that what comes meanwhile is soon in its turn
 MOST_RUNNING = 200  # tasks that are at work at once
-TAKEN_LATER = timedelta(seconds=5)  # what its bridge could not take now
+LATER, LATEST = timedelta(seconds=5), timedelta(minutes=5)  # what could not be done is ordered again, later and later
 
 FIRST_LOOK, LONGEST_PAUSE = timedelta(seconds=60), timedelta(minutes=15)  # a run that is silent is looked at
 TOGETHER = timedelta(seconds=30)  # and with it those that are due this soon
@@ -47,6 +47,7 @@ MOST_LOOKED_AT = 100
 LOST = Ending(ack=Ack.failed, details="its end is not known", fault="Lost")
 
 T = TypeVar("T")
+P = TypeVar("P", Letter, Order)
 
 
 # what is due
@@ -60,10 +61,10 @@ def folders(state: MailboxState) -> Iterator[str]:
 
 def due(state: MailboxState, folder: str, now: datetime) -> tuple[Order, ...]:
     """The next orders for this folder, some of each sort; of tasks in turn one of each plan, and of each task there."""
-    letters = [each for each in state.letters if each.folder == folder]
+    letters = [each for each in state.letters if each.folder == folder and _is_time(each, now)]
     sorts = (
-        [each for each in state.orders if each.letter.folder == folder],
-        _each(OrderKind.take, _takes(state, letters, now)),
+        list(_ready(state, folder, now)),
+        _each(OrderKind.take, _takes(state, letters)),
         _each(OrderKind.finish, (each for each in letters if each.stage is Stage.ending)),
         _each(OrderKind.dispatch, (each for each in letters if each.stage is Stage.outgoing)),
         _each(OrderKind.write_state, (each for each in letters if each.untold)),
@@ -71,14 +72,30 @@ def due(state: MailboxState, folder: str, now: datetime) -> tuple[Order, ...]:
     return tuple(islice(_in_turn(sorts), MOST_CARRIED))
 
 
+def _is_time(each: Letter | Order, now: datetime) -> bool:
+    return each.not_before is None or each.not_before <= now
+
+
+def _ready(state: MailboxState, folder: str, now: datetime) -> Iterator[Order]:
+    """What is to be done with one file is done in its order."""
+    held: list[tuple[str, str, str]] = []
+    for each in state.orders:
+        if each.letter.folder == folder:
+            about = (each.letter.key, each.letter.plan, each.letter.file)
+            if _is_time(each, now) and about not in held:
+                yield each
+            else:
+                held.append(about)
+
+
 def _each(kind: OrderKind, letters: Iterable[Letter]) -> list[Order]:
     return [Order(kind=kind, letter=each) for each in letters]
 
 
-def _takes(state: MailboxState, letters: Sequence[Letter], now: datetime) -> Iterator[Letter]:
+def _takes(state: MailboxState, letters: Sequence[Letter]) -> Iterator[Letter]:
     """Replies are no work, and work may wait for them: the bound on what is at work does not hold them."""
     room = MOST_RUNNING - sum(map(_is_at_work, state.letters))
-    waiting = [each for each in letters if each.stage is Stage.admitted and (each.not_before or now) <= now]
+    waiting = [each for each in letters if each.stage is Stage.admitted]
     for each in _fairly(waiting, state.served):
         is_more = not each.is_reply and not _is_at_work(each)
         if is_more and room <= 0:
@@ -155,14 +172,24 @@ def _carried_out(state: MailboxState, order: Order, done: Done, now: datetime) -
     """An order about a letter that is no more, or has gone on to another attempt, changes nothing."""
     changed = _CHANGED.get(order.kind)
     if changed is None:
-        left = list(state.orders)
-        if order in left:
-            left.remove(order)
-        return state.model_copy(update={"orders": tuple(left)})
+        later = (_put_off(order, now),) if done.later else ()
+        at = next((number for number, each in enumerate(state.orders) if each == order), None)
+        return (
+            state
+            if at is None
+            else state.model_copy(update={"orders": (*state.orders[:at], *later, *state.orders[at + 1 :])})
+        )
     letter = letter_of(state, order.letter.key)
     if letter is None or letter.attempt != order.letter.attempt:
         return state
+    if done.later:
+        return with_letter(state, _put_off(letter, now)) if letter.stage is order.letter.stage else state
     return changed(state, letter, order, done, now)
+
+
+def _put_off(each: P, now: datetime) -> P:
+    longer: int = 2 ** min(each.tries, 10)
+    return each.model_copy(update={"not_before": now + min(LATER * longer, LATEST), "tries": each.tries + 1})
 
 
 def _taken(state: MailboxState, letter: Letter, _: Order, done: Done, now: datetime) -> MailboxState:
@@ -172,7 +199,7 @@ def _taken(state: MailboxState, letter: Letter, _: Order, done: Done, now: datet
         state = to_end(state, letter, done.ending, now)
         return resolved(state, letter) if letter.is_reply and done.ending.ack is Ack.succeeded else state
     if done.run_id is None:
-        return with_letter(state, letter.model_copy(update={"not_before": now + TAKEN_LATER}))
+        return with_letter(state, _put_off(letter, now))
     changes = {
         "stage": Stage.running,
         "run_id": done.run_id,
@@ -180,6 +207,7 @@ def _taken(state: MailboxState, letter: Letter, _: Order, done: Done, now: datet
         "not_before": None,
         "untold": done.at is None,
         "looks": 0,
+        "tries": 0,
     }
     begun = moved(letter, TaskState.blocked if done.is_blocked else TaskState.running, done.at or now)
     return with_letter(state, begun.model_copy(update=changes))
@@ -196,13 +224,13 @@ def _finished(state: MailboxState, letter: Letter, _: Order, done: Done, now: da
 def _sent(state: MailboxState, letter: Letter, _: Order, done: Done, now: datetime) -> MailboxState:
     if done.ending is not None:
         return state.model_copy(update={"letters": tuple(each for each in state.letters if each is not letter)})
-    return with_letter(state, letter.model_copy(update={"stage": Stage.sent, "heard_at": now}))
+    return with_letter(state, letter.model_copy(update={"stage": Stage.sent, "heard_at": now, "not_before": None}))
 
 
 def _written(state: MailboxState, letter: Letter, order: Order, _: Done, __: datetime) -> MailboxState:
     """What it has come to since is to be written once more."""
     untold = letter.untold and letter.transitions != order.letter.transitions
-    return with_letter(state, letter.model_copy(update={"untold": untold}))
+    return with_letter(state, letter.model_copy(update={"untold": untold, "not_before": None, "tries": 0}))
 
 
 _CHANGED: Mapping[OrderKind, Callable[[MailboxState, Letter, Order, Done, datetime], MailboxState]] = {
@@ -252,6 +280,7 @@ def looked(state: MailboxState, letters: Sequence[Letter], seen: Looked | None, 
 
 def next_change(state: MailboxState, now: datetime) -> datetime | None:
     """When time itself makes something due; None where it does not."""
-    times = [each.not_before for each in state.letters if each.stage is Stage.admitted and each.not_before]
+    times = [each.not_before for each in state.letters if each.not_before]
+    times += [each.not_before for each in state.orders if each.not_before]
     times += [_look_due(each) for each in state.letters if each.stage is Stage.running and each.run_id is not None]
     return min((each for each in times if each > now), default=None)

@@ -215,7 +215,8 @@ def _delivered_again(
         return to_end(state, letter, _bad(found.fault), now), Verdict.dead
     if found.missing:
         return state, Verdict.blocked
-    unblocked = letter.model_copy(update={"stage": Stage.admitted, "untold": False})
+    changes = {"stage": Stage.admitted, "untold": False, "not_before": None, "tries": 0}
+    unblocked = letter.model_copy(update=changes)
     return with_letter(state, unblocked), Verdict.admitted
 
 
@@ -272,10 +273,12 @@ def _remembered(state: MailboxState | None, letter: Letter) -> MailboxState | No
 
 def _newest(known: Mapping[str, T], key: str, value: T, most: int) -> dict[str, T]:
     """With this one as the newest, and without the oldest where there are too many."""
-    kept = {name: each for name, each in known.items() if name != key}
+    kept = dict(known)
+    kept.pop(key, None)
     while len(kept) >= most:
         del kept[next(iter(kept))]
-    return {**kept, key: value}
+    kept[key] = value
+    return kept
 
 
 def _or_full(state: MailboxState, changed: MailboxState | None, verdict: Verdict) -> tuple[MailboxState, Verdict]:
@@ -335,7 +338,7 @@ def has_passed(letter: Letter, state: TaskState) -> bool:
 def to_end(state: MailboxState, letter: Letter, ending: Ending, now: datetime) -> MailboxState:
     """What has become of it is known, and is to be told."""
     brief = ending.model_copy(update={"details": cut(ending.details, WHY)})
-    changes = {"stage": Stage.ending, "ending": brief, "untold": False}
+    changes = {"stage": Stage.ending, "ending": brief, "untold": False, "not_before": None, "tries": 0}
     return with_letter(state, moved(letter, _LAST_STATE[brief.ack], now).model_copy(update=changes))
 
 
@@ -412,6 +415,7 @@ def tried_again(state: MailboxState, letter: Letter, now: datetime) -> MailboxSt
         "not_before": now + pause_after(letter.attempt),
         "transitions": kept,
         "looks": 0,
+        "tries": 0,
     }
     again = letter.model_copy(update=changes)
     return with_letter(_remembered(state, again) or state, again)

@@ -19,6 +19,7 @@ halt          how a run is stopped from outside without cutting an effect in hal
 handlers      how signals, updates and queries read their one argument
 followup      `FollowUp`: tasks that resolve later; then a new request enters a lane
 topic         `EventTopic`: where an event and the task that waits for it meet
+mailbox       `Mailbox`: what comes to an agent as files, and what its bridges are to do with it
 live_followup a follow-up while a worker has it in memory
 following     the `workflow_*` tools
 reconcile     `Reconcile`: a look at all runs of the task queue, every five minutes

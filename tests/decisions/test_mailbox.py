@@ -308,6 +308,34 @@ def test_what_could_not_be_taken_is_taken_later() -> None:
     assert (orders(state), orders(state, later(5))) == ([], [("take", "a.md")])
 
 
+def test_what_could_not_be_done_is_done_later_and_holds_up_nothing_else() -> None:
+    state = mailbox.turn_ended(running(), told(running().letters[0], TurnEnd.completed), NOW)
+    state, _ = delivered(state, message("a", file="a2"), message("b", missing=("x",)))
+    assert [kind for kind, _ in orders(state)] == ["skip", "finish", "write_state"]
+    now, pauses = NOW, []
+    for _ in range(8):
+        state = bridge(state, now, finish=Done(later=True), skip=Done(later=True), write_state=Done(later=True))
+        assert orders(state, now) == []
+        due = mail_orders.next_change(state, now)
+        assert due is not None
+        pauses.append((due - now).total_seconds())
+        now = due
+    assert pauses == [5, 10, 20, 40, 80, 160, 300, 300]
+    state = holding(message("c"), state=state)
+    assert len(orders(state, now)) == 4
+    state = bridge(state, now)
+    assert [each.message_id for each in state.letters] == ["b", "c"]
+    assert [(each.not_before, each.tries) for each in state.letters] == [(None, 0)] * 2
+
+
+def test_what_is_to_be_done_with_one_file_keeps_its_order() -> None:
+    bad = Delivery(file="x", plan="p", sha256="", fault="bad")
+    state = bridge(delivered(EMPTY, bad)[0], bury=Done(later=True))
+    state = mailbox.redeliver(state, Redeliver(), NOW)
+    assert orders(state) == []
+    assert orders(state, later(5)) == [("bury", "x"), ("restore", "x")]
+
+
 def test_the_bridge_has_the_last_word_about_an_end() -> None:
     state = mailbox.turn_ended(running(), told(running().letters[0], TurnEnd.completed), NOW)
     assert [each.why for each in bridge(state, finish=Done(ending=FAILED)).dead] == ["no"]
@@ -557,7 +585,7 @@ class Box(RuleBasedStateMachine):
     def no_message(self) -> None:
         self.became(delivered(self.state, Delivery(file="bad", plan="p", sha256="", fault="bad"))[0])
 
-    @precondition(lambda self: self.flying is None and mail_orders.due(self.state, "f", self.now))
+    @precondition(lambda self: self.flying is None and bool(mail_orders.due(self.state, "f", self.now)))
     @rule()
     def send(self) -> None:
         state, self.flying = mail_orders.ordered(self.state, "f", self.now)
@@ -576,8 +604,11 @@ class Box(RuleBasedStateMachine):
             Done(run_id="r", is_blocked=True),
             Done(ending=FAILED),
         ]
-        answers = {"take": of_take, "finish": [Done(), Done(again=True), Done(ending=FAILED)]}
-        done = [data.draw(st.sampled_from(answers.get(each.kind, [Done()]))) for each in self.flying.orders]
+        answers = {"take": of_take, "finish": [Done(), Done(later=True), Done(again=True), Done(ending=FAILED)]}
+        done = [
+            data.draw(st.sampled_from(answers.get(each.kind, [Done(), Done(later=True)])))
+            for each in self.flying.orders
+        ]
         self.became(mail_orders.carried(self.state, self.flying, Carried(done=tuple(done)), self.now))
         self.flying = None
 

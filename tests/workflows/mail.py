@@ -92,7 +92,7 @@ class Carrier:
         if self.raw:
             return self.raw.pop(0)
         self.orders += request.orders
-        return Carried(done=tuple([await self._one(each) for each in request.orders]))
+        return Carried(done=tuple(await asyncio.gather(*map(self._one, request.orders))))
 
     async def _one(self, order: Order) -> Done:
         if (answer := self.answers.get(order.kind)) is not None:

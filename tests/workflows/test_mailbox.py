@@ -142,7 +142,7 @@ async def test_a_bridge_that_fails_three_times_does_it_in_the_end(world: Any) ->
 async def test_a_bad_answer_of_a_bridge_is_told_and_the_order_stays(
     world: Any, monkeypatch: pytest.MonkeyPatch, bad: Any
 ) -> None:
-    monkeypatch.setattr("workflows.mailbox.REST", mail_orders.TAKEN_LATER / 25)
+    monkeypatch.setattr("workflows.mailbox.REST", mail_orders.LATER / 25)
     async with world(echo) as it:
         bridge = Carrier(it, new_agent())
         bridge.raw.append(bad)
@@ -158,7 +158,7 @@ async def test_a_bad_answer_of_a_bridge_is_told_and_the_order_stays(
 async def test_an_order_that_no_bridge_can_carry_out_is_told_and_stays(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.mailbox.REST", mail_orders.TAKEN_LATER / 25)
+    monkeypatch.setattr("workflows.mailbox.REST", mail_orders.LATER / 25)
     async with world(echo) as it:
         bridge = Carrier(it, new_agent())
         bridge.failures.append(ApplicationError("never", non_retryable=True))
@@ -168,10 +168,26 @@ async def test_an_order_that_no_bridge_can_carry_out_is_told_and_stays(
     assert "never" in view.notices[0]
 
 
+async def test_what_a_bridge_puts_off_holds_up_nothing_else(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        refuses = True
+        bridge.answers["finish"] = lambda order: Done(later=refuses and order.letter.plan == "refuses")
+        async with bridge.working():
+            monkeypatch.setattr(mail_orders, "LATER", mail_orders.LATER / 10)
+            await bridge.deliver(message("a", plan="refuses"))
+            await it.until(lambda: len(bridge.done("finish")) >= 2)
+            await bridge.deliver(message("b"))
+            view = await bridge.until(lambda view: len(view.recent) == 1)
+            assert acks(view) == [("b", "SUCCEEDED")]
+            refuses = False
+            await bridge.until_over("a", "b")
+
+
 async def test_a_run_that_did_nothing_is_tried_again_and_one_that_failed_is_told_of(
     world: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("decisions.mailbox.PAUSE", mail_orders.TAKEN_LATER / 100)
+    monkeypatch.setattr("decisions.mailbox.PAUSE", mail_orders.LATER / 100)
     async with world(echo) as it:
         bridge = Carrier(it, new_agent())
         bridge.ends = TurnEnd.failed
@@ -209,11 +225,11 @@ async def test_the_end_of_a_run_is_found_where_its_word_was_lost(world: Any, mon
     monkeypatch.setattr(mail_orders, "FIRST_LOOK", mail_orders.FIRST_LOOK / 120)
     async with world(asks_or_says) as it:
         bridge = Carrier(it, new_agent())
-        of = {"done.md": await say(it, new_id(), "say"), "open.md": None, "never.md": None}
-        await (await begun(it, of["done.md"])).result()
-        of["open.md"] = asks = await say(it, new_id(), "ask")
+        says, asks = await say(it, new_id(), "say"), await say(it, new_id(), "ask")
+        await (await begun(it, says)).result()
         await asking(it, asks)
-        bridge.answers["take"] = lambda order: Done(run_id=run.run_id if (run := of[order.letter.file]) else "nobody's")
+        of = {"done.md": says.run_id, "open.md": asks.run_id, "never.md": "nobody's"}
+        bridge.answers["take"] = lambda order: Done(run_id=of[order.letter.file])
         async with bridge.working():
             await bridge.deliver(*(message(name.removesuffix(".md")) for name in of))
             await bridge.until(lambda view: len(view.recent) == 2)
@@ -358,8 +374,8 @@ async def test_a_thousand_messages_leave_a_mailbox_as_small_as_its_memory(
     async with world(echo, server=short_history_client) as it:
         bridge = Carrier(it, new_agent())
         async with bridge.working():
-            for n in range(0, 1000, 20):
-                found = [message(name, plan=f"plan {n % 3}") for name in names[n : n + 20]]
+            for n in range(0, 1000, 100):
+                found = [message(name, plan=f"plan {n % 3}") for name in names[n : n + 100]]
                 await bridge.bring(*found)
             view = await bridge.until(lambda view: not view.open and not view.orders)
         history = await bridge.box.fetch_history()
@@ -376,7 +392,7 @@ async def test_a_thousand_messages_leave_a_mailbox_as_small_as_its_memory(
 async def test_a_mailbox_rotates_with_orders_that_nobody_carries_out(
     world: Any, short_history_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.mailbox.MOST_WAIT", mail_orders.TAKEN_LATER / 25)
+    monkeypatch.setattr("workflows.mailbox.MOST_WAIT", mail_orders.LATER / 25)
     names = [f"m{n}" for n in range(60)]
     async with world(echo, server=short_history_client) as it:
         bridge = Carrier(it, new_agent())
