@@ -107,7 +107,8 @@ class Bridge:
         came = asyncio.create_task(watcher.woken.wait())
         pause = min(LONGEST_PAUSE, 0.25 * 2 ** min(self._failures, 8)) if self.trouble else CYCLE
         waits_for = {stopped} if self.trouble else {stopped, came}
-        seconds = None if self.pace.mode is Mode.dormant else (SOON if self._is_soon else pause)
+        is_soon = not self.trouble and (self._is_soon or not self.folder.is_through)
+        seconds = None if self.pace.mode is Mode.dormant else (SOON if is_soon else pause)
         await asyncio.wait(waits_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if came.done():
             self.pace = woken(self.pace, _now())

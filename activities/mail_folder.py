@@ -34,7 +34,7 @@ IDENTITY, DELIVERIES, STATE, INPUTS, ARCHIVE, TASKS = (
 ENVELOPE = ".envelope.json"
 NOT_READY = (".tmp", "~", ".part", ".swp")
 FRESH = 0.2  # seconds since its last change in which a file may still be being written
-MOST_LOOKED = 5000  # names of a plan's folder that one scan looks at
+MOST_LOOKED = 5000  # names of a plan's folder that one scan looks at in vain
 MOST_PLANS = 10_000
 MOST_LEFT_OPEN = 64  # plans whose listing is gone on with in the next scan
 _MOST_KEPT = 180  # bytes of a file's own name in its new one
@@ -162,8 +162,10 @@ class MailFolder:
         """What has come for a plan; None each time that many names were none of it."""
         try:
             with self.below.folder(self.incoming, plan) as folder, os.scandir(folder) as entries:
-                for number, entry in enumerate(entries, 1):
-                    if number % MOST_LOOKED == 0:
+                looked = 0
+                for entry in entries:
+                    looked += 1
+                    if looked % MOST_LOOKED == 0:
                         yield None
                     if not self._is_skipped(entry.name):
                         try:
@@ -173,6 +175,7 @@ class MailFolder:
                         if 0 <= time.time() - status.st_mtime < FRESH:
                             self.has_fresh = True
                             continue
+                        looked = 0
                         yield Found(plan, entry.name, _fault(status))
         except (FileNotFoundError, NotThere):
             return  # it went away, or is no folder: a file or a link beside the plans is none of ours
