@@ -152,6 +152,9 @@ def _print_question(console: Console, run_id: str, question: QuestionView) -> No
     if question.call:
         until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
         console.print(f"           {question.id}, call {question.call}{until}")
+    if question.kind in TEXTUAL and question.options:
+        offered = "one of" if question.kind == QuestionKind.choice else "perhaps"
+        console.print(f"           {offered}: {escape(', '.join(question.options))}", soft_wrap=True)
     for line in ways_to_answer(run_id, question):
         console.print(f"           {escape(line)}", soft_wrap=True)
 

@@ -1,18 +1,22 @@
 """A lane: one run at a time, in order, each request ending once (B8)."""
 
 import asyncio
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
 from activities.conversation import submit
 from contracts.conversation import SubmitRequest
+from contracts.run import RunView
 from contracts.tool import Effect
 from decisions import ids
-from runs import Refused
+from report import print_run
+from runs import Refused, find
 from testkit.model_server import Reply, calls, says
 from testkit.tools import ScriptedTool
 from tests.workflows.lane import asking, begun, echo, ends, lane_of, look, new_id, run_of, say, texts, until_idle
@@ -489,6 +493,10 @@ async def test_the_work_begins_once_a_person_has_made_each_choice(world: Any) ->
         run = await begun(it, taken)
         first = (await it.until_state(run, status="waiting_on_human", question=True))["question"]
         assert not it.model.requests
+        shown = StringIO()
+        view = await run.query("state", result_type=RunView)
+        print_run(Console(file=shown, width=120), await find(it.client, taken.run_id), view, None, Path("/nowhere"))
+        assert "one of: a.csv, b.csv" in shown.getvalue()
         with pytest.raises(WorkflowUpdateFailedError):
             await run.execute_update("answer", {"text": "c.csv"})
         await run.execute_update("answer", {"text": "b.csv", "question_id": first["id"]})
