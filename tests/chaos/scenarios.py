@@ -94,7 +94,7 @@ SCENARIOS = (
         "plans",
         "a few beside many",
         mailboxes.shared,
-        {"many": 60, "few": 3, "ratio": 0.6},
+        None,
         {"many": 200, "few": 5, "ratio": 0.4},
     ),
     Scenario("mail points", "a bridge dies at each", mailboxes.killed_at, {"messages": 2}, {"messages": 13}),
