@@ -112,11 +112,17 @@ def _judged(state: MailboxState, folder: str, found: Delivery, now: datetime) ->
     if found.head is None:
         return _no_message(state, folder, found, now)
     letter = _letter(folder, found, found.head, now)
-    if (known := state.seen.get(letter.key)) is not None:
+    if (known := _known(state, letter.key)) is not None:
         if not known.again:
             return _seen(state, letter, known, found, now)
         letter = letter.model_copy(update={"attempt": known.attempt + 1})
     return _new(state, letter, found, now)
+
+
+def _known(state: MailboxState, key: str) -> Seen | None:
+    """What is in hand is known however many came since."""
+    in_hand = letter_of(state, key)
+    return Seen(file=_mark(in_hand), attempt=in_hand.attempt) if in_hand else state.seen.get(key)
 
 
 def _letter(folder: str, found: Delivery, head: MessageHead, now: datetime) -> Letter:

@@ -525,6 +525,17 @@ def test_all_that_a_mailbox_can_know_fits_into_one_mebibyte() -> None:
     assert MailboxState.model_validate_json(to_json(state)) == state
 
 
+def test_what_is_in_hand_is_known_however_many_came_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "MOST_SEEN", 3)
+    state = holding(message("a"), *(message(f"later {n}") for n in range(5)))
+    assert ids.letter_key("a", message("a").sha256) not in state.seen
+    state, verdicts = delivered(state, message("a"), message("a", file="a2"))
+    assert verdicts == ["known", "duplicate"]
+    assert [(str(each.kind), each.letter.file, each.why) for each in state.orders] == [
+        ("skip", "a2", "SKIPPED_DUPLICATE")
+    ]
+
+
 def test_what_people_see_of_a_mailbox() -> None:
     state = finished(running(), TurnEnd.failed)
     state, _ = delivered(state, message("b", missing=("x",)), message("c"))
