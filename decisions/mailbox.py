@@ -39,13 +39,17 @@ from decisions.narrate import cut
 
 # All of this together is carried over continue-as-new, and stays below 1 MiB.
 MOST_OPEN, OPEN_BYTES = 500, 264 * 1024  # messages in hand; of ordinary ones, the bytes allow some 350
+MOST_BLOCKED, BLOCKED_BYTES = 250, 132 * 1024  # of them, those that wait for inputs: these may never come
+NEW_PLANS, NEW_BYTES = 50, 32 * 1024  # and more: a message of each plan, or folder, that has none in hand
 WAITED_FOR, WAITED_BYTES = 100, 24 * 1024  # and more of what such work may wait for: replies, and subtasks for peers
 MOST_ORDERS, ORDER_BYTES = 200, 64 * 1024
+NEW_FOLDERS, FOLDER_BYTES = 20, 16 * 1024  # and more: an order for each folder that has none
 MOST_SEEN, MOST_TASKS = 5000, 5000
 MOST_DEAD, DEAD_BYTES = 500, 64 * 1024
 MOST_RECENT, RECENT_BYTES = 200, 48 * 1024
 MOST_NOTICES = 20
 MOST_DISPATCH = 4096  # bytes
+WITHDRAWN_BYTES = 32 * 1024  # of subtasks that a bridge is still to take back; of more, the oldest files stay there
 FRAME = 330  # bytes that come to a letter on its way: a transition for each state, a run, an ending
 WHY = 200  # characters of what is remembered
 
@@ -235,12 +239,13 @@ def _new(state: MailboxState, letter: Letter, found: Delivery, now: datetime) ->
             run_id = done.run_id or run_of(state.agent, letter.task, done.key, done.attempt)
             order = Order(kind=OrderKind.resend, letter=letter, why=RESULT_SENT_AGAIN, run_id=run_id)
             return _or_full(state, _remembered(_skipped(state, order), letter), Verdict.task_done)
-    if not _has_room(state, letter):
+    is_blocked = bool(found.missing) and found.fault is None and not letter.is_reply
+    if not _has_room(state, letter) or (is_blocked and not _may_be_blocked(state, letter)):
         return state, Verdict.full
     state = _accepted(state, letter)
     if found.fault is not None:
         return to_end(state, letter, _bad(found.fault), now), Verdict.dead
-    if found.missing and not letter.is_reply:
+    if is_blocked:
         return with_letter(state, _blocked(letter, now)), Verdict.blocked
     return state, Verdict.admitted
 
@@ -259,9 +264,19 @@ def _blocked(letter: Letter, now: datetime) -> Letter:
 
 
 def _has_room(state: MailboxState, letter: Letter) -> bool:
-    more, more_bytes = (0, 0) if _is_task(letter) else (WAITED_FOR, WAITED_BYTES)
+    more, more_bytes = 0, 0
+    if not any((each.folder, each.plan_id) == (letter.folder, letter.plan_id) for each in state.letters):
+        more, more_bytes = NEW_PLANS, NEW_BYTES
+    if not _is_task(letter):
+        more, more_bytes = NEW_PLANS + WAITED_FOR, NEW_BYTES + WAITED_BYTES
     used = sum(each.size for each in state.letters)
     return len(state.letters) < MOST_OPEN + more and used + letter.size <= OPEN_BYTES + more_bytes
+
+
+def _may_be_blocked(state: MailboxState, letter: Letter) -> bool:
+    """What waits for inputs leaves room for what does not."""
+    blocked = [each.size for each in state.letters if each.stage is Stage.blocked]
+    return len(blocked) < MOST_BLOCKED and sum(blocked) + letter.size <= BLOCKED_BYTES
 
 
 def _accepted(state: MailboxState, letter: Letter) -> MailboxState:
@@ -300,8 +315,10 @@ def _with_order(state: MailboxState, order: Order) -> MailboxState | None:
     """None where too much is ordered already. What is ordered stays ordered once."""
     if any(each.kind is order.kind and _place(each.letter) == _place(order.letter) for each in state.orders):
         return state
-    used = sum(each.letter.size + len(each.why) for each in state.orders)
-    if len(state.orders) >= MOST_ORDERS or used + order.letter.size + len(order.why) > ORDER_BYTES:
+    is_first = all(each.letter.folder != order.letter.folder for each in state.orders)
+    more, more_bytes = (NEW_FOLDERS, FOLDER_BYTES) if is_first else (0, 0)
+    used = sum(each.letter.size + len(each.why) for each in (*state.orders, order))
+    if len(state.orders) >= MOST_ORDERS + more or used > ORDER_BYTES + more_bytes:
         return None
     return state.model_copy(update={"orders": (*state.orders, order)})
 
@@ -533,7 +550,17 @@ def withdrawn(state: MailboxState, dispatch: Dispatch, now: datetime) -> Mailbox
     if not letter.folder or any(each.letter.key == letter.key for each in left.orders):
         return left
     order = Order(kind=OrderKind.withdraw, letter=letter)
-    return left.model_copy(update={"orders": (*left.orders, order)})
+    left = left.model_copy(update={"orders": (*left.orders, order)})
+    while oldest := _too_many([each for each in left.orders if each.kind is OrderKind.withdraw]):
+        left = noticed(left, f"withdraw: nobody did it: {cut(oldest.letter.message_id, 200)}")
+        left = left.model_copy(update={"orders": tuple(each for each in left.orders if each is not oldest)})
+    return left
+
+
+def _too_many(withdrawals: Sequence[Order]) -> Order | None:
+    """The oldest of too many."""
+    is_over = sum(each.letter.size for each in withdrawals) > WITHDRAWN_BYTES and len(withdrawals) > 1
+    return withdrawals[0] if is_over else None
 
 
 def resolved(state: MailboxState, reply: Letter) -> MailboxState:

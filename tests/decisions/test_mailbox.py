@@ -385,6 +385,11 @@ def test_a_subtask_is_taken_back_wherever_it_is() -> None:
         assert [kind for kind, _ in orders(again)] == ["dispatch"]
     assert mailbox.withdrawn(mailbox.dispatched(EMPTY, SENT, NOW), SENT, NOW) == EMPTY
     assert bridge(outgoing, dispatch=Done(ending=FAILED)).letters == ()
+    state = mailbox.attached(EMPTY, "f")
+    for n in range(1000):
+        state = mailbox.withdrawn(state, SENT.model_copy(update={"subtask_id": f"a{n}"}), NOW)
+    assert (state.orders[-1].letter.subtask_id, 20 < len(state.orders) < 100) == ("a999", True)
+    assert state.notices[-1] == f"withdraw: nobody did it: r.1-a{999 - len(state.orders)}"
     long = SENT.model_copy(update={"task_id": "x" * 5000})
     assert mailbox.withdrawn(EMPTY, long, NOW).notices
     assert mailbox.dispatched(EMPTY, long, NOW).notices
@@ -453,6 +458,47 @@ def test_so_many_run_at_once_and_replies_are_not_held_up(monkeypatch: pytest.Mon
     assert orders(state) == [("take", "r.md")]
     state = mailbox.turn_ended(state, told(state.letters[0], TurnEnd.completed), NOW)
     assert sorted(orders(state)) == [("finish", "0.md"), ("take", "3.md"), ("take", "r.md")]
+
+
+def test_a_plan_that_has_nothing_at_work_is_not_held_up_by_one_whose_work_takes_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mail_orders, "MOST_RUNNING", 3)
+    state = bridge(holding(*(message(f"{n}", plan="p") for n in range(5))))
+    state = holding(message("b", plan="q"), message("c", plan="q"), state=state)
+    assert orders(state) == [("take", "b.md")]
+    assert orders(bridge(state)) == []
+
+
+def filled(plan: str = "p", folder: str = "f", **fields: Any) -> MailboxState:
+    state = EMPTY
+    for n in range(mailbox.MOST_OPEN + 1):
+        state, verdicts = delivered(state, message(f"full-{n}", plan=plan, **fields), folder=folder)
+        if verdicts == ["full"]:
+            return state
+    raise AssertionError("it takes everything")
+
+
+def test_what_waits_for_inputs_leaves_room_for_what_does_not() -> None:
+    state = filled(missing=("x",))
+    state, verdicts = delivered(state, *(message(str(n)) for n in range(100)), message("b", missing=("x",)))
+    assert verdicts == ["admitted"] * 100 + ["full"]
+    assert delivered(state, message("full-0"))[1] == ["admitted"]
+
+
+def test_a_flood_of_one_plan_or_one_folder_leaves_room_for_another() -> None:
+    state = filled()
+    found = message("x", plan="q"), message("y", plan="q"), message("z")
+    assert delivered(state, *found)[1] == ["admitted", "full", "full"]
+    assert delivered(state, *found, folder="g")[1] == ["admitted", "full", "admitted"]
+
+
+def test_orders_that_no_bridge_carries_out_leave_room_for_another_folder() -> None:
+    state = running()
+    for n in range(mailbox.MOST_ORDERS + 1):
+        state, verdicts = delivered(state, message("a", file=f"{n}"))
+    assert verdicts == ["full"]
+    assert delivered(state, message("a", file="x"), folder="g")[1] == ["duplicate"]
 
 
 def test_runs_that_are_silent_are_looked_at_later_and_later() -> None:
