@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from contracts.conversation import TurnEnd
 from contracts.mail import MessageHead, Name, ReplyStatus
@@ -281,7 +281,21 @@ class DeadLetter(Value):
     at: datetime
 
 
-class TaskMemory(Value):
+class _Memory(Value):
+    """It is written as its first field alone where the others say nothing."""
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> Any:
+        told = write(self)
+        return told if len(told) > 1 else next(iter(told.values()))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, written: Any) -> Any:
+        return {next(iter(cls.model_fields)): written} if isinstance(written, str) else written
+
+
+class TaskMemory(_Memory):
     """What is remembered of a task that is done: the message that asked for it, and the run that did it.
 
     `run_id` is None where it follows from the message: it is that of its request in the lane of the task.
@@ -292,8 +306,10 @@ class TaskMemory(Value):
     run_id: str | None = _sparse(None)
 
 
-class Seen(Value):
-    """What is remembered of a message: a digest of where it lay, and its attempts; `again`: it may come once more."""
+class Seen(_Memory):
+    """What is remembered of a message: a short digest of where it lay, and its attempts; `again`: it may come once
+    more.
+    """
 
     file: str
     attempt: int = _sparse(1)
@@ -303,9 +319,9 @@ class Seen(Value):
 class MailboxState(Value):
     """All that a mailbox knows, which is also what it carries over continue-as-new.
 
-    `seen` is by key and `tasks` by task digest, the oldest first; `orders`, about files that are no letters (any more),
-    wait to be carried out, by folder in their order; what is to be done about a letter, its stage says. `served` has
-    digests of the plans and tasks that were taken from, the latest last.
+    `seen` is by the beginning of a key and `tasks` by that of a task digest, the oldest first; `orders`, about files
+    that are no letters (any more), wait to be carried out, by folder in their order; what is to be done about a letter,
+    its stage says. `served` has digests of the plans and tasks that were taken from, the latest last.
     """
 
     type: Literal["mailbox.continue"] = "mailbox.continue"

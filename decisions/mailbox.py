@@ -52,6 +52,8 @@ MOST_DISPATCH = 4096  # bytes
 WITHDRAWN_BYTES = 32 * 1024  # of subtasks that a bridge is still to take back; of more, the oldest files stay there
 FRAME = 330  # bytes that come to a letter on its way: a transition for each state, a run, an ending
 WHY = 200  # characters of what is remembered
+BY = 16  # characters of a digest by which thousands are remembered
+MARK = 8  # and of one that is only compared with another of the same message
 
 SKIPPED_DUPLICATE = "SKIPPED_DUPLICATE"
 SKIPPED_TASK_IN_PROGRESS = "SKIPPED_TASK_IN_PROGRESS"
@@ -126,7 +128,7 @@ def _judged(state: MailboxState, folder: str, found: Delivery, now: datetime) ->
 def _known(state: MailboxState, key: str) -> Seen | None:
     """What is in hand is known however many came since."""
     in_hand = letter_of(state, key)
-    return Seen(file=_mark(in_hand), attempt=in_hand.attempt) if in_hand else state.seen.get(key)
+    return Seen(file=_mark(in_hand), attempt=in_hand.attempt) if in_hand else state.seen.get(key[:BY])
 
 
 def _letter(folder: str, found: Delivery, head: MessageHead, now: datetime) -> Letter:
@@ -190,7 +192,7 @@ def _place(file: Letter | DeadLetter) -> tuple[str, str, str]:
 
 def _mark(letter: Letter) -> str:
     """By which the file that a message came in is known again."""
-    return task_key(*_place(letter))
+    return task_key(*_place(letter))[:MARK]
 
 
 def _seen(
@@ -235,7 +237,7 @@ def _new(state: MailboxState, letter: Letter, found: Delivery, now: datetime) ->
         if any(_is_task(each) and each.task == letter.task for each in state.letters):
             order = Order(kind=OrderKind.skip, letter=letter, why=SKIPPED_TASK_IN_PROGRESS)
             return _or_full(state, _remembered(_skipped(state, order), letter), Verdict.task_in_progress)
-        if (done := state.tasks.get(letter.task)) is not None:
+        if (done := state.tasks.get(letter.task[:BY])) is not None:
             run_id = done.run_id or run_of(state.agent, letter.task, done.key, done.attempt)
             order = Order(kind=OrderKind.resend, letter=letter, why=RESULT_SENT_AGAIN, run_id=run_id)
             return _or_full(state, _remembered(_skipped(state, order), letter), Verdict.task_done)
@@ -289,7 +291,7 @@ def _remembered(state: MailboxState | None, letter: Letter) -> MailboxState | No
     if state is None:
         return None
     seen = Seen(file=_mark(letter), attempt=letter.attempt)
-    return state.model_copy(update={"seen": _newest(state.seen, letter.key, seen, MOST_SEEN)})
+    return state.model_copy(update={"seen": _newest(state.seen, letter.key[:BY], seen, MOST_SEEN)})
 
 
 def _newest(known: Mapping[str, T], key: str, value: T, most: int) -> dict[str, T]:
@@ -424,7 +426,7 @@ def _done(state: MailboxState, letter: Letter) -> MailboxState:
     usual = run_of(state.agent, letter.task, letter.key, letter.attempt)
     run_id = None if letter.run_id in (None, usual) else letter.run_id
     memory = TaskMemory(key=letter.key, attempt=letter.attempt, run_id=run_id)
-    return state.model_copy(update={"tasks": _newest(state.tasks, letter.task, memory, MOST_TASKS)})
+    return state.model_copy(update={"tasks": _newest(state.tasks, letter.task[:BY], memory, MOST_TASKS)})
 
 
 def tried_again(state: MailboxState, letter: Letter, now: datetime) -> MailboxState:
@@ -493,7 +495,8 @@ def redeliver(state: MailboxState, wanted: Redeliver, now: datetime) -> MailboxS
         stub = _stub(_place(each), now, each.message_id, each.key)
         orders.append(Order(kind=OrderKind.restore, letter=_weighed(stub)))
         if each.key:
-            seen = _newest(seen, each.key, Seen(file=_mark(stub), attempt=each.attempt, again=True), MOST_SEEN)
+            again = Seen(file=_mark(stub), attempt=each.attempt, again=True)
+            seen = _newest(seen, each.key[:BY], again, MOST_SEEN)
     left = tuple(each for each in state.dead if each not in chosen)
     return state.model_copy(update={"orders": tuple(orders), "seen": seen, "dead": left})
 
