@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from contracts.conversation import TurnEnd
-from contracts.mail import MessageHead, Name, ReplyStatus
+from contracts.mail import MOST_INPUTS, InputName, MessageHead, Name, ReplyStatus
 from contracts.value import Edge, Value
 
 MOST_DELIVERIES = 100  # of one `deliver`
@@ -35,8 +35,8 @@ class Delivery(Edge):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$|^$")
     head: MessageHead | None = None
     fault: str | None = Field(default=None, max_length=2000)
-    missing: tuple[str, ...] = ()
-    undecided: tuple[str, ...] = ()
+    missing: tuple[InputName, ...] = Field(default=(), max_length=MOST_INPUTS)
+    undecided: tuple[InputName, ...] = Field(default=(), max_length=MOST_INPUTS)
 
 
 class DeliverRequest(Edge):
@@ -204,16 +204,22 @@ class Carried(Value):
 class TurnEnded(Edge):
     """The body of the signal `turn_ended`, by which a lane tells a mailbox how its request ended."""
 
-    request_id: str
-    run_id: str
+    request_id: str = Field(max_length=1000)
+    run_id: str = Field(max_length=1000)
     end: TurnEnd
-    fault: str | None = None
 
 
 class InputPicked(Edge):
     """The body of the signal `input_picked`: a person has said which file it is, and the run goes on."""
 
     key: str
+
+
+class GiveUp(Edge):
+    """The body of the signal `give_up`: a person does not want this message to be waited for any more."""
+
+    message_id: Name
+    by: str | None = Field(default=None, max_length=200)
 
 
 class Redeliver(Edge):

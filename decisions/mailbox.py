@@ -21,6 +21,7 @@ from contracts.mailbox import (
     Delivery,
     Dispatch,
     Ending,
+    GiveUp,
     Letter,
     MailboxState,
     Order,
@@ -58,6 +59,7 @@ MARK = 8  # and of one that is only compared with another of the same message
 SKIPPED_DUPLICATE = "SKIPPED_DUPLICATE"
 SKIPPED_TASK_IN_PROGRESS = "SKIPPED_TASK_IN_PROGRESS"
 RESULT_SENT_AGAIN = "RESULT_SENT_AGAIN"
+GIVEN_UP = "GivenUp"  # the fault of a letter that a person did not want any more
 BAD_MESSAGE = "BadMessage"  # the fault of a letter that ends before it begins
 
 MOST_ATTEMPTS = 3
@@ -87,10 +89,10 @@ def pause_after(attempt: int) -> timedelta:
     return PAUSE * attempt
 
 
-def ending_of(end: TurnEnd, fault: str | None = None) -> Ending:
+def ending_of(end: TurnEnd) -> Ending:
     if end is TurnEnd.completed:
         return Ending(ack=Ack.succeeded, details="the run is completed")
-    return Ending(ack=Ack.failed, details=_FAILED_ENDS[end], fault=cut(fault, WHY) if fault else end)
+    return Ending(ack=Ack.failed, details=_FAILED_ENDS[end], fault=end)
 
 
 # deliveries
@@ -375,7 +377,7 @@ def turn_ended(state: MailboxState, told: TurnEnded, now: datetime) -> MailboxSt
     begun = letter.model_copy(update={"run_id": told.run_id})
     if letter.stage is Stage.admitted:
         begun = moved(begun, TaskState.running, now)
-    return to_end(state, begun, ending_of(told.end, told.fault), now)
+    return to_end(state, begun, ending_of(told.end), now)
 
 
 def _taken(state: MailboxState) -> Iterator[Letter]:
@@ -444,6 +446,22 @@ def tried_again(state: MailboxState, letter: Letter, now: datetime) -> MailboxSt
     }
     again = letter.model_copy(update=changes)
     return with_letter(_remembered(state, again) or state, again)
+
+
+def given_up(state: MailboxState, wanted: GiveUp, now: datetime) -> MailboxState:
+    """What has not been taken ends, whether its file is still there or not. A run is for `cancel`."""
+    chosen = [each for each in state.letters if each.message_id == wanted.message_id and _may_be_given_up(each)]
+    if not chosen:
+        return noticed(state, f"give_up: no message {cut(wanted.message_id, 80)} waits for anything")
+    why = f"given up by {wanted.by}" if wanted.by else "given up"
+    for each in chosen:
+        state = to_end(state, each, Ending(ack=Ack.failed, details=why, fault=GIVEN_UP), now)
+    return state
+
+
+def _may_be_given_up(letter: Letter) -> bool:
+    is_untaken = letter.stage is Stage.admitted and not has_passed(letter, TaskState.consumed)
+    return letter.stage is Stage.blocked or is_untaken
 
 
 # dead letters

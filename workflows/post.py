@@ -40,7 +40,8 @@ class Post:
         if reply is not None:
             return delegation.replied(request, reply)
         await _send(request, subtask, withdraw=True)
-        return end
+        reply = self._replies.get(subtask.id)  # it was told that it counts
+        return delegation.replied(request, reply) if reply is not None else end
 
     async def _replied(self, subtask: Subtask) -> None:
         await workflow.wait_condition(

@@ -19,6 +19,7 @@ from contracts.mailbox import (
     Dispatch,
     Done,
     Ending,
+    GiveUp,
     Letter,
     Looked,
     MailboxState,
@@ -97,9 +98,9 @@ def orders(state: MailboxState, now: datetime = NOW, folder: str = "f") -> list[
     return [(str(each.kind), each.letter.file) for each in mail_orders.due(state, folder, now)]
 
 
-def told(letter: Letter, end: TurnEnd, fault: str | None = None) -> TurnEnded:
+def told(letter: Letter, end: TurnEnd) -> TurnEnded:
     request_id = ids.mail_request_id(letter.key, letter.attempt)
-    return TurnEnded(request_id=request_id, run_id=run_of(letter), end=end, fault=fault)
+    return TurnEnded(request_id=request_id, run_id=run_of(letter), end=end)
 
 
 def running(name: str = "a", **fields: Any) -> MailboxState:
@@ -247,6 +248,18 @@ def test_a_blocked_message_may_turn_out_faulty() -> None:
     assert (verdicts, orders(state)) == (["dead"], [("finish", "a.md")])
 
 
+def test_a_person_gives_up_what_would_wait_for_ever() -> None:
+    state, _ = delivered(running(), message("b", missing=("x",)), message("c"))
+    state = mailbox.given_up(state, GiveUp(message_id="b", by="eva"), NOW)
+    state = mailbox.given_up(state, GiveUp(message_id="c"), NOW)
+    assert orders(state) == [("finish", "b.md"), ("finish", "c.md")]
+    assert mailbox.given_up(state, GiveUp(message_id="a"), NOW).letters == state.letters, "that has a run"
+    state = bridge(state)
+    assert [(each.message_id, each.why) for each in state.dead] == [("b", "given up by eva"), ("c", "given up")]
+    assert delivered(state, message("d", task="t-b"))[1] == ["admitted"]
+    assert mailbox.given_up(state, GiveUp(message_id="b"), NOW).notices == ("give_up: no message b waits for anything",)
+
+
 def test_a_word_that_overtakes_the_bridge_counts() -> None:
     state, request = mail_orders.ordered(holding(message("a")), "f", NOW)
     state = mailbox.turn_ended(state, told(state.letters[0], TurnEnd.completed), NOW)
@@ -270,7 +283,6 @@ def test_every_other_end_is_a_failure_that_says_why(end: TurnEnd) -> None:
     ending = mailbox.ending_of(end)
     assert (ending.ack, ending.fault) == (Ack.failed, end)
     assert ending.details
-    assert mailbox.ending_of(end, "Refused").fault == "Refused"
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,18 @@ async def test_a_message_waits_for_its_inputs_and_a_person_for_a_choice(world: A
     assert states == [blocked, "CONSUMED", blocked, "RUNNING", "SUCCEEDED"]
 
 
+async def test_a_person_ends_what_waits_for_inputs_that_never_come(world: Any) -> None:
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        async with bridge.working():
+            assert await bridge.deliver(message("a", missing=("x",))) == ["blocked"]
+            await bridge.box.signal("give_up", {"message_id": "a", "by": "eva"})
+            view = await bridge.until_over("a")
+            assert await bridge.deliver(message("b", task="t-a")) == ["admitted"]
+            await bridge.until_over("a", "b")
+    assert [(each.details, str(each.ack)) for each in view.recent] == [("given up by eva", "FAILED")]
+
+
 async def test_without_a_bridge_orders_wait_until_one_comes(world: Any) -> None:
     async with world(echo) as it:
         bridge = Carrier(it, new_agent())
@@ -284,7 +296,7 @@ async def test_nothing_that_is_sent_to_a_mailbox_wedges_it(world: Any) -> None:
         bridge = Carrier(it, new_agent())
         async with bridge.working():
             await bridge.deliver()
-            for name in ("redeliver", "turn_ended", "input_picked", "dispatch", "withdraw", "nonsense"):
+            for name in ("redeliver", "turn_ended", "input_picked", "give_up", "dispatch", "withdraw", "nonsense"):
                 for args in BAD:
                     await bridge.box.signal(name, args=args)
             for args in BAD:
@@ -408,3 +420,26 @@ async def test_a_mailbox_rotates_with_orders_that_nobody_carries_out(
         assert await it.failed_tasks(bridge.box) == 0
     assert len({file for _, file in bridge.done("take")}) == 60
     assert len(view.recent) == 60
+
+
+async def test_what_a_bridge_is_at_when_its_mailbox_rotates_is_not_ordered_beside_it(
+    world: Any, short_history_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.mailbox.MOST_WAIT", mail_orders.LATER / 25)
+    async with world(echo, server=short_history_client) as it:
+        bridge = Carrier(it, new_agent())
+        bridge.gate.clear()
+        async with bridge.working():
+            for n in range(60):
+                await bridge.deliver(message(f"m{n}"))
+
+            async def has_rotated() -> bool:
+                return await executions(bridge) > 1
+
+            await it.until(has_rotated)
+            await it.until(lambda: len(bridge.at_a_time) > 1)
+            bridge.gate.set()
+            view = await bridge.until_over(*(f"m{n}" for n in range(60)))
+        assert await it.failed_tasks(bridge.box) == 0
+    assert bridge.most_at_once == 1
+    assert view.notices == ()

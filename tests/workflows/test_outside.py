@@ -5,12 +5,14 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from temporalio import activity
 from temporalio.client import WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError
 
+from activities.mailbox import Mailboxes
 from contracts.agent import Agent
-from contracts.mailbox import AckView, MailboxView
+from contracts.mailbox import AckView, MailboxView, MailDispatch
 from decisions.ids import mailbox_workflow_id
 from testkit.model_server import Reply, calls
 from tests.workflows.conftest import Run, World
@@ -137,6 +139,29 @@ async def test_what_is_not_answered_in_time_is_taken_back(world: Any) -> None:
         brought = (await it.results(run))[0][1]
         await in_hand(it, peer, 0)
     assert "timed out" in brought
+
+
+async def test_a_reply_that_comes_while_its_subtask_is_taken_back_is_what_it_was_told_to_be(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, tell, verdicts = scribe(), Mailboxes.dispatch_mail, list[str]()
+
+    class Slow(Mailboxes):
+        @activity.defn
+        async def dispatch_mail(self, request: MailDispatch) -> None:
+            if request.withdraw:
+                delegation = self._client.get_workflow_handle(request.dispatch.delegation)
+                verdicts.append(await delegation.execute_update("reply", reply(peer)))
+            await tell(self, request)
+
+    monkeypatch.setattr(Mailboxes, "dispatch_mail", Slow.dispatch_mail)
+    async with world([asks(peer, timeout="500ms"), FINISH], agents=[lead(peer), peer]) as it:
+        run, _ = await led(it)
+        await asyncio.wait_for(run.result(), 20)
+        brought = (await it.results(run))[0][1]
+        await it.replay()
+    assert verdicts == ["RESOLVED"]
+    assert '"status":"done","outcome":"written"' in brought
 
 
 async def test_a_cancelled_run_takes_back_what_it_asked(world: Any) -> None:
