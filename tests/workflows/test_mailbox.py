@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, Wor
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
+from activities.conversation import submit
 from activities.mailbox import Mailboxes
-from contracts.conversation import TurnEnd
+from contracts.conversation import SubmitRequest, TurnEnd
 from contracts.mailbox import (
     Ack,
     Delivery,
@@ -19,10 +21,11 @@ from contracts.mailbox import (
     Ending,
     LookRequest,
     MailDispatch,
+    Order,
     Stage,
     TaskState,
 )
-from decisions import mail_orders
+from decisions import ids, mail_orders
 from testkit.model_server import Reply, calls
 from tests.workflows.lane import asking, begun, echo, lane_of, new_id, run_of, say, texts
 from tests.workflows.mail import Carrier, acks, failing, message, new_agent, told
@@ -344,6 +347,58 @@ async def test_a_mailbox_that_is_cancelled_ends_so_and_the_next_one_begins_where
         async with bridge.working():
             assert await bridge.deliver(message("a")) == ["admitted"]
             await bridge.until_over("a")
+
+
+class Submitting(Carrier):
+    """Hands tasks to their lanes, as bridges do."""
+
+    async def _one(self, order: Order) -> Done:
+        if order.kind != "take":
+            return await super()._one(order)
+        conversation = ids.mail_conversation_id(self.agent, order.letter.task)
+        request_id = ids.mail_request_id(order.letter.key, order.letter.attempt)
+        request = SubmitRequest(request_id=request_id, goal="work", mailbox=self.agent)
+        self.it.started.append(ids.conversation_workflow_id(conversation))
+        taken = await submit(self.it.client, self.it.queue, conversation, request, closes=True)
+        return Done(run_id=taken.run_id, at=datetime.now(UTC))
+
+
+async def test_a_mailbox_that_was_terminated_finds_the_run_that_was_made_before(world: Any) -> None:
+    async with world(echo) as it:
+        bridge = Submitting(it, new_agent())
+        async with bridge.working():
+            runs = []
+            for _ in range(2):
+                assert await bridge.deliver(message("a")) == ["admitted"]
+                view = await bridge.until_over("a")
+                runs.append(view.recent[0].run_id)
+                await bridge.box.terminate()
+        assert len(it.model.requests) == 1
+    assert runs[0] == runs[1]
+    assert acks(view) == [("a", "SUCCEEDED")]
+    assert [kind for kind, _ in bridge.done()] == ["take", "finish"] * 2
+
+
+async def test_as_much_as_a_client_can_deliver_at_once_does_not_wedge_it(world: Any) -> None:
+    long = "ä" * 200
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        found = [
+            message(
+                f"{n}{long}"[:200],
+                plan=long,
+                task=f"{n}{long}"[:200],
+                file=f"{n}{long}",
+                undecided=tuple("x" * 60 + str(k) for k in range(10, 20)),
+            )
+            for n in range(100)
+        ]
+        for _ in range(3):
+            verdicts = Counter(await bridge.deliver(*found))
+        assert set(verdicts) == {"known", "full"}
+        async with bridge.working():
+            await bridge.until(lambda view: not view.open and not view.orders)
+        assert await it.failed_tasks(bridge.box) == 0
 
 
 async def cancelled(bridge: Carrier) -> None:
