@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import AwareDatetime, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from contracts.conversation import TurnEnd
 from contracts.mail import MOST_INPUTS, InputName, MessageHead, Name, ReplyStatus
@@ -191,7 +191,7 @@ class Done(Value):
     is_blocked: bool = False
     ending: Ending | None = None
     again: bool = False
-    at: datetime | None = None
+    at: AwareDatetime | None = None
     later: bool = False
 
 

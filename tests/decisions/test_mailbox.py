@@ -708,6 +708,10 @@ class Box(RuleBasedStateMachine):
             if each.message_id == picked:
                 self.became(mailbox.input_picked(self.state, each.key, self.now))
 
+    @rule(name=st.sampled_from(NAMES))
+    def give_up(self, name: str) -> None:
+        self.became(mailbox.given_up(self.state, GiveUp(message_id=name), self.now))
+
     @rule()
     def redeliver(self) -> None:
         self.became(mailbox.redeliver(self.state, Redeliver(), self.now))

@@ -153,7 +153,12 @@ async def test_a_bridge_that_fails_three_times_does_it_in_the_end(world: Any) ->
     assert view.notices == ()
 
 
-@pytest.mark.parametrize("bad", [{"done": []}, {"done": [{}, {}]}, {"done": [{"is_blocked": "?"}]}, None, "text"])
+NO_ZONE = {"run_id": "r", "at": "2026-01-01T00:00:00"}
+
+
+@pytest.mark.parametrize(
+    "bad", [{"done": []}, {"done": [{}, {}]}, {"done": [{"is_blocked": "?"}]}, {"done": [NO_ZONE]}, None, "text"]
+)
 async def test_a_bad_answer_of_a_bridge_is_told_and_the_order_stays(
     world: Any, monkeypatch: pytest.MonkeyPatch, bad: Any
 ) -> None:
