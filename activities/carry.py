@@ -24,7 +24,8 @@ from activities.mail_told import Told, stem_of
 from activities.workspace import Workspace, folder_name
 from contracts.mail import TaskHead
 from contracts.mailbox import Ack, Carried, CarryRequest, Done, Ending, Letter, Order, OrderKind, TaskState, Transition
-from decisions.mailbox import BAD_MESSAGE, RESULT_SENT_AGAIN, SKIPPED_DUPLICATE, may_try_again
+from decisions.letter import BAD_MESSAGE, may_try_again
+from decisions.mailbox import RESULT_SENT_AGAIN, SKIPPED_DUPLICATE
 from decisions.narrate import cut
 
 AT_ONCE = 8

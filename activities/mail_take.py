@@ -19,7 +19,7 @@ from contracts.conversation import Choice, LaneFault, SubmitRequest
 from contracts.mail import ReplyHead, TaskHead
 from contracts.mailbox import Ack, Done, Ending, Letter, MailReply, ReplyVerdict, TaskState, Transition
 from decisions import ids
-from decisions.mailbox import BAD_MESSAGE
+from decisions.letter import BAD_MESSAGE
 from decisions.narrate import cut
 
 TASK_FILE = f"{ARTIFACTS}/task.md"

@@ -17,6 +17,8 @@ followup_told  its events, the request that resumes the work, and what people re
 following   the `workflow_*` tools -> the source's commands
 topic       what a topic keeps, whom it tells, and when it is over
 mailbox     which messages a mailbox takes, what becomes of each, and what it remembers
+letter      a message in hand, from state to state (mail_room: what there is room for)
+mail_dead   dead letters, and how they come back (mail_outside: subtasks for peers outside)
 mail_orders what the bridges of a folder are to do next, and what comes of it
 mailbox_told  what a person reads of a mailbox
 kinds       the kinds of task (kind: what one is; kind_reply, kind_prompt, kind_wait, kind_notify)

@@ -24,17 +24,10 @@ from contracts.mailbox import (
     TaskState,
 )
 from decisions.ids import mail_conversation_id, task_key
-from decisions.mailbox import (
-    ending_of,
-    has_passed,
-    letter_of,
-    moved,
-    over,
-    resolved,
-    to_end,
-    tried_again,
-    with_letter,
-)
+from decisions.letter import ending_of, has_passed, moved
+from decisions.mail_outside import resolved
+from decisions.mail_room import letter_of, with_letter
+from decisions.mailbox import over, to_end, tried_again
 
 MOST_CARRIED = 25  # orders of one `carry`: few enough that what comes meanwhile is soon in its turn
 MOST_RUNNING = 200  # tasks that are at work at once; beyond them, one of each plan that has none at work

@@ -1,10 +1,29 @@
 """What a person reads of a mailbox: its messages, and the Web UI's current details."""
 
-from contracts.mailbox import Ack, AckView, Letter, MailboxState, MailboxView, Stage, TaskState
-from decisions.mailbox import has_passed
+from collections import Counter
+from collections.abc import Sequence
+
+from contracts.mailbox import (
+    Ack,
+    AckView,
+    Letter,
+    MailboxState,
+    MailboxView,
+    Order,
+    OrderKind,
+    Stage,
+    TaskState,
+)
+from decisions.letter import has_passed
 from decisions.narrate import cut, markdown
 
 SHOWN = 5
+
+
+def summary(orders: Sequence[Order]) -> str:
+    """`take 2 · finish 1`: what a bridge is to do, as the Web UI's timeline shows it."""
+    kinds = Counter(order.kind for order in orders)
+    return " · ".join(f"{kind} {kinds[kind]}" for kind in OrderKind if kinds[kind])
 
 
 def view(state: MailboxState) -> MailboxView:

@@ -34,7 +34,7 @@ from contracts.mailbox import (
     Redeliver,
     TurnEnded,
 )
-from decisions import ids, mail_orders, mailbox, mailbox_told, metrics
+from decisions import ids, mail_dead, mail_orders, mail_outside, mail_room, mailbox, mailbox_told, metrics
 from decisions.narrate import cut
 from workflows.attributes import AGENT_NAME, MOST
 from workflows.halt import Halt
@@ -95,7 +95,7 @@ class Mailbox:
     def _box(self, state: MailboxState) -> None:
         """Whoever died by this is told of."""
         before, self._begun = self._box, state
-        for each in mailbox.newly_dead(before, state):
+        for each in mail_dead.newly_dead(before, state):
             _tell_dead(state.agent, each)
         workflow.set_current_details(mailbox_told.details(state))
 
@@ -164,7 +164,7 @@ class Mailbox:
                 "carry",
                 request,
                 task_queue=ids.mail_queue(request.folder),
-                summary=f"{len(request.orders)} orders",
+                summary=mailbox_told.summary(request.orders),
                 cancellation_type=WAIT_FOR_END,
                 **CARRYING,
             )
@@ -250,7 +250,7 @@ class Mailbox:
     @workflow.signal(description='Dead letters come back: {"message_id"?, "file"?}; without either, all of them')
     def redeliver(self, *args: Any) -> None:
         try:
-            self._box = mailbox.redeliver(self._box, read_optional(Redeliver, args), workflow.now())
+            self._box = mail_dead.redeliver(self._box, read_optional(Redeliver, args), workflow.now())
         except ApplicationError as refused:
             self._refuse("redeliver", refused.message)
 
@@ -278,14 +278,14 @@ class Mailbox:
     @workflow.signal(description="For delegations: a subtask for this agent, which lives outside")
     def dispatch(self, *args: Any) -> None:
         try:
-            self._box = mailbox.dispatched(self._box, read(Dispatch, args), workflow.now())
+            self._box = mail_outside.dispatched(self._box, read(Dispatch, args), workflow.now())
         except ApplicationError as refused:
             self._refuse("dispatch", refused.message)
 
     @workflow.signal(description="For delegations: nobody waits for that subtask any more")
     def withdraw(self, *args: Any) -> None:
         try:
-            self._box = mailbox.withdrawn(self._box, read(Dispatch, args), workflow.now())
+            self._box = mail_outside.withdrawn(self._box, read(Dispatch, args), workflow.now())
         except ApplicationError as refused:
             self._refuse("withdraw", refused.message)
 
@@ -298,7 +298,7 @@ class Mailbox:
         """A signal cannot be refused to its sender, so it is told where people look."""
         workflow.logger.warning("%s ignored: %s", what, why)
         if isinstance(self._begun, MailboxState):
-            self._box = mailbox.noticed(self._begun, f"{what}: {why}")
+            self._box = mail_room.noticed(self._begun, f"{what}: {why}")
 
     @workflow.query(description="The messages in hand, and the latest that are over", name="acks")
     def _view(self, *_: Any) -> MailboxView:

@@ -29,8 +29,8 @@ from contracts.mailbox import (
     TaskState,
     TurnEnded,
 )
-from decisions import ids, mail_orders, mailbox, mailbox_told
-from decisions.mailbox import may_try_again
+from decisions import ids, mail_dead, mail_orders, mail_outside, mail_room, mailbox, mailbox_told
+from decisions.letter import ending_of, letter_for, may_try_again, run_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 EMPTY = MailboxState(agent="ada")
@@ -85,13 +85,13 @@ def answered(request: CarryRequest, **answers: Done) -> Carried:
         if kind in answers:
             return answers[kind]
         is_taken = kind is OrderKind.take and not letter.is_reply
-        return Done(run_id=run_of(letter), at=NOW) if is_taken else Done()
+        return Done(run_id=run_id_of(letter), at=NOW) if is_taken else Done()
 
     return Carried(done=tuple(done(each.kind, each.letter) for each in request.orders))
 
 
-def run_of(letter: Letter) -> str:
-    return mailbox.run_of("ada", letter.task, letter.key, letter.attempt)
+def run_id_of(letter: Letter) -> str:
+    return run_of("ada", letter.task, letter.key, letter.attempt)
 
 
 def orders(state: MailboxState, now: datetime = NOW, folder: str = "f") -> list[tuple[str, str]]:
@@ -100,7 +100,7 @@ def orders(state: MailboxState, now: datetime = NOW, folder: str = "f") -> list[
 
 def told(letter: Letter, end: TurnEnd) -> TurnEnded:
     request_id = ids.mail_request_id(letter.key, letter.attempt)
-    return TurnEnded(request_id=request_id, run_id=run_of(letter), end=end)
+    return TurnEnded(request_id=request_id, run_id=run_id_of(letter), end=end)
 
 
 def running(name: str = "a", **fields: Any) -> MailboxState:
@@ -186,7 +186,9 @@ def test_what_comes_when_the_task_is_done(again: Delivery, verdict: str, ordered
 
 def test_another_run_than_the_usual_is_remembered_as_the_one_that_did_it() -> None:
     state = finished(bridge(holding(message("a")), take=Done(run_id="another", at=NOW)))
-    assert state.tasks[ids.task_key("p", "t-a", None)[: mailbox.BY]].run_id is None  # the word of its end names the run
+    assert (
+        state.tasks[ids.task_key("p", "t-a", None)[: mail_room.BY]].run_id is None
+    )  # the word of its end names the run
     state = bridge(holding(message("b")), take=Done(run_id="another", at=NOW))
     state = mail_orders.looked(state, state.letters, Looked(ends=(TurnEnd.completed,)), NOW)
     state, _ = delivered(bridge(state), message("c", task="t-b"))
@@ -219,7 +221,7 @@ def test_a_faulty_message_is_told_of_and_dies_with_that() -> None:
     (finish,) = mail_orders.due(state, "f", NOW)
     assert finish.letter.ending == Ending(ack=Ack.failed, details="two files fit", fault="BadMessage")
     after = bridge(state)
-    assert [each.key for each in mailbox.newly_dead(state, after)] == [state.letters[0].key]
+    assert [each.key for each in mail_dead.newly_dead(state, after)] == [state.letters[0].key]
 
 
 def test_a_blocked_message_is_taken_when_its_inputs_are_there() -> None:
@@ -280,7 +282,7 @@ def test_words_that_are_late_or_about_nothing_change_nothing() -> None:
 
 @pytest.mark.parametrize("end", [end for end in TurnEnd if end is not TurnEnd.completed])
 def test_every_other_end_is_a_failure_that_says_why(end: TurnEnd) -> None:
-    ending = mailbox.ending_of(end)
+    ending = ending_of(end)
     assert (ending.ack, ending.fault) == (Ack.failed, end)
     assert ending.details
 
@@ -312,7 +314,7 @@ def test_a_run_that_did_nothing_is_tried_again_after_a_pause() -> None:
     state = mailbox.turn_ended(bridge(state, later(10)), told(letter, TurnEnd.completed), later(11))
     state = bridge(state, later(11))
     state, _ = delivered(state, message("b", task="t-a"))
-    assert state.orders[0].run_id == run_of(letter)
+    assert state.orders[0].run_id == run_id_of(letter)
 
 
 def test_what_could_not_be_taken_is_taken_later() -> None:
@@ -343,7 +345,7 @@ def test_what_could_not_be_done_is_done_later_and_holds_up_nothing_else() -> Non
 def test_what_is_to_be_done_with_one_file_keeps_its_order() -> None:
     bad = Delivery(file="x", plan="p", sha256="", fault="bad")
     state = bridge(delivered(EMPTY, bad)[0], bury=Done(later=True))
-    state = mailbox.redeliver(state, Redeliver(), NOW)
+    state = mail_dead.redeliver(state, Redeliver(), NOW)
     assert orders(state) == []
     assert orders(state, later(5)) == [("bury", "x"), ("restore", "x")]
 
@@ -359,10 +361,10 @@ def test_dead_letters_come_back_as_new_files_of_the_same_message() -> None:
     state = finished(running(), TurnEnd.failed)
     bad = Delivery(file="x", plan="p", sha256="", fault="bad")
     state = bridge(delivered(state, bad)[0])
-    assert mailbox.redeliver(state, Redeliver(message_id="nobody"), NOW).notices
-    one = mailbox.redeliver(state, Redeliver(message_id="a"), NOW)
+    assert mail_dead.redeliver(state, Redeliver(message_id="nobody"), NOW).notices
+    one = mail_dead.redeliver(state, Redeliver(message_id="a"), NOW)
     assert (orders(one), [each.file for each in one.dead]) == ([("restore", "a.md")], ["x"])
-    state = mailbox.redeliver(one, Redeliver(), NOW)
+    state = mail_dead.redeliver(one, Redeliver(), NOW)
     assert (orders(state), state.dead) == ([("restore", "a.md"), ("restore", "x")], ())
     state, verdicts = delivered(bridge(state), message("a", file="back.md"))
     assert (verdicts, state.letters[0].attempt) == (["admitted"], 2)
@@ -377,8 +379,8 @@ def test_replies_are_taken_whatever_else_is_about_their_task() -> None:
 
 
 def test_a_subtask_for_an_outside_peer_waits_for_a_folder_and_ends_with_its_reply() -> None:
-    state = mailbox.dispatched(EMPTY, SENT, NOW)
-    state = mailbox.dispatched(state, SENT, NOW)
+    state = mail_outside.dispatched(EMPTY, SENT, NOW)
+    state = mail_outside.dispatched(state, SENT, NOW)
     assert list(mail_orders.folders(state)) == []
     state = bridge(mailbox.attached(state, "f"))
     assert [each.stage for each in state.letters] == [Stage.sent]
@@ -389,22 +391,22 @@ def test_a_subtask_for_an_outside_peer_waits_for_a_folder_and_ends_with_its_repl
 
 
 def test_a_subtask_is_taken_back_wherever_it_is() -> None:
-    outgoing = mailbox.attached(mailbox.dispatched(EMPTY, SENT, NOW), "f")
+    outgoing = mailbox.attached(mail_outside.dispatched(EMPTY, SENT, NOW), "f")
     for state in (outgoing, bridge(outgoing), mailbox.attached(EMPTY, "f")):
-        taken = mailbox.withdrawn(mailbox.withdrawn(state, SENT, NOW), SENT, NOW)
+        taken = mail_outside.withdrawn(mail_outside.withdrawn(state, SENT, NOW), SENT, NOW)
         assert (taken.letters, [kind for kind, _ in orders(taken)]) == ((), ["withdraw"])
-        again = mailbox.dispatched(taken, SENT, NOW)
+        again = mail_outside.dispatched(taken, SENT, NOW)
         assert [kind for kind, _ in orders(again)] == ["dispatch"]
-    assert mailbox.withdrawn(mailbox.dispatched(EMPTY, SENT, NOW), SENT, NOW) == EMPTY
+    assert mail_outside.withdrawn(mail_outside.dispatched(EMPTY, SENT, NOW), SENT, NOW) == EMPTY
     assert bridge(outgoing, dispatch=Done(ending=FAILED)).letters == ()
     state = mailbox.attached(EMPTY, "f")
     for n in range(1000):
-        state = mailbox.withdrawn(state, SENT.model_copy(update={"subtask_id": f"a{n}"}), NOW)
+        state = mail_outside.withdrawn(state, SENT.model_copy(update={"subtask_id": f"a{n}"}), NOW)
     assert (state.orders[-1].letter.subtask_id, 20 < len(state.orders) < 100) == ("a999", True)
     assert state.notices[-1] == f"withdraw: nobody did it: r.1-a{999 - len(state.orders)}"
     long = SENT.model_copy(update={"task_id": "x" * 5000})
-    assert mailbox.withdrawn(EMPTY, long, NOW).notices
-    assert mailbox.dispatched(EMPTY, long, NOW).notices
+    assert mail_outside.withdrawn(EMPTY, long, NOW).notices
+    assert mail_outside.dispatched(EMPTY, long, NOW).notices
 
 
 def test_a_flood_in_one_plan_does_not_starve_another() -> None:
@@ -484,7 +486,7 @@ def test_a_plan_that_has_nothing_at_work_is_not_held_up_by_one_whose_work_takes_
 
 def filled(plan: str = "p", folder: str = "f", **fields: Any) -> MailboxState:
     state = EMPTY
-    for n in range(mailbox.MOST_OPEN + 1):
+    for n in range(mail_room.MOST_OPEN + 1):
         state, verdicts = delivered(state, message(f"full-{n}", plan=plan, **fields), folder=folder)
         if verdicts == ["full"]:
             return state
@@ -507,7 +509,7 @@ def test_a_flood_of_one_plan_or_one_folder_leaves_room_for_another() -> None:
 
 def test_orders_that_no_bridge_carries_out_leave_room_for_another_folder() -> None:
     state = running()
-    for n in range(mailbox.MOST_ORDERS + 1):
+    for n in range(mail_room.MOST_ORDERS + 1):
         state, verdicts = delivered(state, message("a", file=f"{n}"))
     assert verdicts == ["full"]
     assert delivered(state, message("a", file="x"), folder="g")[1] == ["duplicate"]
@@ -535,12 +537,12 @@ def test_a_look_that_failed_is_a_look() -> None:
     state = running()
     assert mail_orders.looked(state, state.letters, None, later(60)).letters[0].looks == 1
     request = mail_orders.look(state, state.letters)
-    assert (request.run_ids, len(request.lanes)) == ((run_of(state.letters[0]),), 1)
+    assert (request.run_ids, len(request.lanes)) == ((run_id_of(state.letters[0]),), 1)
 
 
 def test_a_full_mailbox_takes_nothing_but_what_it_knows() -> None:
     state = EMPTY
-    for n in range(mailbox.MOST_OPEN + 2):
+    for n in range(mail_room.MOST_OPEN + 2):
         state, verdicts = delivered(state, message(str(n)))
         if verdicts == ["full"]:
             break
@@ -549,15 +551,15 @@ def test_a_full_mailbox_takes_nothing_but_what_it_knows() -> None:
     assert delivered(state, message("0"), message("new"))[1] == ["known", "full"]
     assert delivered(state, reply("r", "t", "s"))[1] == ["admitted"], "work that is in hand may wait for it"
     before = state
-    for n in range(mailbox.MOST_ORDERS + 2):
+    for n in range(mail_room.MOST_ORDERS + 2):
         state, verdicts = delivered(state, message("0", file=f"{n}"))
     assert verdicts == ["full"]
-    assert len(state.orders) < mailbox.MOST_ORDERS + 1
-    first = mailbox.dispatched(before, SENT, NOW)
+    assert len(state.orders) < mail_room.MOST_ORDERS + 1
+    first = mail_outside.dispatched(before, SENT, NOW)
     state = bridge(mailbox.attached(first.model_copy(update={"letters": first.letters[-1:]}), "f"))
     state = state.model_copy(update={"letters": (*state.letters, *before.letters)})
-    for n in range(mailbox.WAITED_FOR + 2):
-        state = mailbox.dispatched(state, SENT.model_copy(update={"subtask_id": f"b{n}"}), NOW)
+    for n in range(mail_room.WAITED_FOR + 2):
+        state = mail_outside.dispatched(state, SENT.model_copy(update={"subtask_id": f"b{n}"}), NOW)
     away = [each.subtask_id for each in state.letters if each.delegation]
     assert (away[0], len(state.notices) > 0) == ("b0", True), "what was sent goes first, and then it is told"
 
@@ -568,17 +570,17 @@ def test_all_that_a_mailbox_can_know_fits_into_one_mebibyte() -> None:
     for n in range(5100):
         found = message(f"{n}-{long}"[:200], plan=long, task=f"{n}-{long}"[:200])
         end = TurnEnd.completed if n % 2 else TurnEnd.failed
-        letter = mailbox._letter("f", found, found.head, NOW) if found.head else None
+        letter = letter_for("f", found, found.head, NOW) if found.head else None
         assert letter is not None
         state = mailbox._accepted(state, letter)
-        state = mailbox.over(state, letter, mailbox.ending_of(end), NOW)
+        state = mailbox.over(state, letter, ending_of(end), NOW)
         state = mailbox._done(state, letter)
     assert len(to_json(state.model_copy(update={"letters": (), "dead": ()}))) < 420 * 1024, "of an ordinary one"
     for n in range(800):
         state, _ = delivered(state, message(f"open {n}"), reply(f"reply {n}", "t", str(n)))
         if n < 300:
             state, _ = delivered(state, message(f"{n}-{long}"[:190], file=f"{n}-{long}"))
-    assert (len(state.seen), len(state.tasks)) == (mailbox.MOST_SEEN, mailbox.MOST_TASKS)
+    assert (len(state.seen), len(state.tasks)) == (mail_room.MOST_SEEN, mail_room.MOST_TASKS)
     assert len(state.letters) > 200
     assert len(to_json(state)) < 1024 * 1024
     assert MailboxState.model_validate_json(to_json(state)) == state
@@ -587,7 +589,7 @@ def test_all_that_a_mailbox_can_know_fits_into_one_mebibyte() -> None:
 def test_what_is_in_hand_is_known_however_many_came_since(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailbox, "MOST_SEEN", 3)
     state = holding(message("a"), *(message(f"later {n}") for n in range(5)))
-    assert state.letters[0].key[: mailbox.BY] not in state.seen
+    assert state.letters[0].key[: mail_room.BY] not in state.seen
     state, verdicts = delivered(state, message("a"), message("a", file="a2"))
     assert verdicts == ["known", "duplicate"]
     assert [(str(each.kind), each.letter.file, each.why) for each in state.orders] == [
@@ -598,14 +600,14 @@ def test_what_is_in_hand_is_known_however_many_came_since(monkeypatch: pytest.Mo
 def test_what_people_see_of_a_mailbox() -> None:
     state = finished(running(), TurnEnd.failed)
     state, _ = delivered(state, message("b", missing=("x",)), message("c"))
-    view = mailbox_told.view(mailbox.noticed(state, "`odd`"))
+    view = mailbox_told.view(mail_room.noticed(state, "`odd`"))
     assert [(each.message_id, each.stage, each.ack) for each in view.open] == [
         ("b", Stage.blocked, None),
         ("c", Stage.admitted, None),
     ]
     assert (view.accepted, view.skipped, view.failed, view.orders) == (3, 0, 1, 2)
     assert view.open[0].state is TaskState.blocked
-    text = mailbox_told.details(mailbox.noticed(state, "odd"))
+    text = mailbox_told.details(mail_room.noticed(state, "odd"))
     for words in ("1 blocked · 1 admitted", "3 accepted · 0 skipped · 1 failed", "FAILED `a`", "odd"):
         assert words in text
     assert "empty" in mailbox_told.details(EMPTY)
@@ -641,13 +643,13 @@ class Box(RuleBasedStateMachine):
     )
     def deliver(self, name: str, file: str, plan: str, fields: dict[str, Any]) -> None:
         found = message(name, plan=plan, task=f"t{int(name[1]) % 5}", file=f"{name}{file}", **fields)
-        known = self.state.seen.get(ids.letter_key(name, found.sha256)[: mailbox.BY])
+        known = self.state.seen.get(ids.letter_key(name, found.sha256)[: mail_room.BY])
         state, verdicts = delivered(self.state, found)
         (verdict,) = verdicts
         key = ids.letter_key(name, found.sha256)
         is_new = known is None or known.again
         if verdict in ("admitted", "blocked") and is_new:
-            assert mailbox.letter_of(state, key) is not None
+            assert mail_room.letter_of(state, key) is not None
         assert verdict != "full"
         self.became(state)
 
@@ -714,7 +716,7 @@ class Box(RuleBasedStateMachine):
 
     @rule()
     def redeliver(self) -> None:
-        self.became(mailbox.redeliver(self.state, Redeliver(), self.now))
+        self.became(mail_dead.redeliver(self.state, Redeliver(), self.now))
 
     @rule()
     def rotates(self) -> None:
@@ -759,3 +761,9 @@ class Box(RuleBasedStateMachine):
 
 
 TestBox = Box.TestCase
+
+
+def test_the_timeline_shows_what_a_bridge_is_to_do() -> None:
+    state, request = mail_orders.ordered(holding(message("a"), message("b")), "f", NOW)
+    assert mailbox_told.summary(request.orders) == "take 2"
+    assert len(state.letters) == 2

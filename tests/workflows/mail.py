@@ -29,7 +29,8 @@ from contracts.mailbox import (
     Order,
     TurnEnded,
 )
-from decisions import ids, mailbox
+from decisions import ids
+from decisions.letter import run_of
 
 
 def new_agent() -> str:
@@ -52,7 +53,7 @@ def message(
 def told(agent: str, letter: Letter, end: TurnEnd = TurnEnd.completed) -> dict[str, Any]:
     """The word of a lane about the end of a letter's run."""
     request_id = ids.mail_request_id(letter.key, letter.attempt)
-    run_id = mailbox.run_of(agent, letter.task, letter.key, letter.attempt)
+    run_id = run_of(agent, letter.task, letter.key, letter.attempt)
     return TurnEnded(request_id=request_id, run_id=run_id, end=end).model_dump(mode="json")
 
 
@@ -111,7 +112,7 @@ class Carrier:
             return Done()
         if self.ends is not None:
             await self.box.signal("turn_ended", told(self.agent, letter, self.ends))
-        run_id = mailbox.run_of(self.agent, letter.task, letter.key, letter.attempt)
+        run_id = run_of(self.agent, letter.task, letter.key, letter.attempt)
         return Done(run_id=run_id, at=datetime.now(UTC))
 
     @asynccontextmanager
