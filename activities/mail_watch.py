@@ -8,7 +8,8 @@ from pathlib import Path
 
 from watchfiles import Change, awatch
 
-from activities.mail_folder import INPUTS, MailFolder, is_skipped
+from activities.mail_folder import INPUTS, MailFolder
+from activities.mail_names import is_skipped
 
 STEP, DEBOUNCE = 20, 200  # milliseconds
 

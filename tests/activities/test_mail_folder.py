@@ -303,3 +303,35 @@ def test_a_hundred_thousand_files_cost_as_much_each_as_a_few(folder: MailFolder)
         assert len(folder.scan(100)) == 100
         took.append(time.process_time() - began)
     assert min(took) < 0.05
+
+
+def test_a_plan_that_may_not_be_looked_at_holds_up_no_other(
+    folder: MailFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for plan in ("closed", "open"):
+        put(folder, plan, "a.md")
+    scandir = os.scandir
+
+    def refuses(place: Any) -> Any:
+        if isinstance(place, int) and Path(f"/proc/self/fd/{place}").readlink().name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", refuses)
+    for _ in range(3):
+        assert [each.plan for each in folder.scan(10)] == ["open"]
+    assert folder.refused == {"closed": "closed: no permission: let the bridge's user read, write and enter it"}
+    assert len(caplog.records) == 1
+    monkeypatch.undo()
+    assert len(folder.scan(10)) == 2
+    assert folder.refused == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["a." + "\N{GRINNING FACE}" * 60, "x" * 93 + "." + "\N{GRINNING FACE}" * 40, "x" * 255]
+)
+def test_the_longest_names_can_be_claimed_and_explained(folder: MailFolder, name: str) -> None:
+    put(folder, "p", name)
+    got = claimed(folder)
+    folder.keep("p", got.file, DEAD, b'{"why": "so"}')
+    assert folder.reason("p", got.file) == "so"
