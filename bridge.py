@@ -78,6 +78,11 @@ class Bridge:
         return not waits and self.folder.is_through
 
     @property
+    def hindrance(self) -> str:
+        """What keeps it, or a part of its work, from going on."""
+        return self.trouble or self.folder.undone or next(iter(self.folder.refused.values()), "")
+
+    @property
     def _is_soon(self) -> bool:
         """Something is there that is looked at once it has come to rest."""
         return self.folder.has_fresh or self._inputs_due is not None
@@ -303,7 +308,7 @@ class Bridge:
         _log.info("agent.mail.heartbeat", extra={"event": state})
         told_of = {name: value for name, value in state.items() if name != "event"}
         with suppress(OSError):  # the disk's trouble is told where it matters
-            data = json.dumps({**told_of, "trouble": self.trouble}, indent=2).encode() + b"\n"
+            data = json.dumps({**told_of, "trouble": self.hindrance}, indent=2).encode() + b"\n"
             await asyncio.to_thread(self.folder.below.write, data, STATE)
 
     def _event(self, name: str, **more: Any) -> dict[str, Any]:

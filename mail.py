@@ -161,10 +161,10 @@ async def _tell(bridge: Bridge, *, as_json: bool) -> None:
     """What changes: the mode, and what keeps it from going on."""
     known: tuple[str, str] = ("", "")
     while True:
-        now = (bridge.pace.mode.value, bridge.trouble)
+        now = (bridge.pace.mode.value, bridge.hindrance)
         if now != known and bridge.cycle:
             known = now
-            why = f": {bridge.trouble}" if bridge.trouble else ""
+            why = f": {now[1]}" if now[1] else ""
             _say(f"{now[0]}{why}", as_json=as_json, mode=now[0], trouble=now[1], open=bridge.open)
         await asyncio.sleep(LOOKS_EVERY)
 

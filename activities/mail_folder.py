@@ -77,6 +77,7 @@ class MailFolder:
     id: str = ""
     is_through: bool = True  # the latest scan has seen all there was
     has_fresh: bool = False  # and has left files that may still be being written
+    undone: str = ""  # the latest order that could not be carried out, and why
     refused: dict[str, str] = field(default_factory=dict)  # by folder, why it cannot be looked at
     _looks: dict[str, Iterator[Found | None]] = field(default_factory=dict)
     _last: str = ""

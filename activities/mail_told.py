@@ -78,7 +78,7 @@ class Told:
             found = json.loads(self.folder.below.read(*names, most=MOST_TOLD))
         except FileNotFoundError:
             return None
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -151,7 +151,8 @@ class Told:
                     before = None
                 if before == data:
                     return
-                if before is None or _is_about(before, letter):
+                is_last = name != f"{stem}-reply.md"
+                if before is None or is_last or _is_about(before, letter):
                     below.write(data, outgoing, letter.plan, name)
                     return
 

@@ -250,7 +250,8 @@ async def test_what_cannot_be_read_holds_up_nothing(bridge: Bridge, monkeypatch:
     def refuses(self: MailFolder, plan: str, file: str) -> bytes:
         if "denied" in file:
             raise PermissionError(errno.EACCES, "Permission denied", file)
-        if "broken" in file and (tries.append(0) or len(tries) < 4):
+        tries[0] += "broken" in file
+        if "broken" in file and tries[0] < 4:
             raise OSError(errno.EIO, "Input/output error", file)
         return read(self, plan, file)
 

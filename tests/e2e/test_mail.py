@@ -225,6 +225,7 @@ async def test_a_peer_outside_gets_a_task_and_answers_it_by_files(make_project: 
                     (asked,) = peer.glob("inbox/*/*-s1.md")
                     head, body = read(asked.read_bytes(), asked.parent.name)
                     assert (head.subtask_id, head.sender, "a b c" in body) == ("s1", "boss", True)
+                    assert asked.read_text().count("message_id") == 1
                     page = boss.folder / "tasks" / "t1" / "task.md"
                     await until(lambda: "status: executing" in page.read_text())
                     assert "| s1 | outsider | dispatched |" in page.read_text()
