@@ -68,6 +68,7 @@ class Bridge:
     _looked_at: float | None = None
     _is_attached: bool = False  # the mailbox knows where to send its orders
     _failures: int = 0
+    _said: str = ""  # the trouble that was told of
     _most: int = MOST_DELIVERIES  # of the next batch
     _inputs_due: float | None = field(default_factory=lambda: time.monotonic() + INPUTS_AFTER)
 
@@ -148,13 +149,14 @@ class Bridge:
         except OSError as error:
             self._in_trouble(f"{self.folder.root}: {told(error)}")
             return False
+        self._said = self.trouble
         return has_worked
 
     def _in_trouble(self, why: str) -> None:
         """Said once, however long it lasts."""
-        if why != self.trouble:
+        if why != self._said:
             _log.warning("agent.mail.trouble", extra={"event": self._event("agent.mail.trouble", why=why)})
-        self.trouble, self._failures = why, self._failures + 1
+        self.trouble, self._said, self._failures = why, why, self._failures + 1
 
     async def _deliver_next(self) -> bool:
         if not self._backlog:

@@ -305,3 +305,9 @@ async def test_a_folder_that_is_removed_and_comes_back_is_the_same_mailbox(
     await holds(lambda: "has become another mailbox" in bridge.trouble)
     stop.set()
     await task
+
+
+async def test_trouble_that_comes_back_each_cycle_is_said_once(bridge: Bridge, caplog: Any) -> None:
+    (bridge.folder.root / "tasks" / ".asked").symlink_to("/etc")
+    await running(bridge, lambda: bridge.cycle > 3)
+    assert [record.message for record in caplog.records].count("agent.mail.trouble") == 1
