@@ -51,7 +51,8 @@ class Picks:
         found = await asyncio.to_thread(self._told.request, task)
         is_due = self._looks[task] % LOOK_EVERY == 0
         self._looks[task] += 1
-        request = {**asked, **{name: found[name] for name in ("pick", "fault") if found and name in found}}
+        request = dict(asked)
+        request.update({name: value for name, value in (found or {}).items() if name in {"pick", "fault"}})
         if found == {}:
             self._tell(task, "it is no JSON object any more: mend it, or remove it and it is written again")
         else:

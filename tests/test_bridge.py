@@ -188,7 +188,7 @@ async def test_an_input_that_is_still_being_written_is_looked_at_until_it_rests(
 
 
 async def test_where_nothing_can_be_watched_inputs_are_looked_for_now_and_then(
-    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     client: Any = bridge.client
     client.answer = blocks
@@ -208,6 +208,33 @@ async def test_where_nothing_can_be_watched_inputs_are_looked_for_now_and_then(
     await holds(lambda: verdicts(bridge) == ["blocked", "admitted"])
     stop.set()
     await task
+    assert ["watch limit" in record.getMessage() for record in caplog.records].count(True) == 1
+
+
+async def test_no_link_is_watched_and_what_comes_into_new_folders_wakes(bridge: Bridge) -> None:
+    client: Any = bridge.client
+    client.answer = blocks
+    (bridge.folder.root / "inbox" / "plan").symlink_to("/usr")
+    (bridge.folder.root / "inputs" / "more").symlink_to("/usr")
+    waits_for(bridge, "a.json", "new/*.csv")
+    bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
+    stop = asyncio.Event()
+    task = asyncio.create_task(bridge.run(stop))
+    await holds(lambda: verdicts(bridge) == ["blocked"] and bridge.pace.mode is Mode.dormant)
+    (bridge.folder.root / "inputs" / "new").mkdir()
+    await holds(lambda: bridge.pace.mode is Mode.idle)
+    await holds(lambda: bridge.pace.mode is Mode.dormant)
+    assert watches() <= 10
+    (bridge.folder.root / "inputs" / "new" / "a.csv").write_text("1")
+    await holds(lambda: verdicts(bridge) == ["blocked", "admitted"])
+    stop.set()
+    await task
+
+
+def watches() -> int:
+    """Of this process."""
+    told = [each.read_text() for each in Path("/proc/self/fdinfo").iterdir() if each.exists()]
+    return sum(each.count("inotify wd") for each in told)
 
 
 async def test_a_file_that_is_taken_away_while_it_waits_for_inputs_fails_its_message(

@@ -15,8 +15,10 @@ from testkit.model_server import Reply, ScriptedModel, calls
 
 
 def script(body: dict[str, Any]) -> Reply:
-    """Says what it was asked; one who is asked to fail fails for good."""
+    """Says what it was asked, or asks a person where it is told to."""
     texts = [b["text"] for m in body["messages"] for b in m["content"] if b["type"] == "text"]
+    if texts[0].startswith("Ask me."):
+        return calls(("ask_human", {"question": "Which one?"}))
     return calls(("finish", {"outcome": f"done: {texts[0][:200]}"}))
 
 
@@ -180,6 +182,16 @@ async def test_a_person_picks_one_of_several_files(project: Any, box: Box, until
     assert not request.exists()
     states = [each["state"] for each in box.told("task_state_t1.json")["history"]]
     assert states == ["BLOCKED_WAITING_INPUT", "CONSUMED", "BLOCKED_WAITING_INPUT", "RUNNING", "SUCCEEDED"]
+
+
+def test_once_leaves_what_waits_for_a_person_or_for_inputs(project: Any, box: Box) -> None:
+    box.put("one.md", message(1, body="Ask me."))
+    box.put("two.md", message(2))
+    box.put("three.md", message(3, more="inputs: [{name: data, match: data.csv}]\n"))
+    done = mail(project, box, "--once")
+    assert done.code == 0
+    assert done.out.splitlines()[-1] == "left: 2 in hand, of them 1 waits for inputs, 1 waits for a person"
+    assert box.reply(2) is not None
 
 
 def test_another_agents_folder_is_refused_in_one_line(project: Any, box: Box) -> None:
