@@ -35,6 +35,7 @@ IDENTITY, DELIVERIES, STATE, INPUTS, ARCHIVE, TASKS = (
 FRESH = 0.2  # seconds since its last change in which a file may still be being written
 MOST_LOOKED = 5000  # names of a plan's folder that one scan looks at in vain
 MOST_PLANS = 10_000
+CROWD = f"only {MOST_PLANS:,} plans are looked at, and there are more"
 MOST_LEFT_OPEN = 64  # plans whose listing is gone on with in the next scan
 _OVER = object()  # of a plan's listing: its end
 _CLAIMED = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}~")
@@ -143,7 +144,8 @@ class MailFolder:
             self.open()
             plans = []
         self._looks = {plan: look for plan, look in self._looks.items() if plan in set(plans)}
-        self.refused = {name: why for name, why in self.refused.items() if name.partition("/")[0] in set(plans)}
+        there = {*plans, CROWD}
+        self.refused = {name: why for name, why in self.refused.items() if name.partition("/")[0] in there}
         earlier = set(self._looks)  # what has come since such a look began, it may not see
         waiting = deque([*(p for p in plans if p > self._last), *(p for p in plans if p <= self._last)])
         found, over = list[Found](), set[str]()
@@ -169,8 +171,14 @@ class MailFolder:
 
     def plans(self) -> list[str]:
         with self.below.folder(self.incoming) as folder, os.scandir(folder) as entries:
-            names = (entry.name for entry in entries if not entry.name.startswith(".") and can_be_told(entry.name))
-            return sorted(islice(names, MOST_PLANS))
+            known = (entry.name for entry in entries if not entry.name.startswith(".") and can_be_told(entry.name))
+            names = list(islice(known, MOST_PLANS + 1))
+        if len(names) <= MOST_PLANS:
+            self.refused.pop(CROWD, None)
+        elif CROWD not in self.refused:
+            self.refused[CROWD] = f"{CROWD}: move those away that are over"
+            _log.warning("%s/%s: %s", self.root, self.incoming, self.refused[CROWD])
+        return sorted(names[:MOST_PLANS])
 
     def _look(self, plan: str) -> Iterator[Found | None]:
         """What has come for a plan; None each time that many names were none of it."""

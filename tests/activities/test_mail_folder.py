@@ -335,3 +335,18 @@ def test_the_longest_names_can_be_claimed_and_explained(folder: MailFolder, name
     got = claimed(folder)
     folder.keep("p", got.file, DEAD, b'{"why": "so"}')
     assert folder.reason("p", got.file) == "so"
+
+
+def test_plans_that_are_not_looked_at_are_told_of(
+    folder: MailFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mail_folder, "MOST_PLANS", 2)
+    for plan in "abc":
+        put(folder, plan, "a.md")
+    for _ in range(2):
+        assert len({each.plan for each in folder.scan(10)}) == 2
+    assert "move those away" in next(iter(folder.refused.values()))
+    assert len(caplog.records) == 1
+    (folder.root / "inbox" / "a").rename(folder.root / "a")
+    assert [each.plan for each in folder.scan(10)] == ["b", "c"]
+    assert folder.refused == {}
