@@ -77,6 +77,8 @@ class Carrier:
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
+        if any(each.is_blocked for each in done.values()):  # a person writes where nothing is watched
+            self._folder.wake()
         if not any(each.later for each in done.values()):
             self._folder.undone = ""
         return Carried(done=tuple(done[number] for number in range(len(request.orders))))

@@ -12,7 +12,7 @@ import secrets
 import stat
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -78,6 +78,7 @@ class MailFolder:
     id: str = ""
     is_through: bool = True  # the latest scan has seen all there was
     has_fresh: bool = False  # and has left files that may still be being written
+    wake: Callable[[], None] = field(default=lambda: None)  # has the bridge look, where it sleeps
     undone: str = ""  # the latest order that could not be carried out, and why
     refused: dict[str, str] = field(default_factory=dict)  # by folder, why it cannot be looked at
     _looks: dict[str, Iterator[Found | None]] = field(default_factory=dict)
@@ -298,7 +299,7 @@ class MailFolder:
         try:
             found = json.loads(self.below.read(self.incoming, plan, DEAD, reason_of(file), most=MOST_MESSAGE))
             return str(found["why"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return "nobody has said why"
 
     def restore(self, plan: str, file: str) -> None:

@@ -33,6 +33,7 @@ class Watcher:
         self._watched: dict[Path, int] = {}
         self._is_told = False
         self.woken = asyncio.Event()
+        folder.wake = self.woken.set
         self.has_inputs = False
         self.is_watching = False
 

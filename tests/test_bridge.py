@@ -323,12 +323,15 @@ async def test_a_folder_that_is_removed_and_comes_back_is_the_same_mailbox(
     await holds(lambda: bridge.cycle > 1)
     (bridge.folder.root / ".mailbox.json").unlink()
     await holds((bridge.folder.root / ".mailbox.json").exists)
+    bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
+    await holds(lambda: bridge.pace.mode is Mode.dormant)
     shutil.rmtree(bridge.folder.root, ignore_errors=True)
     await holds((bridge.folder.root / "inbox").exists)
     put(bridge, "a.json")
     await holds(lambda: bool(lines(bridge)))
     assert json.loads((bridge.folder.root / ".mailbox.json").read_text())["id"] == bridge.folder.id == own
     (bridge.folder.root / ".mailbox.json").write_text('{"id": "other", "agent": "writer"}')
+    put(bridge, "b.json")
     await holds(lambda: "has become another mailbox" in bridge.trouble)
     stop.set()
     await task

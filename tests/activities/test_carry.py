@@ -13,6 +13,7 @@ from activities.mail_folder import MailFolder
 from activities.mail_message import read
 from activities.mail_pages import Pages
 from activities.mail_told import Told
+from activities.mail_watch import Watcher
 from contracts.mailbox import Ack, CarryRequest, Done, Ending, Letter, Order, OrderKind, Stage, TaskState, Transition
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -121,3 +122,27 @@ async def test_a_reply_finds_its_place_among_files_of_others(folder: MailFolder)
     await carried(folder, order("finish", letter(ending=Ending(ack=Ack.failed, details="so"))))
     assert (out / "t1-reply.md").read_text() == "of others"
     assert "so" in (out / "t1-reply.task1.md").read_text()
+
+
+async def test_a_lock_that_nobody_lets_go_holds_up_its_own_plan_alone(
+    folder: MailFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activities.beneath.LOCKED_WITHIN", 0.1)
+    orders = (order("write_state", letter(1, "held")), order("write_state", letter(1)))
+    with folder.below.locked("outbox", "held"):
+        done = await carried(folder, *orders)
+        assert [each.later for each in done] == [True, False]
+        assert "another process holds the lock of this folder: outbox/held" in folder.undone
+    assert [each.later for each in await carried(folder, *orders)] == [False, False]
+
+
+async def test_a_bridge_that_sleeps_looks_for_the_pick_that_a_task_waits_for(
+    folder: MailFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def take(*_: Any) -> Done:
+        return Done(run_id="r", is_blocked=True, at=NOW)
+
+    monkeypatch.setattr("activities.mail_take.Takes.take", take)
+    watcher = Watcher(folder)
+    await carried(folder, order("take", letter()))
+    assert watcher.woken.is_set()

@@ -176,6 +176,8 @@ def test_what_is_done_again_is_the_same(folder: MailFolder) -> None:
         folder.keep("p", got.file, DEAD, b'{"why": "so"}')
     assert names(folder, "p", DEAD) == ["a.md", "a.md.reason.json"]
     assert folder.reason("p", got.file) == "so"
+    folder.below.write(b"[" * 200_000, "inbox", "p", DEAD, f"{got.file}.reason.json")
+    assert folder.reason("p", got.file) == "nobody has said why"
     for _ in range(2):
         folder.restore("p", got.file)
     assert [each.name for each in folder.scan(10)] == ["a.md"]
@@ -335,6 +337,8 @@ def test_the_longest_names_can_be_claimed_and_explained(folder: MailFolder, name
     got = claimed(folder)
     folder.keep("p", got.file, DEAD, b'{"why": "so"}')
     assert folder.reason("p", got.file) == "so"
+    folder.below.write(b"[" * 200_000, "inbox", "p", DEAD, f"{got.file}.reason.json")
+    assert folder.reason("p", got.file) == "nobody has said why"
 
 
 def test_plans_that_are_not_looked_at_are_told_of(
