@@ -15,6 +15,7 @@ MOST_NAME = 200  # characters of an id
 MOST_INPUTS = 20
 
 Name = Annotated[str, Field(min_length=1, max_length=MOST_NAME)]
+InputName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class PickPolicy(StrEnum):
@@ -28,7 +29,7 @@ class PickPolicy(StrEnum):
 class InputWanted(Edge):
     """An input of a task: the file below the folder's `inputs/` that `match`, a pattern as in `*.csv`, fits."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    name: InputName
     match: str = Field(min_length=1, max_length=500)
 
 

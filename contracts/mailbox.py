@@ -8,10 +8,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from contracts.conversation import TurnEnd
-from contracts.mail import MessageHead, Name, ReplyStatus
+from contracts.mail import MOST_INPUTS, InputName, MessageHead, Name, ReplyStatus
 from contracts.value import Edge, Value
 
 MOST_DELIVERIES = 100  # of one `deliver`
@@ -35,8 +35,8 @@ class Delivery(Edge):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$|^$")
     head: MessageHead | None = None
     fault: str | None = Field(default=None, max_length=2000)
-    missing: tuple[str, ...] = ()
-    undecided: tuple[str, ...] = ()
+    missing: tuple[InputName, ...] = Field(default=(), max_length=MOST_INPUTS)
+    undecided: tuple[InputName, ...] = Field(default=(), max_length=MOST_INPUTS)
 
 
 class DeliverRequest(Edge):
@@ -191,7 +191,7 @@ class Done(Value):
     is_blocked: bool = False
     ending: Ending | None = None
     again: bool = False
-    at: datetime | None = None
+    at: AwareDatetime | None = None
     later: bool = False
 
 
@@ -204,16 +204,22 @@ class Carried(Value):
 class TurnEnded(Edge):
     """The body of the signal `turn_ended`, by which a lane tells a mailbox how its request ended."""
 
-    request_id: str
-    run_id: str
+    request_id: str = Field(max_length=1000)
+    run_id: str = Field(max_length=1000)
     end: TurnEnd
-    fault: str | None = None
 
 
 class InputPicked(Edge):
     """The body of the signal `input_picked`: a person has said which file it is, and the run goes on."""
 
     key: str
+
+
+class GiveUp(Edge):
+    """The body of the signal `give_up`: a person does not want this message to be waited for any more."""
+
+    message_id: Name
+    by: str | None = Field(default=None, max_length=200)
 
 
 class Redeliver(Edge):
@@ -281,7 +287,21 @@ class DeadLetter(Value):
     at: datetime
 
 
-class TaskMemory(Value):
+class _Memory(Value):
+    """It is written as its first field alone where the others say nothing."""
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> Any:
+        told = write(self)
+        return told if len(told) > 1 else next(iter(told.values()))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, written: Any) -> Any:
+        return {next(iter(cls.model_fields)): written} if isinstance(written, str) else written
+
+
+class TaskMemory(_Memory):
     """What is remembered of a task that is done: the message that asked for it, and the run that did it.
 
     `run_id` is None where it follows from the message: it is that of its request in the lane of the task.
@@ -292,8 +312,10 @@ class TaskMemory(Value):
     run_id: str | None = _sparse(None)
 
 
-class Seen(Value):
-    """What is remembered of a message: a digest of where it lay, and its attempts; `again`: it may come once more."""
+class Seen(_Memory):
+    """What is remembered of a message: a short digest of where it lay, and its attempts; `again`: it may come once
+    more.
+    """
 
     file: str
     attempt: int = _sparse(1)
@@ -303,9 +325,9 @@ class Seen(Value):
 class MailboxState(Value):
     """All that a mailbox knows, which is also what it carries over continue-as-new.
 
-    `seen` is by key and `tasks` by task digest, the oldest first; `orders`, about files that are no letters (any more),
-    wait to be carried out, by folder in their order; what is to be done about a letter, its stage says. `served` has
-    digests of the plans and tasks that were taken from, the latest last.
+    `seen` is by the beginning of a key and `tasks` by that of a task digest, the oldest first; `orders`, about files
+    that are no letters (any more), wait to be carried out, by folder in their order; what is to be done about a letter,
+    its stage says. `served` has digests of the plans and tasks that were taken from, the latest last.
     """
 
     type: Literal["mailbox.continue"] = "mailbox.continue"

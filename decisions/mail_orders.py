@@ -37,7 +37,7 @@ from decisions.mailbox import (
 )
 
 MOST_CARRIED = 25  # orders of one `carry`: few enough that what comes meanwhile is soon in its turn
-MOST_RUNNING = 200  # tasks that are at work at once
+MOST_RUNNING = 200  # tasks that are at work at once; beyond them, one of each plan that has none at work
 LATER, LATEST = timedelta(seconds=5), timedelta(minutes=5)  # what could not be done is ordered again, later and later
 
 FIRST_LOOK, LONGEST_PAUSE = timedelta(seconds=60), timedelta(minutes=15)  # a run that is silent is looked at
@@ -94,13 +94,14 @@ def _each(kind: OrderKind, letters: Iterable[Letter]) -> list[Order]:
 
 def _takes(state: MailboxState, letters: Sequence[Letter]) -> Iterator[Letter]:
     """Replies are no work, and work may wait for them: the bound on what is at work does not hold them."""
-    room = MOST_RUNNING - sum(map(_is_at_work, state.letters))
+    at_work = [_plan(each) for each in state.letters if _is_at_work(each)]
     waiting = [each for each in letters if each.stage is Stage.admitted]
     for each in _fairly(waiting, state.served):
         is_more = not each.is_reply and not _is_at_work(each)
-        if is_more and room <= 0:
+        if is_more and len(at_work) >= MOST_RUNNING and _plan(each) in at_work:
             continue
-        room -= is_more
+        if is_more:
+            at_work.append(_plan(each))
         yield each
 
 

@@ -21,6 +21,7 @@ from contracts.mailbox import (
     Delivery,
     Dispatch,
     Ending,
+    GiveUp,
     Letter,
     MailboxState,
     Order,
@@ -39,19 +40,26 @@ from decisions.narrate import cut
 
 # All of this together is carried over continue-as-new, and stays below 1 MiB.
 MOST_OPEN, OPEN_BYTES = 500, 264 * 1024  # messages in hand; of ordinary ones, the bytes allow some 350
+MOST_BLOCKED, BLOCKED_BYTES = 250, 132 * 1024  # of them, those that wait for inputs: these may never come
+NEW_PLANS, NEW_BYTES = 50, 32 * 1024  # and more: a message of each plan, or folder, that has none in hand
 WAITED_FOR, WAITED_BYTES = 100, 24 * 1024  # and more of what such work may wait for: replies, and subtasks for peers
 MOST_ORDERS, ORDER_BYTES = 200, 64 * 1024
+NEW_FOLDERS, FOLDER_BYTES = 20, 16 * 1024  # and more: an order for each folder that has none
 MOST_SEEN, MOST_TASKS = 5000, 5000
 MOST_DEAD, DEAD_BYTES = 500, 64 * 1024
 MOST_RECENT, RECENT_BYTES = 200, 48 * 1024
 MOST_NOTICES = 20
 MOST_DISPATCH = 4096  # bytes
+WITHDRAWN_BYTES = 32 * 1024  # of subtasks that a bridge is still to take back; of more, the oldest files stay there
 FRAME = 330  # bytes that come to a letter on its way: a transition for each state, a run, an ending
 WHY = 200  # characters of what is remembered
+BY = 16  # characters of a digest by which thousands are remembered
+MARK = 8  # and of one that is only compared with another of the same message
 
 SKIPPED_DUPLICATE = "SKIPPED_DUPLICATE"
 SKIPPED_TASK_IN_PROGRESS = "SKIPPED_TASK_IN_PROGRESS"
 RESULT_SENT_AGAIN = "RESULT_SENT_AGAIN"
+GIVEN_UP = "GivenUp"  # the fault of a letter that a person did not want any more
 BAD_MESSAGE = "BadMessage"  # the fault of a letter that ends before it begins
 
 MOST_ATTEMPTS = 3
@@ -81,10 +89,10 @@ def pause_after(attempt: int) -> timedelta:
     return PAUSE * attempt
 
 
-def ending_of(end: TurnEnd, fault: str | None = None) -> Ending:
+def ending_of(end: TurnEnd) -> Ending:
     if end is TurnEnd.completed:
         return Ending(ack=Ack.succeeded, details="the run is completed")
-    return Ending(ack=Ack.failed, details=_FAILED_ENDS[end], fault=cut(fault, WHY) if fault else end)
+    return Ending(ack=Ack.failed, details=_FAILED_ENDS[end], fault=end)
 
 
 # deliveries
@@ -112,11 +120,17 @@ def _judged(state: MailboxState, folder: str, found: Delivery, now: datetime) ->
     if found.head is None:
         return _no_message(state, folder, found, now)
     letter = _letter(folder, found, found.head, now)
-    if (known := state.seen.get(letter.key)) is not None:
+    if (known := _known(state, letter.key)) is not None:
         if not known.again:
             return _seen(state, letter, known, found, now)
         letter = letter.model_copy(update={"attempt": known.attempt + 1})
     return _new(state, letter, found, now)
+
+
+def _known(state: MailboxState, key: str) -> Seen | None:
+    """What is in hand is known however many came since."""
+    in_hand = letter_of(state, key)
+    return Seen(file=_mark(in_hand), attempt=in_hand.attempt) if in_hand else state.seen.get(key[:BY])
 
 
 def _letter(folder: str, found: Delivery, head: MessageHead, now: datetime) -> Letter:
@@ -180,7 +194,7 @@ def _place(file: Letter | DeadLetter) -> tuple[str, str, str]:
 
 def _mark(letter: Letter) -> str:
     """By which the file that a message came in is known again."""
-    return task_key(*_place(letter))
+    return task_key(*_place(letter))[:MARK]
 
 
 def _seen(
@@ -225,16 +239,17 @@ def _new(state: MailboxState, letter: Letter, found: Delivery, now: datetime) ->
         if any(_is_task(each) and each.task == letter.task for each in state.letters):
             order = Order(kind=OrderKind.skip, letter=letter, why=SKIPPED_TASK_IN_PROGRESS)
             return _or_full(state, _remembered(_skipped(state, order), letter), Verdict.task_in_progress)
-        if (done := state.tasks.get(letter.task)) is not None:
+        if (done := state.tasks.get(letter.task[:BY])) is not None:
             run_id = done.run_id or run_of(state.agent, letter.task, done.key, done.attempt)
             order = Order(kind=OrderKind.resend, letter=letter, why=RESULT_SENT_AGAIN, run_id=run_id)
             return _or_full(state, _remembered(_skipped(state, order), letter), Verdict.task_done)
-    if not _has_room(state, letter):
+    is_blocked = bool(found.missing) and found.fault is None and not letter.is_reply
+    if not _has_room(state, letter) or (is_blocked and not _may_be_blocked(state, letter)):
         return state, Verdict.full
     state = _accepted(state, letter)
     if found.fault is not None:
         return to_end(state, letter, _bad(found.fault), now), Verdict.dead
-    if found.missing and not letter.is_reply:
+    if is_blocked:
         return with_letter(state, _blocked(letter, now)), Verdict.blocked
     return state, Verdict.admitted
 
@@ -253,9 +268,19 @@ def _blocked(letter: Letter, now: datetime) -> Letter:
 
 
 def _has_room(state: MailboxState, letter: Letter) -> bool:
-    more, more_bytes = (0, 0) if _is_task(letter) else (WAITED_FOR, WAITED_BYTES)
+    more, more_bytes = 0, 0
+    if not any((each.folder, each.plan_id) == (letter.folder, letter.plan_id) for each in state.letters):
+        more, more_bytes = NEW_PLANS, NEW_BYTES
+    if not _is_task(letter):
+        more, more_bytes = NEW_PLANS + WAITED_FOR, NEW_BYTES + WAITED_BYTES
     used = sum(each.size for each in state.letters)
     return len(state.letters) < MOST_OPEN + more and used + letter.size <= OPEN_BYTES + more_bytes
+
+
+def _may_be_blocked(state: MailboxState, letter: Letter) -> bool:
+    """What waits for inputs leaves room for what does not."""
+    blocked = [each.size for each in state.letters if each.stage is Stage.blocked]
+    return len(blocked) < MOST_BLOCKED and sum(blocked) + letter.size <= BLOCKED_BYTES
 
 
 def _accepted(state: MailboxState, letter: Letter) -> MailboxState:
@@ -268,7 +293,7 @@ def _remembered(state: MailboxState | None, letter: Letter) -> MailboxState | No
     if state is None:
         return None
     seen = Seen(file=_mark(letter), attempt=letter.attempt)
-    return state.model_copy(update={"seen": _newest(state.seen, letter.key, seen, MOST_SEEN)})
+    return state.model_copy(update={"seen": _newest(state.seen, letter.key[:BY], seen, MOST_SEEN)})
 
 
 def _newest(known: Mapping[str, T], key: str, value: T, most: int) -> dict[str, T]:
@@ -294,8 +319,10 @@ def _with_order(state: MailboxState, order: Order) -> MailboxState | None:
     """None where too much is ordered already. What is ordered stays ordered once."""
     if any(each.kind is order.kind and _place(each.letter) == _place(order.letter) for each in state.orders):
         return state
-    used = sum(each.letter.size + len(each.why) for each in state.orders)
-    if len(state.orders) >= MOST_ORDERS or used + order.letter.size + len(order.why) > ORDER_BYTES:
+    is_first = all(each.letter.folder != order.letter.folder for each in state.orders)
+    more, more_bytes = (NEW_FOLDERS, FOLDER_BYTES) if is_first else (0, 0)
+    used = sum(each.letter.size + len(each.why) for each in (*state.orders, order))
+    if len(state.orders) >= MOST_ORDERS + more or used > ORDER_BYTES + more_bytes:
         return None
     return state.model_copy(update={"orders": (*state.orders, order)})
 
@@ -350,7 +377,7 @@ def turn_ended(state: MailboxState, told: TurnEnded, now: datetime) -> MailboxSt
     begun = letter.model_copy(update={"run_id": told.run_id})
     if letter.stage is Stage.admitted:
         begun = moved(begun, TaskState.running, now)
-    return to_end(state, begun, ending_of(told.end, told.fault), now)
+    return to_end(state, begun, ending_of(told.end), now)
 
 
 def _taken(state: MailboxState) -> Iterator[Letter]:
@@ -401,7 +428,7 @@ def _done(state: MailboxState, letter: Letter) -> MailboxState:
     usual = run_of(state.agent, letter.task, letter.key, letter.attempt)
     run_id = None if letter.run_id in (None, usual) else letter.run_id
     memory = TaskMemory(key=letter.key, attempt=letter.attempt, run_id=run_id)
-    return state.model_copy(update={"tasks": _newest(state.tasks, letter.task, memory, MOST_TASKS)})
+    return state.model_copy(update={"tasks": _newest(state.tasks, letter.task[:BY], memory, MOST_TASKS)})
 
 
 def tried_again(state: MailboxState, letter: Letter, now: datetime) -> MailboxState:
@@ -419,6 +446,22 @@ def tried_again(state: MailboxState, letter: Letter, now: datetime) -> MailboxSt
     }
     again = letter.model_copy(update=changes)
     return with_letter(_remembered(state, again) or state, again)
+
+
+def given_up(state: MailboxState, wanted: GiveUp, now: datetime) -> MailboxState:
+    """What has not been taken ends, whether its file is still there or not. A run is for `cancel`."""
+    chosen = [each for each in state.letters if each.message_id == wanted.message_id and _may_be_given_up(each)]
+    if not chosen:
+        return noticed(state, f"give_up: no message {cut(wanted.message_id, 80)} waits for anything")
+    why = f"given up by {wanted.by}" if wanted.by else "given up"
+    for each in chosen:
+        state = to_end(state, each, Ending(ack=Ack.failed, details=why, fault=GIVEN_UP), now)
+    return state
+
+
+def _may_be_given_up(letter: Letter) -> bool:
+    is_untaken = letter.stage is Stage.admitted and not has_passed(letter, TaskState.consumed)
+    return letter.stage is Stage.blocked or is_untaken
 
 
 # dead letters
@@ -470,7 +513,8 @@ def redeliver(state: MailboxState, wanted: Redeliver, now: datetime) -> MailboxS
         stub = _stub(_place(each), now, each.message_id, each.key)
         orders.append(Order(kind=OrderKind.restore, letter=_weighed(stub)))
         if each.key:
-            seen = _newest(seen, each.key, Seen(file=_mark(stub), attempt=each.attempt, again=True), MOST_SEEN)
+            again = Seen(file=_mark(stub), attempt=each.attempt, again=True)
+            seen = _newest(seen, each.key[:BY], again, MOST_SEEN)
     left = tuple(each for each in state.dead if each not in chosen)
     return state.model_copy(update={"orders": tuple(orders), "seen": seen, "dead": left})
 
@@ -527,7 +571,17 @@ def withdrawn(state: MailboxState, dispatch: Dispatch, now: datetime) -> Mailbox
     if not letter.folder or any(each.letter.key == letter.key for each in left.orders):
         return left
     order = Order(kind=OrderKind.withdraw, letter=letter)
-    return left.model_copy(update={"orders": (*left.orders, order)})
+    left = left.model_copy(update={"orders": (*left.orders, order)})
+    while oldest := _too_many([each for each in left.orders if each.kind is OrderKind.withdraw]):
+        left = noticed(left, f"withdraw: nobody did it: {cut(oldest.letter.message_id, 200)}")
+        left = left.model_copy(update={"orders": tuple(each for each in left.orders if each is not oldest)})
+    return left
+
+
+def _too_many(withdrawals: Sequence[Order]) -> Order | None:
+    """The oldest of too many."""
+    is_over = sum(each.letter.size for each in withdrawals) > WITHDRAWN_BYTES and len(withdrawals) > 1
+    return withdrawals[0] if is_over else None
 
 
 def resolved(state: MailboxState, reply: Letter) -> MailboxState:

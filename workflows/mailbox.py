@@ -12,7 +12,7 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.common import RawValue
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
 
 from activities.mailbox import Mailboxes
 from activities.observation import count
@@ -24,6 +24,7 @@ from contracts.mailbox import (
     DeadLetter,
     DeliverRequest,
     Dispatch,
+    GiveUp,
     InputPicked,
     Letter,
     Looked,
@@ -38,7 +39,7 @@ from decisions.narrate import cut
 from workflows.attributes import AGENT_NAME, MOST
 from workflows.halt import Halt
 from workflows.handlers import invalid, read, read_optional
-from workflows.policies import CARRYING, LOOKING_AT_TURNS
+from workflows.policies import CARRYING, LOOKING_AT_TURNS, WAIT_FOR_END
 
 MOST_WAIT = timedelta(seconds=10)  # for what is under way, before the mailbox goes on without it as a new execution
 REST = timedelta(seconds=30)  # of a folder whose bridge has answered what it should not
@@ -164,13 +165,15 @@ class Mailbox:
                 request,
                 task_queue=ids.mail_queue(request.folder),
                 summary=f"{len(request.orders)} orders",
+                cancellation_type=WAIT_FOR_END,
                 **CARRYING,
             )
             answered = read(Carried, [answer])
             if len(answered.done) != len(request.orders):
                 raise invalid(f"{len(request.orders)} orders, and {len(answered.done)} answers")
         except ActivityError as error:
-            return _Came(request, why="" if is_cancelled_exception(error) else str(error.cause))
+            is_called_off = is_cancelled_exception(error) or error.retry_state is RetryState.CANCEL_REQUESTED
+            return _Came(request, why="" if is_called_off else str(error.cause))
         except ApplicationError as bad:
             return _Came(request, why=bad.message)
         return _Came(request, answered)
@@ -205,7 +208,7 @@ class Mailbox:
 
     async def _come_to_rest(self) -> None:
         """What is under way may be over in a moment, or wait for a bridge for ever: then it is called off, and ordered
-        again by the next execution.
+        again by the next execution. A bridge that is at it has let go of it by then, so nothing is done twice at once.
         """
         if self._halt.reason is None:
             try:
@@ -265,6 +268,13 @@ class Mailbox:
         except ApplicationError as refused:
             self._refuse("input_picked", refused.message)
 
+    @workflow.signal(description='A message that waits for its inputs ends: {"message_id", "by"?}')
+    def give_up(self, *args: Any) -> None:
+        try:
+            self._box = mailbox.given_up(self._box, read(GiveUp, args), workflow.now())
+        except ApplicationError as refused:
+            self._refuse("give_up", refused.message)
+
     @workflow.signal(description="For delegations: a subtask for this agent, which lives outside")
     def dispatch(self, *args: Any) -> None:
         try:
@@ -281,7 +291,7 @@ class Mailbox:
 
     @workflow.signal(dynamic=True)
     def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
-        known = "redeliver, turn_ended, input_picked, dispatch and withdraw"
+        known = "redeliver, turn_ended, input_picked, give_up, dispatch and withdraw"
         self._refuse(cut(name, 80), f"no such signal; there are {known}")
 
     def _refuse(self, what: str, why: str) -> None:

@@ -1,6 +1,7 @@
 """What a delegation exchanges with peers that live outside: a dispatch in their mailbox, and the reply."""
 
 import asyncio
+from datetime import timedelta
 
 from temporalio import workflow
 
@@ -10,6 +11,8 @@ from contracts.mailbox import Dispatch, MailDispatch, MailReply, ReplyVerdict
 from decisions import delegation, ids, narrate
 from workflows.halt import Halt
 from workflows.policies import FILES
+
+REMINDER, LONGEST = timedelta(hours=1), timedelta(days=1)  # a mailbox may have forgotten what it was told: then anew
 
 
 class Post:
@@ -29,23 +32,38 @@ class Post:
     async def made(self, request: DelegationRequest, subtask: Subtask) -> Collected:
         """To the reply, or as long as it is waited for. What nobody waits for any more is taken back."""
         await _send(request, subtask)
-        try:
-            await self._halt.stoppable(self._replied(subtask))
-        except TimeoutError:
-            why = f"its time of {subtask.timeout} was used up"
-            end = Collected(status=SubtaskStatus.timed_out, outcome=why)
-        except asyncio.CancelledError:
-            end = Collected(status=SubtaskStatus.cancelled, outcome="it was cancelled")
+        end = await self._awaited(request, subtask)
         reply = self._replies.get(subtask.id)
-        if reply is not None:
-            return delegation.replied(request, reply)
-        await _send(request, subtask, withdraw=True)
-        return end
+        if reply is None or reply.mailbox != subtask.agent:  # its own mailbox knows by itself
+            await _send(request, subtask, withdraw=True)
+        reply = self._replies.get(subtask.id)  # one that came meanwhile was told that it counts
+        return delegation.replied(request, reply) if reply is not None else end
 
-    async def _replied(self, subtask: Subtask) -> None:
+    async def _awaited(self, request: DelegationRequest, subtask: Subtask) -> Collected:
+        """To the reply; or what becomes of the subtask where none has come."""
+        deadline = None if subtask.timeout is None else workflow.time() + subtask.timeout.total_seconds()
+        pause = REMINDER.total_seconds()
+        while True:
+            left = None if deadline is None else max(deadline - workflow.time(), 0.001)
+            is_last = left is not None and left <= pause
+            try:
+                await self._halt.stoppable(self._replied(subtask, left if is_last else pause))
+            except TimeoutError:
+                if is_last:
+                    why = f"its time of {subtask.timeout} was used up"
+                    return Collected(status=SubtaskStatus.timed_out, outcome=why)
+            except asyncio.CancelledError:
+                break
+            else:
+                break
+            await _send(request, subtask)
+            pause = min(2 * pause, LONGEST.total_seconds())
+        return Collected(status=SubtaskStatus.cancelled, outcome="it was cancelled")
+
+    async def _replied(self, subtask: Subtask, most: float | None) -> None:
         await workflow.wait_condition(
             lambda: subtask.id in self._replies,
-            timeout=subtask.timeout,
+            timeout=most,
             timeout_summary=narrate.cut(f"the reply of {subtask.agent} about {subtask.id}", 200),
         )
 

@@ -20,7 +20,7 @@ from activities.messages_sse import Json
 from contracts.mail import MOST_MESSAGE
 from contracts.mailbox import MailboxView
 from decisions.ids import mailbox_workflow_id
-from testkit.model_server import Answer, says
+from testkit.model_server import Reply, says, slow
 from tests.chaos.arena import PATIENCE, Arena, until
 from tests.chaos.auditor import Audit, judge_logs
 from tests.chaos.crash_points import MAIL_POINTS, Trap
@@ -60,7 +60,7 @@ class Written:
         return sum(self.tasks.values()) + sum(self.bad.values()) + len(self.strange)
 
 
-def reply(body: Json) -> Answer:
+def reply(body: Json) -> Reply:
     """To the task it is given."""
     return says(f"done {body['messages'][-1]['content'][-1]['text'][:40]}")
 
@@ -111,6 +111,31 @@ async def killed_at(stage: Stage, *, messages: int) -> Row:
         await asyncio.gather(*(at(number) for number in range(len(MAIL_POINTS))))
         judge_logs(found, it, quiet=True)
         return row(it, found, f"{len(MAIL_POINTS)} points")
+
+
+async def shared(stage: Stage, *, many: int, few: int, ratio: float) -> Row:
+    """C3: a few messages of one plan come after many of another, and the model takes its time."""
+    async with stage.arena(says=lambda body: slow(reply(body), 0.3)) as it:
+        agent, folder, wrote, found = _agent(it, "fair"), it.project.folder / "mail", Written(), Audit()
+        for plan, count in (("many", many), ("few", few)):
+            for number in range(count):
+                _put(folder / "inbox" / plan, f"{number}.md", _task(plan, f"{plan}{number}"), wrote)
+        it.crew("fair", 1)
+        guild = Guild(it, "fair", folder, agent)
+        guild.join()
+        await _settled(it, guild, found, PATIENCE + many)
+        await _judge(it, folder, wrote, found, "fair")
+        began = min(_times(folder, "archive/*/*"))
+        took = {plan: max(_times(folder, f"outbox/{plan}/ack_*")) - began for plan in ("many", "few")}
+        if took["few"] > ratio * took["many"]:
+            found.wrong(f"the few took {took['few']:.1f} s, the many {took['many']:.1f} s")
+        return row(
+            it, found, f"{few} of one plan took {took['few']:.1f} s beside {many} that took {took['many']:.1f} s"
+        )
+
+
+def _times(folder: Path, pattern: str) -> list[float]:
+    return [each.stat().st_mtime for each in folder.glob(pattern)]
 
 
 @dataclass

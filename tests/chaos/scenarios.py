@@ -90,6 +90,13 @@ SCENARIOS = (
         {"files": 120, "bridges": 3, "kills": 4},
         {"files": 1000, "bridges": 4, "kills": 50},
     ),
+    Scenario(
+        "plans",
+        "a few beside many",
+        mailboxes.shared,
+        None,
+        {"many": 200, "few": 5, "ratio": 0.4},
+    ),
     Scenario("mail points", "a bridge dies at each", mailboxes.killed_at, {"messages": 2}, {"messages": 13}),
     Scenario(
         "R19",

@@ -52,10 +52,11 @@ async def everything_is_said_to_it(it: World, box: Run) -> None:
         await box.signal("turn_ended", told(bridge.agent, takes["a"]))
         await box.signal("turn_ended", told(bridge.agent, takes["blocked"], TurnEnd.cancelled))
         await bridge.until(lambda view: len(view.open) == 1 and view.open[0].stage is Stage.sent and not view.orders)
-        await bridge.deliver(message("c", task="t-a"))
+        await bridge.deliver(message("c", task="t-a"), message("hopeless", missing=("x",)))
+        await box.signal("give_up", {"message_id": "hopeless", "by": "eva"})
         await box.signal("withdraw", SENT)
         await box.signal("redeliver", {"message_id": "bad"})
-        for name in ("redeliver", "turn_ended", "input_picked", "dispatch", "withdraw", "no_such_signal"):
+        for name in ("redeliver", "turn_ended", "input_picked", "give_up", "dispatch", "withdraw", "no_such_signal"):
             await box.signal(name, {"no": "such field"})
         await bridge.until(lambda view: not view.open and not view.orders)
     await bridge.deliver(message("never"))

@@ -65,6 +65,7 @@ class Carrier:
         self.folder = folder or f"folder-{uuid4().hex[:8]}"
         self.orders: list[Order] = []
         self.at_a_time: list[int] = []
+        self.at_once = self.most_at_once = 0
         self.ends: TurnEnd | None = TurnEnd.completed
         self.answers: dict[str, Callable[[Order], Done]] = {}
         self.failures: list[Exception] = []
@@ -84,6 +85,14 @@ class Carrier:
     @activity.defn(name="carry")
     async def carry(self, request: CarryRequest) -> Any:
         self.at_a_time.append(len(request.orders))
+        self.at_once += 1
+        self.most_at_once = max(self.at_once, self.most_at_once)
+        try:
+            return await self._carried(request)
+        finally:
+            self.at_once -= 1
+
+    async def _carried(self, request: CarryRequest) -> Any:
         while not self.gate.is_set():
             activity.heartbeat()
             await asyncio.sleep(0.05)

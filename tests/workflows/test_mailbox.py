@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, Wor
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
+from activities.conversation import submit
 from activities.mailbox import Mailboxes
-from contracts.conversation import TurnEnd
+from contracts.conversation import SubmitRequest, TurnEnd
 from contracts.mailbox import (
     Ack,
     Delivery,
@@ -19,10 +21,11 @@ from contracts.mailbox import (
     Ending,
     LookRequest,
     MailDispatch,
+    Order,
     Stage,
     TaskState,
 )
-from decisions import mail_orders
+from decisions import ids, mail_orders
 from testkit.model_server import Reply, calls
 from tests.workflows.lane import asking, begun, echo, lane_of, new_id, run_of, say, texts
 from tests.workflows.mail import Carrier, acks, failing, message, new_agent, told
@@ -114,6 +117,18 @@ async def test_a_message_waits_for_its_inputs_and_a_person_for_a_choice(world: A
     assert states == [blocked, "CONSUMED", blocked, "RUNNING", "SUCCEEDED"]
 
 
+async def test_a_person_ends_what_waits_for_inputs_that_never_come(world: Any) -> None:
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        async with bridge.working():
+            assert await bridge.deliver(message("a", missing=("x",))) == ["blocked"]
+            await bridge.box.signal("give_up", {"message_id": "a", "by": "eva"})
+            view = await bridge.until_over("a")
+            assert await bridge.deliver(message("b", task="t-a")) == ["admitted"]
+            await bridge.until_over("a", "b")
+    assert [(each.details, str(each.ack)) for each in view.recent] == [("given up by eva", "FAILED")]
+
+
 async def test_without_a_bridge_orders_wait_until_one_comes(world: Any) -> None:
     async with world(echo) as it:
         bridge = Carrier(it, new_agent())
@@ -138,7 +153,12 @@ async def test_a_bridge_that_fails_three_times_does_it_in_the_end(world: Any) ->
     assert view.notices == ()
 
 
-@pytest.mark.parametrize("bad", [{"done": []}, {"done": [{}, {}]}, {"done": [{"is_blocked": "?"}]}, None, "text"])
+NO_ZONE = {"run_id": "r", "at": "2026-01-01T00:00:00"}
+
+
+@pytest.mark.parametrize(
+    "bad", [{"done": []}, {"done": [{}, {}]}, {"done": [{"is_blocked": "?"}]}, {"done": [NO_ZONE]}, None, "text"]
+)
 async def test_a_bad_answer_of_a_bridge_is_told_and_the_order_stays(
     world: Any, monkeypatch: pytest.MonkeyPatch, bad: Any
 ) -> None:
@@ -284,7 +304,7 @@ async def test_nothing_that_is_sent_to_a_mailbox_wedges_it(world: Any) -> None:
         bridge = Carrier(it, new_agent())
         async with bridge.working():
             await bridge.deliver()
-            for name in ("redeliver", "turn_ended", "input_picked", "dispatch", "withdraw", "nonsense"):
+            for name in ("redeliver", "turn_ended", "input_picked", "give_up", "dispatch", "withdraw", "nonsense"):
                 for args in BAD:
                     await bridge.box.signal(name, args=args)
             for args in BAD:
@@ -332,6 +352,58 @@ async def test_a_mailbox_that_is_cancelled_ends_so_and_the_next_one_begins_where
         async with bridge.working():
             assert await bridge.deliver(message("a")) == ["admitted"]
             await bridge.until_over("a")
+
+
+class Submitting(Carrier):
+    """Hands tasks to their lanes, as bridges do."""
+
+    async def _one(self, order: Order) -> Done:
+        if order.kind != "take":
+            return await super()._one(order)
+        conversation = ids.mail_conversation_id(self.agent, order.letter.task)
+        request_id = ids.mail_request_id(order.letter.key, order.letter.attempt)
+        request = SubmitRequest(request_id=request_id, goal="work", mailbox=self.agent)
+        self.it.started.append(ids.conversation_workflow_id(conversation))
+        taken = await submit(self.it.client, self.it.queue, conversation, request, closes=True)
+        return Done(run_id=taken.run_id, at=datetime.now(UTC))
+
+
+async def test_a_mailbox_that_was_terminated_finds_the_run_that_was_made_before(world: Any) -> None:
+    async with world(echo) as it:
+        bridge = Submitting(it, new_agent())
+        async with bridge.working():
+            runs = []
+            for _ in range(2):
+                assert await bridge.deliver(message("a")) == ["admitted"]
+                view = await bridge.until_over("a")
+                runs.append(view.recent[0].run_id)
+                await bridge.box.terminate()
+        assert len(it.model.requests) == 1
+    assert runs[0] == runs[1]
+    assert acks(view) == [("a", "SUCCEEDED")]
+    assert [kind for kind, _ in bridge.done()] == ["take", "finish"] * 2
+
+
+async def test_as_much_as_a_client_can_deliver_at_once_does_not_wedge_it(world: Any) -> None:
+    long = "ä" * 200
+    async with world(echo) as it:
+        bridge = Carrier(it, new_agent())
+        found = [
+            message(
+                f"{n}{long}"[:200],
+                plan=long,
+                task=f"{n}{long}"[:200],
+                file=f"{n}{long}",
+                undecided=tuple("x" * 60 + str(k) for k in range(10, 20)),
+            )
+            for n in range(100)
+        ]
+        for _ in range(3):
+            verdicts = Counter(await bridge.deliver(*found))
+        assert set(verdicts) == {"known", "full"}
+        async with bridge.working():
+            await bridge.until(lambda view: not view.open and not view.orders)
+        assert await it.failed_tasks(bridge.box) == 0
 
 
 async def cancelled(bridge: Carrier) -> None:
@@ -408,3 +480,26 @@ async def test_a_mailbox_rotates_with_orders_that_nobody_carries_out(
         assert await it.failed_tasks(bridge.box) == 0
     assert len({file for _, file in bridge.done("take")}) == 60
     assert len(view.recent) == 60
+
+
+async def test_what_a_bridge_is_at_when_its_mailbox_rotates_is_not_ordered_beside_it(
+    world: Any, short_history_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.mailbox.MOST_WAIT", mail_orders.LATER / 25)
+    async with world(echo, server=short_history_client) as it:
+        bridge = Carrier(it, new_agent())
+        bridge.gate.clear()
+        async with bridge.working():
+            for n in range(60):
+                await bridge.deliver(message(f"m{n}"))
+
+            async def has_rotated() -> bool:
+                return await executions(bridge) > 1
+
+            await it.until(has_rotated)
+            await it.until(lambda: len(bridge.at_a_time) > 1)
+            bridge.gate.set()
+            view = await bridge.until_over(*(f"m{n}" for n in range(60)))
+        assert await it.failed_tasks(bridge.box) == 0
+    assert bridge.most_at_once == 1
+    assert view.notices == ()

@@ -1,16 +1,19 @@
 """A subtask of a peer that lives outside: a message in its mailbox, and whatever comes back (D5, D6)."""
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from temporalio.client import WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio import activity
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError
 
+from activities.mailbox import Mailboxes
 from contracts.agent import Agent
-from contracts.mailbox import AckView, MailboxView
+from contracts.mailbox import AckView, MailboxView, MailDispatch
 from decisions.ids import mailbox_workflow_id
 from testkit.model_server import Reply, calls
 from tests.workflows.conftest import Run, World
@@ -119,6 +122,17 @@ async def test_a_second_reply_changes_nothing_and_a_strangers_is_an_orphan(world
     assert '"outcome":"first"' in brought
 
 
+async def test_a_reply_in_the_folder_of_the_one_that_asked_ends_the_subtask_in_the_peers_too(world: Any) -> None:
+    peer = scribe()
+    async with world([asks(peer), FINISH], agents=[lead(peer), peer]) as it:
+        run, delegation = await led(it)
+        await in_hand(it, peer, 1)
+        assert await delegation.execute_update("reply", reply(peer, mailbox="lead")) == "RESOLVED"
+        await asyncio.wait_for(run.result(), 20)
+        await in_hand(it, peer, 0)
+        await it.replay()
+
+
 async def test_a_peer_outside_that_failed_fails_the_delegation(world: Any) -> None:
     peer = scribe()
     async with world([asks(peer), FINISH], agents=[lead(peer), peer]) as it:
@@ -137,6 +151,49 @@ async def test_what_is_not_answered_in_time_is_taken_back(world: Any) -> None:
         brought = (await it.results(run))[0][1]
         await in_hand(it, peer, 0)
     assert "timed out" in brought
+
+
+async def test_a_mailbox_that_was_terminated_is_told_anew(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workflows.post.REMINDER", timedelta(seconds=1))
+    peer = scribe()
+    async with world([asks(peer), FINISH], agents=[lead(peer), peer]) as it:
+        run, delegation = await led(it)
+        await in_hand(it, peer, 1)
+        box = it.client.get_workflow_handle(mailbox_workflow_id(peer.name))
+        await box.terminate()
+
+        async def is_there_again() -> bool:
+            return (await box.describe()).status is WorkflowExecutionStatus.RUNNING
+
+        await it.until(is_there_again)
+        [letter] = await in_hand(it, peer, 1)
+        await delegation.execute_update("reply", reply(peer))
+        await asyncio.wait_for(run.result(), 20)
+        await it.replay()
+    assert letter.subtask_id == "part"
+
+
+async def test_a_reply_that_comes_while_its_subtask_is_taken_back_is_what_it_was_told_to_be(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer, tell, verdicts = scribe(), Mailboxes.dispatch_mail, list[str]()
+
+    class Slow(Mailboxes):
+        @activity.defn
+        async def dispatch_mail(self, request: MailDispatch) -> None:
+            if request.withdraw:
+                delegation = self._client.get_workflow_handle(request.dispatch.delegation)
+                verdicts.append(await delegation.execute_update("reply", reply(peer)))
+            await tell(self, request)
+
+    monkeypatch.setattr(Mailboxes, "dispatch_mail", Slow.dispatch_mail)
+    async with world([asks(peer, timeout="500ms"), FINISH], agents=[lead(peer), peer]) as it:
+        run, _ = await led(it)
+        await asyncio.wait_for(run.result(), 20)
+        brought = (await it.results(run))[0][1]
+        await it.replay()
+    assert verdicts == ["RESOLVED"]
+    assert '"status":"done","outcome":"written"' in brought
 
 
 async def test_a_cancelled_run_takes_back_what_it_asked(world: Any) -> None:
