@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,12 @@ async def test_a_bridge_that_sleeps_looks_for_the_pick_that_a_task_waits_for(
     watcher = Watcher(folder)
     await carried(folder, order("take", letter()))
     assert watcher.woken.is_set()
+
+
+async def test_an_input_that_is_written_anew_puts_its_task_off(folder: MailFolder) -> None:
+    told = {"type": "task", "message_id": "m1", "plan_id": "p", "task_id": "t1", "from": "you", "body": "x"}
+    data = json.dumps({**told, "inputs": [{"name": "data", "match": "*.csv"}]}).encode()
+    which = letter(sha256=sha256(data).hexdigest())
+    folder.below.write(data, "inbox", "p", ".pending", which.file)
+    folder.below.write(b"1", "inputs", "a.csv")
+    assert await carried(folder, order("take", which)) == (Done(later=True),)
