@@ -10,10 +10,10 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from hashlib import sha256
 from typing import Any
 
 from temporalio.client import (
@@ -25,26 +25,27 @@ from temporalio.client import (
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError
 
+from activities.mail_delivery import Looked, at_once, look
 from activities.mail_folder import DELIVERIES, STATE, Claimed, MailFolder, NotAMailbox, told
-from activities.mail_inputs import Resolved, Unusable, resolve
-from activities.mail_message import MOST_ENVELOPE, NotAMessage, read, read_envelope
 from activities.mail_pages import Pages
 from activities.mail_picks import Picks
 from activities.mail_told import Told
 from activities.mail_watch import Watcher
-from contracts.mail import TaskHead
 from contracts.mailbox import MOST_DELIVERIES, Delivered, DeliverRequest, Delivery, Verdict
 from decisions import ids
 from decisions.mail_mode import Mode, Pace, Patience, after_cycle, woken
 from decisions.narrate import cut
 
 PAGES_EVERY = 5  # cycles
+LOST = "its file is gone"
 SOON, INPUTS_AFTER = 0.2, 0.3  # seconds
 FEW = 10  # are delivered at once to a mailbox that was full
 CYCLE = 1.0  # seconds between looks where nothing wakes it
 PATIENCE = 30.0  # seconds in which a delivery is answered
 LONGEST_PAUSE = 10.0  # seconds between tries while the server, the mailbox or the disk does not take it
 OTHERS_EVERY, OTHERS_AFTER = 5.0, 10.0  # what another bridge has claimed and not delivered is delivered after this
+
+Place = tuple[str, str]  # of a file in `.pending/`: its plan and its name
 
 _log = logging.getLogger(__name__)
 
@@ -61,12 +62,13 @@ class Bridge:
     asking: int = 0  # of them, those that wait for a person's pick
     trouble: str = ""  # why nothing goes on just now
     _backlog: deque[Claimed] = field(default_factory=deque)
-    _known: set[tuple[str, str]] = field(default_factory=set)  # in `.pending/`, and in hand
-    _parked: set[tuple[str, str]] = field(default_factory=set)  # without their inputs
-    _strangers: dict[tuple[str, str], float] = field(default_factory=dict)
+    _known: set[Place] = field(default_factory=set)  # in `.pending/`, and in hand
+    _parked: dict[Place, Delivery] = field(default_factory=dict)  # without their inputs
+    _strangers: dict[Place, float] = field(default_factory=dict)
     _looked_at: float | None = None
     _is_attached: bool = False  # the mailbox knows where to send its orders
     _failures: int = 0
+    _said: str = ""  # the trouble that was told of
     _most: int = MOST_DELIVERIES  # of the next batch
     _inputs_due: float | None = field(default_factory=lambda: time.monotonic() + INPUTS_AFTER)
 
@@ -75,6 +77,11 @@ class Bridge:
         """Nothing more has come, and all that had has been delivered."""
         waits = self._backlog or self._strangers or self._is_soon or self.trouble
         return not waits and self.folder.is_through
+
+    @property
+    def hindrance(self) -> str:
+        """What keeps it, or a part of its work, from going on."""
+        return self.trouble or self.folder.undone or next(iter(self.folder.refused.values()), "")
 
     @property
     def _is_soon(self) -> bool:
@@ -121,7 +128,7 @@ class Bridge:
             if watcher.has_inputs:  # they may still be being written
                 watcher.has_inputs, self._inputs_due = False, time.monotonic() + INPUTS_AFTER
             if self._inputs_due is not None and self._inputs_due <= time.monotonic():
-                self._inputs_due = None
+                self._inputs_due = None if watcher.is_watching else time.monotonic() + OTHERS_EVERY
                 self._unpark()
             await self._find_strangers()
             has_worked = await self._deliver_next()
@@ -142,13 +149,14 @@ class Bridge:
         except OSError as error:
             self._in_trouble(f"{self.folder.root}: {told(error)}")
             return False
+        self._said = self.trouble
         return has_worked
 
     def _in_trouble(self, why: str) -> None:
         """Said once, however long it lasts."""
-        if why != self.trouble:
+        if why != self._said:
             _log.warning("agent.mail.trouble", extra={"event": self._event("agent.mail.trouble", why=why)})
-        self.trouble, self._failures = why, self._failures + 1
+        self.trouble, self._said, self._failures = why, why, self._failures + 1
 
     async def _deliver_next(self) -> bool:
         if not self._backlog:
@@ -157,30 +165,29 @@ class Bridge:
         if not batch and self._is_attached:
             self.trouble, self._failures = "", 0
             return False
-        deliveries, notes = await asyncio.to_thread(self._read, batch)
-        answer = await self._deliver(tuple(deliveries))
-        self._is_attached = True
-        self.open = answer.open
-        verdicts = dict(zip(((each.plan, each.file) for each in deliveries), answer.verdicts, strict=True))
+        looked = await asyncio.to_thread(self._look, batch)
+        tried = batch[: at_once_of(looked)]
+        found = [each for each in looked[: len(tried)] if each is not None]
+        if any(each.is_early for each in found):
+            self._inputs_due = time.monotonic() + INPUTS_AFTER
+        new = [each for each in found if self._parked.get(_place(each.delivery)) != each.delivery]
+        answer = await self._deliver(tuple(each.delivery for each in new)) if new or not self._is_attached else None
+        verdicts = self._judged(new, answer) if answer is not None else {}
         later: list[Claimed] = []
-        for _ in batch:
-            claimed = self._backlog.popleft()
-            place = (claimed.plan, claimed.file)
-            self._parked.discard(place)
-            self._known.add(place)
-            if verdicts.get(place) is Verdict.full:
+        for claimed in tried:
+            self._backlog.popleft()
+            if verdicts.get((claimed.plan, claimed.file)) is Verdict.full:
                 later.append(claimed)
-            elif verdicts.get(place) is Verdict.blocked:
-                self._parked.add(place)
         self._backlog.extendleft(reversed(later))
-        await asyncio.to_thread(self._list, deliveries, answer, notes)
-        is_full = Verdict.full in answer.verdicts
+        if answer is not None:
+            await asyncio.to_thread(self._list, new, answer)
+        is_full = Verdict.full in verdicts.values()
         self._most = FEW if is_full else min(2 * self._most, MOST_DELIVERIES)
         if not is_full:
             self.trouble, self._failures = "", 0
             return bool(batch)
         self.trouble = "the mailbox is full: the rest waits"
-        self._failures = self._failures + 1 if set(answer.verdicts) == {Verdict.full} else 1
+        self._failures = self._failures + 1 if set(verdicts.values()) == {Verdict.full} else 1
         return False
 
     def _claim(self) -> list[Claimed]:
@@ -202,45 +209,42 @@ class Bridge:
             _log.warning("a file cannot be claimed: %s", told(faults[0]))
         return claimed
 
-    def _read(self, batch: list[Claimed]) -> tuple[list[Delivery], list[str]]:
-        """What is delivered of each, and what is noted of its envelope. One that is gone meanwhile is left out."""
-        deliveries, notes = list[Delivery](), list[str]()
+    def _look(self, batch: list[Claimed]) -> list[Looked | None]:
+        """None of what is gone, or can only be had later; then it is looked at as what another bridge has left."""
+        looked: list[Looked | None] = []
         for claimed in batch:
-            with suppress(FileNotFoundError):
-                deliveries.append(self._delivery(claimed))
-                notes.append(self._note(claimed))
-        return deliveries, notes
+            place = (claimed.plan, claimed.file)
+            self._known.add(place)
+            try:
+                looked.append(look(self.folder, claimed))
+            except FileNotFoundError:
+                looked.append(self._lost(place))
+            except OSError as error:
+                _log.warning("%s: %s/%s is tried again: %s", self.folder.root, *place, told(error))
+                self._known.discard(place)
+                looked.append(None)
+        return looked
 
-    def _delivery(self, claimed: Claimed) -> Delivery:
-        plan, file = claimed.plan, claimed.file
-        if claimed.fault is not None:
-            return Delivery(file=file, plan=plan, sha256="", fault=claimed.fault)
-        data = self.folder.read(plan, file)
-        digest = sha256(data).hexdigest()
-        try:
-            head, _ = read(data, plan)
-        except NotAMessage as fault:
-            return Delivery(file=file, plan=plan, sha256=digest, fault=cut(str(fault), 1000))
-        resolved = Resolved()
-        try:
-            if isinstance(head, TaskHead) and head.inputs:
-                resolved = resolve(self.folder.below, head)
-        except Unusable as fault:
-            return Delivery(file=file, plan=plan, sha256=digest, head=head, fault=cut(str(fault), 1000))
-        undecided = tuple(resolved.undecided)
-        return Delivery(file=file, plan=plan, sha256=digest, head=head, missing=resolved.missing, undecided=undecided)
+    def _lost(self, place: Place) -> Looked | None:
+        """Somebody took away what waited for its inputs: nothing else would ever end it."""
+        parked = self._parked.get(place)
+        if parked is None or self.folder.is_put_away(*place):
+            self._parked.pop(place, None)
+            return None
+        return Looked(parked.model_copy(update={"missing": (), "fault": LOST}))
 
-    def _note(self, claimed: Claimed) -> str:
-        if claimed.fault is not None:
-            return ""
-        data = self.folder.envelope(claimed.plan, claimed.file, MOST_ENVELOPE)
-        if data is None:
-            return ""
-        try:
-            read_envelope(data)
-        except NotAMessage as fault:
-            return f"the envelope is not read: {fault}"
-        return "with its envelope"
+    def _judged(self, new: list[Looked], answer: Delivered) -> dict[Place, Verdict]:
+        """What each was found to be; those without their inputs are kept in mind."""
+        self._is_attached = True
+        self.open = answer.open
+        verdicts: dict[Place, Verdict] = {}
+        for each, verdict in zip(new, answer.verdicts, strict=True):
+            place = _place(each.delivery)
+            verdicts[place] = verdict
+            self._parked.pop(place, None)
+            if verdict is Verdict.blocked:
+                self._parked[place] = each.delivery
+        return verdicts
 
     async def _deliver(self, deliveries: tuple[Delivery, ...]) -> Delivered:
         request = DeliverRequest(folder=self.folder.id, deliveries=deliveries)
@@ -260,19 +264,20 @@ class Bridge:
             )
         return answer
 
-    def _list(self, deliveries: list[Delivery], answer: Delivered, notes: list[str]) -> None:
+    def _list(self, new: list[Looked], answer: Delivered) -> None:
         at = _now().isoformat(timespec="milliseconds")
         lines = []
-        for each, verdict, note in zip(deliveries, answer.verdicts, notes, strict=True):
+        for looked, verdict in zip(new, answer.verdicts, strict=True):
             if verdict is Verdict.full:
                 continue
+            each = looked.delivery
             line: dict[str, Any] = {"at": at, "plan": each.plan, "file": each.file, "sha256": each.sha256}
             if each.head is not None:
                 line |= {"message_id": each.head.message_id, "task_id": each.head.task_id}
                 line |= {"idempotency_key": each.head.idempotency_key} if each.head.idempotency_key else {}
             why = {"fault": each.fault} if each.fault else {}
             missing = {"missing": list(each.missing)} if each.missing else {}
-            line |= {"verdict": verdict, **why, **missing, **({"note": note} if note else {})}
+            line |= {"verdict": verdict, **why, **missing, **({"note": looked.note} if looked.note else {})}
             lines.append(json.dumps(line, ensure_ascii=False))
         if lines:
             self.folder.below.append("".join(f"{line}\n" for line in lines).encode(errors="replace"), DELIVERIES)
@@ -280,22 +285,24 @@ class Bridge:
     def _unpark(self) -> None:
         """Inputs have come: whoever waits for some is looked at again."""
         waiting = {(each.plan, each.file) for each in self._backlog}
-        self._backlog.extend(Claimed(plan, file) for plan, file in sorted(self._parked - waiting))
+        self._backlog.extend(Claimed(plan, file) for plan, file in sorted(self._parked.keys() - waiting))
 
     async def _find_strangers(self) -> None:
         """What lies in `.pending/` and was not delivered from here: first all, later what nobody else delivers."""
         now, first = time.monotonic(), self._looked_at is None
         if self._looked_at is not None and now - self._looked_at < OTHERS_EVERY:
             return
+        await asyncio.to_thread(self.folder.check)
         there = {(each.plan, each.file): each for each in await asyncio.to_thread(lambda: list(self.folder.pending()))}
         waiting = {(each.plan, each.file) for each in self._backlog}
         self._known &= there.keys()
-        self._parked &= there.keys()
+        gone = sorted(self._parked.keys() - there.keys() - waiting)
         since = {place: self._strangers.get(place, now) for place in there if place not in self._known | waiting}
         due = [place for place, seen in since.items() if first or now - seen >= OTHERS_AFTER]
         self._looked_at = now
         self._strangers = {place: seen for place, seen in since.items() if place not in due}
         self._backlog.extend(there[place] for place in due)
+        self._backlog.extend(Claimed(plan, file) for plan, file in gone)
 
     async def _tell(self) -> None:
         """Of each cycle, so that anybody can see whether the bridge is alive."""
@@ -303,12 +310,23 @@ class Bridge:
         _log.info("agent.mail.heartbeat", extra={"event": state})
         told_of = {name: value for name, value in state.items() if name != "event"}
         with suppress(OSError):  # the disk's trouble is told where it matters
-            data = json.dumps({**told_of, "trouble": self.trouble}, indent=2).encode() + b"\n"
+            data = json.dumps({**told_of, "trouble": self.hindrance}, indent=2).encode() + b"\n"
             await asyncio.to_thread(self.folder.below.write, data, STATE)
 
     def _event(self, name: str, **more: Any) -> dict[str, Any]:
         known = {"agent": self.folder.agent, "mode": self.pace.mode, "cycle": self.cycle, "open": self.open}
         return {"event": name, **known, "folder": self.folder.id, "pid": os.getpid(), **more}
+
+
+def at_once_of(looked: Sequence[Looked | None]) -> int:
+    """How many of them are delivered together."""
+    there = [number for number, each in enumerate(looked) if each is not None]
+    most = at_once([each.delivery for each in looked if each is not None])
+    return there[most] if most < len(there) else len(looked)
+
+
+def _place(delivery: Delivery) -> Place:
+    return delivery.plan, delivery.file
 
 
 def _now() -> datetime:

@@ -7,25 +7,25 @@ import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import click
 from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
-from temporalio.client import Client, WorkflowHandle, WorkflowQueryFailedError
+from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy
-from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from activities.carry import Carrier
 from activities.mail_folder import DEAD, MailFolder
+from activities.mail_in_hand import in_hand
 from activities.redaction import Redaction
 from bridge import Bridge
 from command import as_json_option, console, go
 from contracts.duration import Duration
-from contracts.mailbox import MailboxView, Redeliver, Stage, TaskState
+from contracts.mailbox import Redeliver
 from decisions import ids
 from decisions.mail_mode import Patience
 from decisions.narrate import cut
@@ -39,7 +39,6 @@ LEAVES_WITHIN = 2.0  # seconds in which a cycle comes to its end
 LOOKS_EVERY = 0.5  # seconds between looks whether all is done
 MOST_DEAD = 1000  # dead letters that are shown
 GRACE = timedelta(seconds=5)  # for the orders that are being carried out when it leaves
-QUERY_PATIENCE = timedelta(seconds=5)
 AT_ONCE = 4  # `carry` activities, each of several orders
 
 
@@ -56,7 +55,11 @@ class _DurationType(click.ParamType[timedelta]):
 @click.command("mail")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--agent", required=True, help="The agent of agents/*.md whose mailbox the folder is.")
-@click.option("--once", is_flag=True, help="Leave when nothing is left to come, and nothing in hand.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Leave when nothing is left to come, and what is in hand waits for files, people or peers.",
+)
 @click.option(
     "--idle-after", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Empty cycles."
 )
@@ -138,7 +141,8 @@ async def _bridge(here: Session, folder: MailFolder, patience: Patience, *, once
         if running.done():
             running.result()
         running.cancel()  # what it was delivering is delivered again by the next one
-    _say(f"left: {bridge.open} in hand", as_json=as_json, open=bridge.open)
+    left = await in_hand(here.client, folder.agent)
+    _say(left.told(), as_json=as_json, **asdict(left)) if left else _say("left", as_json=as_json)
     return code
 
 
@@ -161,33 +165,23 @@ async def _tell(bridge: Bridge, *, as_json: bool) -> None:
     """What changes: the mode, and what keeps it from going on."""
     known: tuple[str, str] = ("", "")
     while True:
-        now = (bridge.pace.mode.value, bridge.trouble)
+        now = (bridge.pace.mode.value, bridge.hindrance)
         if now != known and bridge.cycle:
             known = now
-            why = f": {bridge.trouble}" if bridge.trouble else ""
+            why = f": {now[1]}" if now[1] else ""
             _say(f"{now[0]}{why}", as_json=as_json, mode=now[0], trouble=now[1], open=bridge.open)
         await asyncio.sleep(LOOKS_EVERY)
 
 
 async def _done(client: Client, bridge: Bridge) -> bool:
     """Returns when no file is left to be delivered, and what is in hand waits for files or for a person."""
-    handle = client.get_workflow_handle(ids.mailbox_workflow_id(bridge.folder.agent))
     quiet_since: int | None = None  # the cycle in which nothing was left to do
     while quiet_since is None or bridge.cycle < quiet_since + 2:
         await asyncio.sleep(LOOKS_EVERY)
-        is_quiet = bridge.is_quiet and await _is_idle(handle)
+        left = await in_hand(client, bridge.folder.agent) if bridge.is_quiet else None
+        is_quiet = left is not None and left.is_idle
         quiet_since = None if not is_quiet else bridge.cycle if quiet_since is None else quiet_since
     return True
-
-
-async def _is_idle(handle: WorkflowHandle[Any, Any]) -> bool:
-    """Whether the mailbox has nothing to do but to wait for inputs, people and peers."""
-    try:
-        view: MailboxView = await handle.query("acks", result_type=MailboxView, rpc_timeout=QUERY_PATIENCE)
-    except (RPCError, WorkflowQueryFailedError):
-        return False
-    waits = (each.stage is Stage.sent or each.state is TaskState.blocked for each in view.open)
-    return all(waits) and not view.orders
 
 
 async def _redeliver(here: Session, which: str, agent: str) -> None:

@@ -27,10 +27,12 @@ followup     a follow-up's start, its topics, its messages, and the lane where t
 topic        how an event, or a task that waits for one, gets to its topic
 mailbox      `look_at_turns` and `dispatch_mail`: what a mailbox asks the server, and how a subtask gets into one
 carry        `carry`: what a mailbox orders done in its folder (mail_take: the way of a message into its lane)
-mail_folder  that folder: what has come, claims, and where each file goes (beneath: how it is opened safely)
+mail_folder  that folder: what has come, claims, and where each file goes (beneath: how it is opened safely;
+             mail_names: names of files; mail_delivery: what the mailbox is told of one)
 mail_message a message as a file, read strictly (mail_inputs: the files that its task needs)
 mail_told    what the folder is told of a message (mail_result: what became of its run; mail_pages: `task.md`)
-mail_watch   wakes a bridge when something comes (mail_picks: what a person has picked)
+mail_watch   wakes a bridge when something comes (mail_picks: what a person has picked;
+             mail_in_hand: what all that is in hand waits for)
 outbox       the port by which messages go out: a webhook, a log file
 reconcile    `reconcile`: looks at runs, claims, waits and stores, and repairs what is safe
 heartbeat    how an activity says that it is alive

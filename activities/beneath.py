@@ -5,12 +5,14 @@ import fcntl
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+LOCKED_WITHIN = 5.0  # seconds
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
@@ -46,9 +48,11 @@ class Beneath:
 
     @contextmanager
     def locked(self, *names: str) -> Iterator[None]:
-        """While the block runs, no other process that asks is in this folder. The kernel lets go of what has died."""
+        """While the block runs, no other process that asks is in this folder. The kernel lets go of what has died; what
+        has not, and does not let go, is not waited for for ever.
+        """
         with self.folder(*names, create=True) as folder:
-            fcntl.flock(folder, fcntl.LOCK_EX)
+            _lock(folder, "/".join(names))
             yield
 
     def read(self, *names: str, most: int) -> bytes:
@@ -132,6 +136,19 @@ def read_at(folder: int, name: str, most: int) -> bytes:
     with os.fdopen(descriptor, "rb") as file:
         _must_be_file(descriptor, name)
         return file.read(most + 1)
+
+
+def _lock(folder: int, name: str) -> None:
+    deadline = time.monotonic() + LOCKED_WITHIN
+    while True:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise OSError(errno.ENOLCK, "another process holds the lock of this folder", name) from None
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _opened(name: str, flags: int, folder: int) -> int:

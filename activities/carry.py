@@ -10,19 +10,17 @@ from typing import Any
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowQueryFailedError
-from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.beneath import must_be_name
 from activities.heartbeat import beating
 from activities.mail_folder import MailFolder, told
-from activities.mail_message import NotAMessage, read, written
+from activities.mail_message import NotAMessage, clean, read
 from activities.mail_pages import UNTOLD, Pages
 from activities.mail_result import GONE, Result, result_of, steps_of, told_without_run
 from activities.mail_take import Takes, over
 from activities.mail_told import Told, stem_of
 from activities.workspace import Workspace, folder_name
-from contracts.mail import TaskHead
 from contracts.mailbox import Ack, Carried, CarryRequest, Done, Ending, Letter, Order, OrderKind, TaskState, Transition
 from decisions.letter import BAD_MESSAGE, may_try_again
 from decisions.mailbox import RESULT_SENT_AGAIN, SKIPPED_DUPLICATE
@@ -57,7 +55,11 @@ class Carrier:
 
     @activity.defn
     async def carry(self, request: CarryRequest) -> Carried:
-        """Orders about one message in their order, others side by side. One that cannot be done now fails them all."""
+        """Orders about one message in their order, others side by side.
+
+        What the disk does not let be done now is done later, and what follows it about that message as well. A server
+        that cannot be reached fails them all.
+        """
         done: dict[int, Done] = {}
         groups: dict[str, list[tuple[int, Order]]] = {}
         for number, order in enumerate(request.orders):
@@ -66,14 +68,20 @@ class Carrier:
 
         async def act(group: list[tuple[int, Order]]) -> None:
             async with slots:
+                is_later = False
                 for number, order in group:
-                    done[number] = await self._carried_out(order)
+                    done[number] = Done(later=True) if is_later else await self._carried_out(order)
+                    is_later = done[number].later
 
         async with beating(lambda: {"done": len(done), "of": len(request.orders)}):
             ends = await asyncio.gather(*map(act, groups.values()), return_exceptions=True)
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
+        if any(each.is_blocked for each in done.values()):  # a person writes where nothing is watched
+            self._folder.wake()
+        if not any(each.later for each in done.values()):
+            self._folder.undone = ""
         return Carried(done=tuple(done[number] for number in range(len(request.orders))))
 
     async def _carried_out(self, order: Order) -> Done:
@@ -85,11 +93,13 @@ class Carrier:
         try:
             return await self._acts[order.kind](order)
         except OSError as error:
-            why = f"{self._folder.root}: {told(error)}"
-            _log.warning(why)
-            if order.kind is OrderKind.take:
-                return Done()  # the others go on
-            raise ApplicationError(why, type="Folder", category=ApplicationErrorCategory.BENIGN) from None
+            letter = order.letter
+            why = f"{order.kind} of {cut(letter.file or letter.message_id, 100)}: {told(error)}; it is tried again"
+        except (ValueError, RecursionError) as error:  # of what somebody has put there
+            why = f"{order.kind} of {cut(order.letter.file or order.letter.message_id, 100)}: {cut(str(error), 200)}"
+        _log.warning("%s: %s", self._folder.root, why)
+        self._folder.undone = why
+        return Done(later=True)
 
     async def _in_thread(self, act: Callable[[Order], None], order: Order) -> Done:
         await asyncio.to_thread(act, order)
@@ -189,20 +199,11 @@ class Carrier:
         body = text if isinstance(text, str) else ""
         if not body.strip():
             return over("nobody waits for it any more")
-        await asyncio.to_thread(self._write_dispatch, letter, body)
+        await asyncio.to_thread(self._write_dispatch, letter, clean(body).encode())
         return Done()
 
-    def _write_dispatch(self, letter: Letter, body: str) -> None:
-        head = TaskHead(
-            type="task",
-            message_id=letter.message_id,
-            plan_id=letter.plan_id,
-            task_id=letter.task_id,
-            subtask_id=letter.subtask_id,
-            sender=letter.sender,
-            to=self._folder.agent,
-        )
-        data = written(head, body).encode(errors="replace")
+    def _write_dispatch(self, letter: Letter, data: bytes) -> None:
+        """The whole message, as the delegation has it."""
         plan = folder_name(letter.plan_id)
         self._told.raw(letter.model_copy(update={"plan": plan}), data)
         self._folder.below.write(data, self._folder.outgoing, plan, f"{stem_of(letter)}.md")

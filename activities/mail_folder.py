@@ -5,21 +5,22 @@ Claiming is a rename: of several that try, one has the file, under a name that n
 
 import errno
 import json
+import logging
 import os
 import re
 import secrets
 import stat
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 
 from activities.beneath import Beneath, NotThere
 from activities.mail_message import too_large
+from activities.mail_names import MOST_PENDING, can_be_told, envelope_of, is_skipped, new_name, reason_of
 from contracts.mail import MOST_MESSAGE
 
 PENDING, PROCESSED, DEAD = ".pending", ".processed", ".deadletter"
@@ -31,15 +32,15 @@ IDENTITY, DELIVERIES, STATE, INPUTS, ARCHIVE, TASKS = (
     "archive",
     "tasks",
 )
-ENVELOPE = ".envelope.json"
-NOT_READY = (".tmp", "~", ".part", ".swp")
 FRESH = 0.2  # seconds since its last change in which a file may still be being written
 MOST_LOOKED = 5000  # names of a plan's folder that one scan looks at in vain
 MOST_PLANS = 10_000
+CROWD = f"only {MOST_PLANS:,} plans are looked at, and there are more"
 MOST_LEFT_OPEN = 64  # plans whose listing is gone on with in the next scan
-_MOST_KEPT = 180  # bytes of a file's own name in its new one
 _OVER = object()  # of a plan's listing: its end
 _CLAIMED = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}~")
+
+_log = logging.getLogger(__name__)
 
 
 class NotAMailbox(OSError):
@@ -77,6 +78,9 @@ class MailFolder:
     id: str = ""
     is_through: bool = True  # the latest scan has seen all there was
     has_fresh: bool = False  # and has left files that may still be being written
+    wake: Callable[[], None] = field(default=lambda: None)  # has the bridge look, where it sleeps
+    undone: str = ""  # the latest order that could not be carried out, and why
+    refused: dict[str, str] = field(default_factory=dict)  # by folder, why it cannot be looked at
     _looks: dict[str, Iterator[Found | None]] = field(default_factory=dict)
     _last: str = ""
 
@@ -93,7 +97,7 @@ class MailFolder:
         return "inbox" if self.outside else "outbox"
 
     def open(self) -> None:
-        """Makes the folders that are missing, and learns the folder's id. Raises NotAMailbox."""
+        """Makes the folders that are missing, and learns the folder's id, which stays. Raises NotAMailbox."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             for name in (self.incoming, self.outgoing, INPUTS, TASKS, ARCHIVE):
@@ -103,14 +107,25 @@ class MailFolder:
             raise NotAMailbox(f"{self.root} is no folder") from None
         except NotThere as error:
             raise NotAMailbox(f"{self.root}: {error.filename}: {error.strerror}") from None
-        told = {"id": secrets.token_hex(8), "agent": self.agent}
+        self._identify()
+
+    def _identify(self) -> None:
+        told = {"id": self.id or secrets.token_hex(8), "agent": self.agent}
         try:
             self.below.create(json.dumps(told).encode() + b"\n", IDENTITY)
         except FileExistsError:
             told = self._identity()
         if told["agent"] != self.agent:
             raise NotAMailbox(f"{self.root} is the mailbox of agent {told['agent']!r}, not of {self.agent!r}")
+        if self.id not in ("", told["id"]):  # its orders would go where this bridge does not hear them
+            raise NotAMailbox(f"{self.root} has become another mailbox, {told['id']}: start this bridge again")
         self.id = told["id"]
+
+    def check(self) -> None:
+        """Whether it is still the same mailbox; one whose identity was removed is given it back. Raises NotAMailbox."""
+        if not self.root.is_dir():
+            self.open()
+        self._identify()
 
     def _identity(self) -> dict[str, str]:
         try:
@@ -130,6 +145,8 @@ class MailFolder:
             self.open()
             plans = []
         self._looks = {plan: look for plan, look in self._looks.items() if plan in set(plans)}
+        there = {*plans, CROWD}
+        self.refused = {name: why for name, why in self.refused.items() if name.partition("/")[0] in there}
         earlier = set(self._looks)  # what has come since such a look began, it may not see
         waiting = deque([*(p for p in plans if p > self._last), *(p for p in plans if p <= self._last)])
         found, over = list[Found](), set[str]()
@@ -155,8 +172,14 @@ class MailFolder:
 
     def plans(self) -> list[str]:
         with self.below.folder(self.incoming) as folder, os.scandir(folder) as entries:
-            names = (entry.name for entry in entries if not entry.name.startswith(".") and _can_be_told(entry.name))
-            return sorted(islice(names, MOST_PLANS))
+            known = (entry.name for entry in entries if not entry.name.startswith(".") and can_be_told(entry.name))
+            names = list(islice(known, MOST_PLANS + 1))
+        if len(names) <= MOST_PLANS:
+            self.refused.pop(CROWD, None)
+        elif CROWD not in self.refused:
+            self.refused[CROWD] = f"{CROWD}: move those away that are over"
+            _log.warning("%s/%s: %s", self.root, self.incoming, self.refused[CROWD])
+        return sorted(names[:MOST_PLANS])
 
     def _look(self, plan: str) -> Iterator[Found | None]:
         """What has come for a plan; None each time that many names were none of it."""
@@ -179,6 +202,17 @@ class MailFolder:
                         yield Found(plan, entry.name, _fault(status))
         except (FileNotFoundError, NotThere):
             return  # it went away, or is no folder: a file or a link beside the plans is none of ours
+        except PermissionError as error:
+            self._refuse(plan, error)
+        else:
+            self.refused.pop(plan, None)
+
+    def _refuse(self, where: str, error: OSError) -> None:
+        """Said once. The other plans go on."""
+        why = f"{where}: {told(error)}: let the bridge's user read, write and enter it"
+        if self.refused.get(where) != why:
+            _log.warning("%s: %s", self.root, why)
+        self.refused[where] = why
 
     def _is_skipped(self, name: str) -> bool:
         own = self.outside and name.startswith(("ack_", "task_state_")) and name.endswith(".json")
@@ -186,7 +220,7 @@ class MailFolder:
 
     def claim(self, found: Found) -> Claimed | None:
         """None where somebody else was faster."""
-        file = _new_name(found.name)
+        file = new_name(found.name)
         with (
             self.below.folder(self.incoming, found.plan) as start,
             self.below.folder(self.incoming, found.plan, PENDING, create=True) as end,
@@ -207,24 +241,41 @@ class MailFolder:
             return
 
     def settle_claims(self, plans: set[str]) -> None:
-        """What was claimed in these plans stays claimed, whatever becomes of the machine."""
+        """What was claimed in these plans stays claimed, whatever becomes of the machine.
+
+        Where that cannot be made sure of, it may come again, and the mailbox knows it.
+        """
         for plan in plans:
             for names in ((PENDING,), ()):
-                with self.below.folder(self.incoming, plan, *names) as folder:
+                with suppress(OSError), self.below.folder(self.incoming, plan, *names) as folder:
                     os.fsync(folder)
+
+    def is_put_away(self, plan: str, file: str) -> bool:
+        """Whether it has gone from `.pending/` where it should."""
+        return any(self.below.status(self.incoming, plan, where, file) is not None for where in (PROCESSED, DEAD))
 
     def pending(self) -> Iterator[Claimed]:
         """All that is claimed, by whomever."""
         for plan in self.plans():
             try:
                 names = self.below.names(self.incoming, plan, PENDING)
+                for name in names:
+                    if not is_skipped(name) and (claimed := self._pending(plan, name)) is not None:
+                        yield claimed
+            except PermissionError as error:
+                self._refuse(f"{plan}/{PENDING}", error)
             except NotThere:
                 continue
-            for name in names:
-                if not is_skipped(name):
-                    status = self.below.status(self.incoming, plan, PENDING, name)
-                    if status is not None:
-                        yield Claimed(plan, name, _fault(status))
+
+    def _pending(self, plan: str, name: str) -> Claimed | None:
+        """What somebody has put there under a name that cannot be told, or leaves no room, gets one that can."""
+        status = self.below.status(self.incoming, plan, PENDING, name)
+        if status is None:
+            return None
+        if not can_be_told(name) or len(os.fsencode(name)) > MOST_PENDING:
+            name, old = new_name(name), name
+            self._move(plan, (PENDING, old), (PENDING, name))
+        return Claimed(plan, name, _fault(status))
 
     def read(self, plan: str, file: str) -> bytes:
         """A message in `.pending/`. Raises FileNotFoundError."""
@@ -248,7 +299,7 @@ class MailFolder:
         try:
             found = json.loads(self.below.read(self.incoming, plan, DEAD, reason_of(file), most=MOST_MESSAGE))
             return str(found["why"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return "nobody has said why"
 
     def restore(self, plan: str, file: str) -> None:
@@ -273,44 +324,15 @@ class MailFolder:
             return
 
 
-def is_skipped(name: str) -> bool:
-    """Hidden, not ready yet, or what travels with another file."""
-    return name.startswith(".") or name.endswith((*NOT_READY, ENVELOPE))
-
-
-def envelope_of(name: str) -> str:
-    return f"{name.removesuffix(Path(name).suffix)}{ENVELOPE}"
-
-
-def reason_of(file: str) -> str:
-    return f"{file}.reason.json"
-
-
 def _fault(status: os.stat_result) -> str | None:
     if not stat.S_ISREG(status.st_mode):
         return "not a regular file"
     return too_large(status.st_size) if status.st_size > MOST_MESSAGE else None
 
 
-def _new_name(name: str) -> str:
-    """Different each time, and of characters that can be told everywhere."""
-    known = "".join(each if each.isprintable() else "_" for each in name.encode(errors="replace").decode())
-    stem, suffix = Path(known).stem, Path(known).suffix
-    kept = stem.encode()[: _MOST_KEPT - len(suffix.encode()[:40])].decode(errors="ignore")
-    mark = f"-{sha256(os.fsencode(name)).hexdigest()[:6]}" if kept + suffix != name else ""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}~{kept}{mark}{suffix[:40]}"
-
-
-def _can_be_told(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def told(error: OSError) -> str:
     """In one line, for a person."""
     known = {errno.ENOSPC: "the disk is full", errno.EROFS: "it is read-only", errno.EACCES: "no permission"}
     where = f": {error.filename}" if error.filename else ""
-    return f"{known.get(error.errno or 0, error.strerror or str(error))}{where}"
+    said = f"{known.get(error.errno or 0, error.strerror or str(error))}{where}"
+    return " ".join(said.encode(errors="replace").decode().split())

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from activities.beneath import Beneath, NotThere
-from activities.mail_folder import FRESH, INPUTS, is_skipped
+from activities.mail_folder import FRESH, INPUTS, told
+from activities.mail_names import is_skipped
 from contracts.mail import PickPolicy, TaskHead
 from decisions.inputs import Ambiguous, Candidate, Chosen, Missing, Several, choose, fits, is_pattern, segments
 from decisions.narrate import cut
@@ -29,6 +30,7 @@ class Resolved:
     chosen: dict[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     undecided: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    is_early: bool = False
 
 
 def resolve(below: Beneath, head: TaskHead) -> Resolved:
@@ -38,10 +40,16 @@ def resolve(below: Beneath, head: TaskHead) -> Resolved:
         parts = segments(wanted.match)
         if isinstance(parts, str):
             raise Unusable(f"inputs: {wanted.name}: {parts}")
-        candidates = list(_candidates(below, parts))
+        try:
+            there = list(_candidates(below, parts))
+            candidates = [each for each in there if not _is_fresh(each)]
+            digests = _digests(below, candidates, head.pick_policy)
+        except PermissionError as error:
+            raise Unusable(f"inputs: {wanted.name}: {told(error)}: let the bridge's user read it") from None
+        found.is_early = found.is_early or len(candidates) < len(there)
         if large := next((each for each in candidates if each.size > MOST_INPUT), None):
             raise Unusable(f"inputs: {wanted.name}: {cut(large.path, 200)} has more than {MOST_INPUT:,} bytes")
-        match choose(candidates, head.pick_policy, _digests(below, candidates, head.pick_policy)):
+        match choose(candidates, head.pick_policy, digests):
             case Chosen(path):
                 found.chosen[wanted.name] = path
             case Missing():
@@ -87,12 +95,12 @@ def _below(below: Beneath, above: tuple[str, ...], parts: tuple[str, ...], looke
     for name, status in _names(below, above, part, looked):
         if rest and stat.S_ISDIR(status.st_mode):
             yield from _below(below, (*above, name), rest, looked)
-        elif not rest and stat.S_ISREG(status.st_mode) and not _is_fresh(status):
+        elif not rest and stat.S_ISREG(status.st_mode):
             yield Candidate("/".join((*above, name)), status.st_mtime_ns, status.st_size)
 
 
-def _is_fresh(status: os.stat_result) -> bool:
-    return 0 <= time.time() - status.st_mtime < FRESH
+def _is_fresh(file: Candidate) -> bool:
+    return 0 <= time.time() - file.modified / 1e9 < FRESH
 
 
 def _names(

@@ -52,7 +52,12 @@ def written(head: TaskHead | ReplyHead, body: str) -> str:
     fields = head.model_dump(mode="json", exclude_none=True, exclude_defaults=True, by_alias=True)
     fields = {"type": head.type, **fields}
     front = yaml.safe_dump(fields, allow_unicode=True, sort_keys=False, width=10_000, default_flow_style=False)
-    return "---\n" + front + "---\n" + _CONTROL.sub("\ufffd", body)
+    return "---\n" + front + "---\n" + clean(body)
+
+
+def clean(text: str) -> str:
+    """Without what no message may hold, which is replaced by U+FFFD."""
+    return _CONTROL.sub("\ufffd", text)
 
 
 def read_envelope(data: bytes) -> dict[str, Any]:

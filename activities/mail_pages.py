@@ -1,6 +1,7 @@
 """`task.md` in the folder: made of what runs and delegations say of themselves, and of nothing that lies there (D8)."""
 
 import asyncio
+import logging
 from contextlib import suppress
 from itertools import product
 from typing import Any, TypeVar
@@ -29,6 +30,8 @@ OVER = (b"\nstatus: done\n", b"\nstatus: failed\n")
 UNTOLD = "(The message is not kept any more.)"
 
 V = TypeVar("V")
+
+_log = logging.getLogger(__name__)
 
 
 class Pages:
@@ -91,7 +94,10 @@ class Pages:
         return answer
 
     async def _write(self, letter: Letter, text: str) -> None:
-        await asyncio.to_thread(self._replace, letter, text.encode(errors="replace"))
+        try:
+            await asyncio.to_thread(self._replace, letter, text.encode(errors="replace"))
+        except NotThere as error:  # nothing waits for a page
+            _log.debug("tasks/%s has no page: %s", stem_of(letter), error)
 
     def _replace(self, letter: Letter, data: bytes) -> None:
         """What was told of a run's end is not replaced by how it stood before."""

@@ -1,44 +1,72 @@
 """What a person has picked where several files fit: from the request's file to the run that waits, and away again."""
 
 import asyncio
+import logging
 from typing import Any
 
 from temporalio.client import Client, WorkflowQueryFailedError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.beneath import NotThere
 from activities.mail_result import LOOK_WITHIN
-from activities.mail_told import Told
+from activities.mail_told import REQUEST, Told
 from contracts.question import QuestionKind
 from contracts.run import QuestionView, RunStatus, RunView
 from contracts.signals import HumanInput
 from decisions.ids import mailbox_workflow_id, run_workflow_id
 from decisions.narrate import cut
 
+_log = logging.getLogger(__name__)
+
 LOOK_EVERY = 5  # looks at a file until its run is asked whether it still waits
 
 
 class Picks:
+    """What was asked is known from a copy; of the request itself only `pick` is read, as a person writes there."""
+
     def __init__(self, client: Client, told: Told) -> None:
         self._client = client
         self._told = told
         self._looks: dict[str, int] = {}
+        self._spoiled: dict[str, str] = {}  # by task, what is wrong with its request
 
     async def look(self) -> int:
         """How many requests are open. Answers those that a person has decided; raises OSError, RPCError."""
         tasks = await asyncio.to_thread(self._told.asked)
         self._looks = {task: self._looks.get(task, 0) for task in tasks}
+        self._spoiled = {task: why for task, why in self._spoiled.items() if task in self._looks}
         for task in tasks:
-            request = await asyncio.to_thread(self._told.request, task)
-            is_due = self._looks[task] % LOOK_EVERY == 0
-            self._looks[task] += 1
-            if request is None or not isinstance(request.get("run_id", ""), str):
-                await asyncio.to_thread(self._told.answered, task)
-            elif is_due or any(_picks(request).values()):
-                await self._decide(task, request)
+            try:
+                await self._look_at(task)
+            except NotThere as error:
+                self._tell(task, f"expected a regular file, in a folder: {error.filename}")
         return len(tasks)
 
-    async def _decide(self, task: str, request: dict[str, Any]) -> None:
+    async def _look_at(self, task: str) -> None:
+        asked = await asyncio.to_thread(self._told.question, task)
+        if not asked.get("run_id") or not _choices(asked):
+            await asyncio.to_thread(self._told.answered, task)  # nobody knows any more what it was
+            return
+        found = await asyncio.to_thread(self._told.request, task)
+        is_due = self._looks[task] % LOOK_EVERY == 0
+        self._looks[task] += 1
+        request = dict(asked)
+        request.update({name: value for name, value in (found or {}).items() if name in {"pick", "fault"}})
+        if found == {}:
+            self._tell(task, "it is no JSON object any more: mend it, or remove it and it is written again")
+        else:
+            self._spoiled.pop(task, None)
+        if is_due or any(_picks(request).values()):
+            await self._decide(task, request, is_gone=found is None)
+
+    def _tell(self, task: str, why: str) -> None:
+        """Said once."""
+        if self._spoiled.get(task) != why:
+            _log.warning("tasks/%s/%s: %s", task, REQUEST, why)
+        self._spoiled[task] = why
+
+    async def _decide(self, task: str, request: dict[str, Any], *, is_gone: bool) -> None:
         handle = self._client.get_workflow_handle(run_workflow_id(str(request.get("run_id"))))
         try:
             view: RunView = await handle.query("state", result_type=RunView, rpc_timeout=LOOK_WITHIN)
@@ -52,6 +80,9 @@ class Picks:
         if question is None or question.kind != QuestionKind.choice:
             if view.turns > 0 or view.status is RunStatus.running:  # else it has not asked yet
                 await self._over(task, request)
+            return
+        if is_gone:  # an editor may put it back in a moment
+            await asyncio.to_thread(self._told.ask_again, task, request)
             return
         name, picked = _picked(request, question)
         if picked is not None and picked not in question.options:
@@ -94,8 +125,12 @@ def _picks(request: dict[str, Any]) -> dict[str, str]:
 
 def _choices(request: dict[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
     found = request.get("choices")
-    rows = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-    return [(str(each.get("name")), tuple(map(str, each.get("options") or ()))) for each in rows]
+    rows = [each for each in _list(found) if isinstance(each, dict)]
+    return [(str(each.get("name")), tuple(map(str, _list(each.get("options"))))) for each in rows]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _picked(request: dict[str, Any], question: QuestionView) -> tuple[str, str | None]:

@@ -70,6 +70,8 @@ class Takes:
                 resolved = await asyncio.to_thread(self._provide, head, body, workspace)
         except (Unusable, OutsideWorkspace) as fault:
             return over(str(fault))
+        if resolved.missing:
+            return Done(later=True)
         if resolved.undecided:
             await asyncio.to_thread(self._told.ask, letter, run_id, resolved.undecided)
         request = SubmitRequest(
@@ -97,8 +99,13 @@ class Takes:
         return Done(run_id=run_id, is_blocked=bool(resolved.undecided), at=at)
 
     def _provide(self, head: TaskHead, body: str, workspace: Workspace) -> Resolved:
-        """Puts the inputs where the run finds them. Raises Unusable, OutsideWorkspace."""
+        """Puts the inputs where the run finds them. Those that are being written again are missing for now.
+
+        Raises Unusable, OutsideWorkspace.
+        """
         resolved = resolve(self._folder.below, head)
+        if resolved.missing and resolved.is_early:
+            return resolved
         if resolved.missing:
             raise Unusable(f"inputs: they are gone: {', '.join(resolved.missing)}")
         if head.inputs or len(body) > GOAL_SHOWN:

@@ -78,7 +78,7 @@ class Told:
             found = json.loads(self.folder.below.read(*names, most=MOST_TOLD))
         except FileNotFoundError:
             return None
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -151,7 +151,8 @@ class Told:
                     before = None
                 if before == data:
                     return
-                if before is None or _is_about(before, letter):
+                is_last = name != f"{stem}-reply.md"
+                if before is None or is_last or _is_about(before, letter):
                     below.write(data, outgoing, letter.plan, name)
                     return
 
@@ -203,17 +204,30 @@ class Told:
         before = self._read(*names)
         if before is None or before.get("run_id") != run_id:
             self.folder.below.write(_json(asked), *names)
-        self.folder.below.write(b"", TASKS, ASKED, names[1])
+        self.folder.below.write(_json(asked), TASKS, ASKED, names[1])
 
     def asked(self) -> list[str]:
         """The folders of the tasks that wait for a person."""
         return [name for name in self.folder.below.names(TASKS, ASKED) if not name.startswith(".")]
 
+    def question(self, task: str) -> dict[str, Any]:
+        """What was asked, whatever somebody has made of the request since. Empty where it cannot be told."""
+        return self._read(TASKS, ASKED, task) or {}
+
     def request(self, task: str) -> dict[str, Any] | None:
-        return self._read(TASKS, task, REQUEST)
+        """As it lies there. None where there is none; empty where it is no request, or not yet again."""
+        status = self.folder.below.status(TASKS, task, REQUEST)
+        if status is None:
+            return None
+        return self._read(TASKS, task, REQUEST) if status.st_size <= MOST_TOLD else {}
 
     def note(self, task: str, request: dict[str, Any]) -> None:
         self.folder.below.write(_json(request), TASKS, task, REQUEST)
+
+    def ask_again(self, task: str, request: dict[str, Any]) -> None:
+        """Where the request has gone. One that is there meanwhile stays."""
+        with suppress(FileExistsError):
+            self.folder.below.create(_json(request), TASKS, task, REQUEST)
 
     def answered(self, task: str) -> None:
         self.folder.below.remove(TASKS, task, REQUEST)

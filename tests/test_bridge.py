@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.mail_delivery import MOST_BYTES
 from activities.mail_folder import MailFolder
-from bridge import FEW, Bridge
+from bridge import FEW, LOST, Bridge
 from contracts.mailbox import Delivered, Verdict
 from decisions.mail_mode import Mode, Patience
 
@@ -151,3 +153,191 @@ async def test_a_bridge_that_sleeps_is_woken_by_a_file_and_not_by_its_own(bridge
     await holds(lambda: bool(lines(bridge)))
     stop.set()
     await task
+
+
+def blocks(given: list[dict[str, Any]]) -> list[Verdict]:
+    """As a mailbox does."""
+    verdicts = {LOST: Verdict.dead, None: Verdict.admitted}
+    return [Verdict.blocked if each["missing"] else verdicts[each.get("fault")] for each in given]
+
+
+def waits_for(bridge: Bridge, name: str, match: str) -> None:
+    told = {"type": "task", "message_id": name, "plan_id": "p", "task_id": name, "from": "a", "body": "x"}
+    put(bridge, name, json.dumps({**told, "inputs": [{"name": "data", "match": match}]}))
+
+
+def verdicts(bridge: Bridge) -> list[str]:
+    return [each["verdict"] for each in lines(bridge)]
+
+
+async def test_an_input_that_is_still_being_written_is_looked_at_until_it_rests(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = bridge.client
+    client.answer = blocks
+    bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
+    waits_for(bridge, "a.json", "*.csv")
+    monkeypatch.setattr("bridge.INPUTS_AFTER", 0.0)  # it looks at once
+    stop = asyncio.Event()
+    task = asyncio.create_task(bridge.run(stop))
+    await holds(lambda: verdicts(bridge) == ["blocked"] and bridge.pace.mode is Mode.dormant)
+    (bridge.folder.root / "inputs" / "rates.csv").write_text("1")
+    await holds(lambda: verdicts(bridge) == ["blocked", "admitted"])
+    stop.set()
+    await task
+
+
+async def test_where_nothing_can_be_watched_inputs_are_looked_for_now_and_then(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    client: Any = bridge.client
+    client.answer = blocks
+    waits_for(bridge, "a.json", "*.csv")
+    monkeypatch.setattr("bridge.OTHERS_EVERY", 0.3)
+
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "OS file watch limit reached")
+
+    monkeypatch.setattr("activities.mail_watch.awatch", refuses)
+    stop = asyncio.Event()
+    task = asyncio.create_task(bridge.run(stop))
+    await holds(lambda: verdicts(bridge) == ["blocked"])
+    path = bridge.folder.root / "inputs" / "rates.csv"
+    path.write_text("1")
+    os.utime(path, (1, 1))
+    await holds(lambda: verdicts(bridge) == ["blocked", "admitted"])
+    stop.set()
+    await task
+    assert ["watch limit" in record.getMessage() for record in caplog.records].count(True) == 1
+
+
+async def test_no_link_is_watched_and_what_comes_into_new_folders_wakes(bridge: Bridge) -> None:
+    client: Any = bridge.client
+    client.answer = blocks
+    (bridge.folder.root / "inbox" / "plan").symlink_to("/usr")
+    (bridge.folder.root / "inputs" / "more").symlink_to("/usr")
+    waits_for(bridge, "a.json", "new/*.csv")
+    bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
+    stop = asyncio.Event()
+    task = asyncio.create_task(bridge.run(stop))
+    await holds(lambda: verdicts(bridge) == ["blocked"] and bridge.pace.mode is Mode.dormant)
+    (bridge.folder.root / "inputs" / "new").mkdir()
+    await holds(lambda: bridge.pace.mode is Mode.idle)
+    await holds(lambda: bridge.pace.mode is Mode.dormant)
+    assert watches() <= 10
+    (bridge.folder.root / "inputs" / "new" / "a.csv").write_text("1")
+    await holds(lambda: verdicts(bridge) == ["blocked", "admitted"])
+    stop.set()
+    await task
+
+
+def watches() -> int:
+    """Of this process."""
+    told = [each.read_text() for each in Path("/proc/self/fdinfo").iterdir() if each.exists()]
+    return sum(each.count("inotify wd") for each in told)
+
+
+async def test_a_file_that_is_taken_away_while_it_waits_for_inputs_fails_its_message(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = bridge.client
+    client.answer = blocks
+    waits_for(bridge, "a.json", "*.csv")
+    monkeypatch.setattr("bridge.OTHERS_EVERY", 0.1)
+    stop = asyncio.Event()
+    task = asyncio.create_task(bridge.run(stop))
+    await holds(lambda: verdicts(bridge) == ["blocked"])
+    (pending,) = (bridge.folder.root / "inbox/p/.pending").iterdir()
+    pending.unlink()
+    await holds(lambda: verdicts(bridge) == ["blocked", "dead"])
+    cycle = bridge.cycle
+    await holds(lambda: bridge.cycle > cycle + 2)
+    stop.set()
+    await task
+    assert lines(bridge)[1]["fault"] == LOST
+    assert len(lines(bridge)) == 2
+
+
+async def test_large_heads_are_delivered_in_batches_that_a_mailbox_takes(bridge: Bridge) -> None:
+    for number in range(60):
+        told = {"type": "reply", "message_id": f"m{number}", "plan_id": "p", "task_id": "t", "from": "a"}
+        more = {"status": "done", "artifacts": ["\N{GRINNING FACE}" * 10_000], "body": "x"}
+        put(bridge, f"{number}.json", json.dumps({**told, **more}, ensure_ascii=False))
+    await running(bridge, lambda: len(lines(bridge)) == 60)
+    client: Any = bridge.client
+    assert max(len(json.dumps(given)) for given in client.delivered) < MOST_BYTES + 60
+    assert len(client.delivered) < 15
+
+
+async def test_what_cannot_be_read_holds_up_nothing(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.json", "denied.json", "broken.json"):
+        put(bridge, name)
+    read, tries = MailFolder.read, [0]
+
+    def refuses(self: MailFolder, plan: str, file: str) -> bytes:
+        if "denied" in file:
+            raise PermissionError(errno.EACCES, "Permission denied", file)
+        tries[0] += "broken" in file
+        if "broken" in file and tries[0] < 4:
+            raise OSError(errno.EIO, "Input/output error", file)
+        return read(self, plan, file)
+
+    monkeypatch.setattr(MailFolder, "read", refuses)
+    monkeypatch.setattr("bridge.OTHERS_EVERY", 0.1)
+    monkeypatch.setattr("bridge.OTHERS_AFTER", 0.1)
+    await running(bridge, lambda: len(lines(bridge)) == 3)
+    assert sorted(verdicts(bridge)) == ["admitted", "admitted", "dead"]
+
+
+async def test_a_name_in_pending_that_cannot_be_told_gets_one_that_can(bridge: Bridge) -> None:
+    pending = bridge.folder.root / "inbox/p/.pending"
+    pending.mkdir(parents=True)
+    for name in (b"\xff.md", b"x" * 252 + b".md"):
+        (pending / os.fsdecode(name)).write_text("no")
+    await running(bridge, lambda: len(lines(bridge)) == 2)
+    assert sorted(each.name for each in pending.iterdir()) == sorted(each["file"] for each in lines(bridge))
+
+
+async def test_what_was_claimed_is_delivered_even_where_the_claim_is_not_durable(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(bridge, "a.json")
+    fsync = os.fsync
+
+    def refuses(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == ".pending":
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuses)
+    await running(bridge, lambda: len(lines(bridge)) == 1)
+
+
+async def test_a_folder_that_is_removed_and_comes_back_is_the_same_mailbox(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridge.OTHERS_EVERY", 0.1)
+    own = bridge.folder.id
+    stop = asyncio.Event()
+    task = asyncio.create_task(bridge.run(stop))
+    await holds(lambda: bridge.cycle > 1)
+    (bridge.folder.root / ".mailbox.json").unlink()
+    await holds((bridge.folder.root / ".mailbox.json").exists)
+    bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
+    await holds(lambda: bridge.pace.mode is Mode.dormant)
+    shutil.rmtree(bridge.folder.root, ignore_errors=True)
+    await holds((bridge.folder.root / "inbox").exists)
+    put(bridge, "a.json")
+    await holds(lambda: bool(lines(bridge)))
+    assert json.loads((bridge.folder.root / ".mailbox.json").read_text())["id"] == bridge.folder.id == own
+    (bridge.folder.root / ".mailbox.json").write_text('{"id": "other", "agent": "writer"}')
+    put(bridge, "b.json")
+    await holds(lambda: "has become another mailbox" in bridge.trouble)
+    stop.set()
+    await task
+
+
+async def test_trouble_that_comes_back_each_cycle_is_said_once(bridge: Bridge, caplog: Any) -> None:
+    (bridge.folder.root / "tasks" / ".asked").symlink_to("/etc")
+    await running(bridge, lambda: bridge.cycle > 3)
+    assert [record.message for record in caplog.records].count("agent.mail.trouble") == 1

@@ -176,6 +176,8 @@ def test_what_is_done_again_is_the_same(folder: MailFolder) -> None:
         folder.keep("p", got.file, DEAD, b'{"why": "so"}')
     assert names(folder, "p", DEAD) == ["a.md", "a.md.reason.json"]
     assert folder.reason("p", got.file) == "so"
+    folder.below.write(b"[" * 200_000, "inbox", "p", DEAD, f"{got.file}.reason.json")
+    assert folder.reason("p", got.file) == "nobody has said why"
     for _ in range(2):
         folder.restore("p", got.file)
     assert [each.name for each in folder.scan(10)] == ["a.md"]
@@ -303,3 +305,52 @@ def test_a_hundred_thousand_files_cost_as_much_each_as_a_few(folder: MailFolder)
         assert len(folder.scan(100)) == 100
         took.append(time.process_time() - began)
     assert min(took) < 0.05
+
+
+def test_a_plan_that_may_not_be_looked_at_holds_up_no_other(
+    folder: MailFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for plan in ("closed", "open"):
+        put(folder, plan, "a.md")
+    scandir = os.scandir
+
+    def refuses(place: Any) -> Any:
+        if isinstance(place, int) and Path(f"/proc/self/fd/{place}").readlink().name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", refuses)
+    for _ in range(3):
+        assert [each.plan for each in folder.scan(10)] == ["open"]
+    assert folder.refused == {"closed": "closed: no permission: let the bridge's user read, write and enter it"}
+    assert len(caplog.records) == 1
+    monkeypatch.undo()
+    assert len(folder.scan(10)) == 2
+    assert folder.refused == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["a." + "\N{GRINNING FACE}" * 60, "x" * 93 + "." + "\N{GRINNING FACE}" * 40, "x" * 255]
+)
+def test_the_longest_names_can_be_claimed_and_explained(folder: MailFolder, name: str) -> None:
+    put(folder, "p", name)
+    got = claimed(folder)
+    folder.keep("p", got.file, DEAD, b'{"why": "so"}')
+    assert folder.reason("p", got.file) == "so"
+    folder.below.write(b"[" * 200_000, "inbox", "p", DEAD, f"{got.file}.reason.json")
+    assert folder.reason("p", got.file) == "nobody has said why"
+
+
+def test_plans_that_are_not_looked_at_are_told_of(
+    folder: MailFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mail_folder, "MOST_PLANS", 2)
+    for plan in "abc":
+        put(folder, plan, "a.md")
+    for _ in range(2):
+        assert len({each.plan for each in folder.scan(10)}) == 2
+    assert "move those away" in next(iter(folder.refused.values()))
+    assert len(caplog.records) == 1
+    (folder.root / "inbox" / "a").rename(folder.root / "a")
+    assert [each.plan for each in folder.scan(10)] == ["b", "c"]
+    assert folder.refused == {}

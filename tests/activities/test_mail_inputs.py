@@ -113,3 +113,21 @@ def test_what_is_too_large_or_too_much_is_told(box: Path, monkeypatch: pytest.Mo
         put(box, f"{number}.csv")
     with pytest.raises(Unusable, match="more than 10 names"):
         resolve(Beneath(box), task("*.csv"))
+
+
+def test_what_may_still_be_being_written_is_not_there_yet(box: Path) -> None:
+    (box / "inputs" / "a.csv").write_text("1")
+    found = resolve(Beneath(box), task("*.csv"))
+    assert (found.missing, found.is_early) == (("i0",), True)
+    put(box, "a.csv")
+    found = resolve(Beneath(box), task("*.csv"))
+    assert (found.chosen, found.is_early) == ({"i0": "a.csv"}, False)
+
+
+def test_an_input_that_may_not_be_read_is_said_with_its_name(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "secret")
+
+    monkeypatch.setattr(os, "scandir", refuses)
+    with pytest.raises(Unusable, match="i0: no permission: secret: let the bridge's user read it"):
+        resolve(Beneath(box), task("*.csv"))

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import activities.carry
+import activities.mail_take
 import workflows.agent_run
-from activities.carry import Carrier
 from activities.http_tool import HttpTool
 from activities.inherit import Inheritances
 from activities.ledger import Entry
 from activities.mail_folder import MailFolder
+from activities.mail_take import Takes
 from activities.mail_told import Told
 from activities.model import MessagesModel, ModelCall, ModelReply
 from activities.run import Runs
@@ -180,8 +180,8 @@ _TRAPS: dict[Point, Callable[[Callable[[], None]], None]] = {
     Point.last: _after(Runs, "close_segment", _is_last),
     Point.mail_claimed: _beside(MailFolder, "settle_claims", before=True),
     Point.mail_delivered: _beside(Bridge, "_list", before=True),
-    Point.mail_consumed: _beside(Carrier, "_consume", before=False),
-    Point.mail_submitted: _beside(activities.carry, "Transition", before=True),
+    Point.mail_consumed: _beside(Takes, "_consume", before=False),
+    Point.mail_submitted: _beside(activities.mail_take, "Transition", before=True),
     Point.mail_replied: _beside(Told, "reply", before=False),
     Point.mail_acked: _beside(Told, "away", before=True),
     Point.mail_away: _beside(Told, "away", before=False),

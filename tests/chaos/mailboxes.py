@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -100,6 +101,8 @@ async def killed_at(stage: Stage, *, messages: int) -> Row:
             guild.join(1, Trap(point))
             fallen = guild.bridges[0]
             await until(lambda: not fallen.is_alive())
+            if fallen.exitcode != -signal.SIGKILL:
+                found.wrong(f"{point}: the bridge did not come by there, and left with {fallen.exitcode}")
             it.fault()
             guild.join(1)
             await _settled(it, guild, found, PATIENCE)

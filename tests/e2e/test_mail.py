@@ -15,8 +15,10 @@ from testkit.model_server import Reply, ScriptedModel, calls
 
 
 def script(body: dict[str, Any]) -> Reply:
-    """Says what it was asked; one who is asked to fail fails for good."""
+    """Says what it was asked, or asks a person where it is told to."""
     texts = [b["text"] for m in body["messages"] for b in m["content"] if b["type"] == "text"]
+    if texts[0].startswith("Ask me."):
+        return calls(("ask_human", {"question": "Which one?"}))
     return calls(("finish", {"outcome": f"done: {texts[0][:200]}"}))
 
 
@@ -182,6 +184,16 @@ async def test_a_person_picks_one_of_several_files(project: Any, box: Box, until
     assert states == ["BLOCKED_WAITING_INPUT", "CONSUMED", "BLOCKED_WAITING_INPUT", "RUNNING", "SUCCEEDED"]
 
 
+def test_once_leaves_what_waits_for_a_person_or_for_inputs(project: Any, box: Box) -> None:
+    box.put("one.md", message(1, body="Ask me."))
+    box.put("two.md", message(2))
+    box.put("three.md", message(3, more="inputs: [{name: data, match: data.csv}]\n"))
+    done = mail(project, box, "--once")
+    assert done.code == 0
+    assert done.out.splitlines()[-1] == "left: 2 in hand, of them 1 waits for inputs, 1 waits for a person"
+    assert box.reply(2) is not None
+
+
 def test_another_agents_folder_is_refused_in_one_line(project: Any, box: Box) -> None:
     box.folder.mkdir()
     (box.folder / ".mailbox.json").write_text('{"id": "x", "agent": "somebody"}')
@@ -225,6 +237,7 @@ async def test_a_peer_outside_gets_a_task_and_answers_it_by_files(make_project: 
                     (asked,) = peer.glob("inbox/*/*-s1.md")
                     head, body = read(asked.read_bytes(), asked.parent.name)
                     assert (head.subtask_id, head.sender, "a b c" in body) == ("s1", "boss", True)
+                    assert asked.read_text().count("message_id") == 1
                     page = boss.folder / "tasks" / "t1" / "task.md"
                     await until(lambda: "status: executing" in page.read_text())
                     assert "| s1 | outsider | dispatched |" in page.read_text()

@@ -1,0 +1,158 @@
+"""Orders in a folder that others write into as well."""
+
+import json
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.testing import ActivityEnvironment
+
+from activities.carry import Carrier
+from activities.mail_folder import MailFolder
+from activities.mail_message import read
+from activities.mail_pages import Pages
+from activities.mail_told import Told
+from activities.mail_watch import Watcher
+from contracts.mailbox import Ack, CarryRequest, Done, Ending, Letter, Order, OrderKind, Stage, TaskState, Transition
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class FakeDelegation:
+    """Tells of a subtask what it is asked to."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def get_workflow_handle(self, *_: Any) -> "FakeDelegation":
+        return self
+
+    async def query(self, *_: Any, **__: Any) -> str:
+        return self.text
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> MailFolder:
+    found = MailFolder(tmp_path / "box", "writer")
+    found.open()
+    return found
+
+
+def letter(number: int = 1, plan: str = "p", **changes: Any) -> Letter:
+    transitions = (Transition(state=TaskState.consumed, at=NOW),)
+    known = Letter(
+        key=f"key{plan}{number}", task=f"task{number}", folder="f", plan=plan, file=f"{number}.md", sha256="a" * 64,
+        message_id=f"m{number}", plan_id=plan, task_id=f"t{number}", sender="you", stage=Stage.admitted, heard_at=NOW,
+        transitions=transitions,
+    )  # fmt: skip
+    return known.model_copy(update=changes)
+
+
+def pending(folder: MailFolder, which: Letter) -> Path:
+    path = folder.root / "inbox" / which.plan / ".pending" / which.file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("x")
+    return path
+
+
+async def carried(folder: MailFolder, *orders: Order, client: Any = None) -> tuple[Done, ...]:
+    carrier = Carrier(client, folder, folder.root / "runs", "queue")
+    answer = await ActivityEnvironment().run(carrier.carry, CarryRequest(agent="writer", folder="f", orders=orders))
+    return answer.done
+
+
+def order(kind: str, which: Letter, why: str = "") -> Order:
+    return Order(kind=OrderKind(kind), letter=which, why=why)
+
+
+async def test_a_plan_that_is_broken_is_put_off_and_the_others_go_on(folder: MailFolder) -> None:
+    broken, well = letter(1, "broken"), letter(1)
+    (folder.root / "outbox" / "broken").write_text("no folder")
+    kept, moved = pending(folder, broken), pending(folder, well)
+    done = await carried(
+        folder,
+        order("skip", broken, "SKIPPED_DUPLICATE"),
+        order("skip", well, "SKIPPED_DUPLICATE"),
+        order("bury", broken, "what follows about the same file is put off with it"),
+        order("write_state", letter(2)),
+    )
+    assert [each.later for each in done] == [True, False, True, False]
+    assert (kept.exists(), moved.exists()) == (True, False)
+    assert (folder.root / "outbox/p/task_state_t2.json").exists()
+    assert "skip of 1.md: expected a folder" in folder.undone
+    assert [each.later for each in await carried(folder, order("write_state", letter(2)))] == [False]
+    assert folder.undone == ""
+
+
+@pytest.mark.parametrize("junk", ["[" * 200_000, "1" * 5000, "{", "\0"])
+async def test_an_ack_that_somebody_has_spoiled_is_left_and_another_is_written(folder: MailFolder, junk: str) -> None:
+    spoiled = folder.root / "outbox" / "p" / "ack_m1.json"
+    spoiled.parent.mkdir()
+    spoiled.write_text(junk)
+    which = letter(ending=Ending(ack=Ack.failed, details="so"))
+    pending(folder, which)
+    assert not (await carried(folder, order("finish", which)))[0].later
+    assert spoiled.read_text() == junk
+    assert json.loads(spoiled.with_name(f"ack_m1.{'a' * 12}.json").read_text())["status"] == "FAILED"
+
+
+async def test_a_subtask_for_a_peer_outside_is_written_as_its_delegation_tells_it(folder: MailFolder) -> None:
+    outside = MailFolder(folder.root, "writer", outside=True, id=folder.id)
+    text = '---\ntype: "task"\nmessage_id: "m"\nplan_id: "p"\ntask_id: "t1"\nfrom: "a"\n---\n\nWrite \a it.'
+    which = letter(delegation="d", file="", subtask_id="s")
+    assert await carried(outside, order("dispatch", which), client=FakeDelegation(text)) == (Done(),)
+    told = (folder.root / "inbox" / "p" / "t1-s.md").read_bytes()
+    assert told.decode() == text.replace("\a", "\ufffd")
+    assert read(told, "p")[1] == "\nWrite \ufffd it."
+
+
+async def test_a_page_that_cannot_be_written_holds_up_no_task(folder: MailFolder, tmp_path: Path) -> None:
+    (folder.root / "tasks" / "t1").symlink_to(tmp_path)
+    pages = Pages(FakeDelegation(""), Told(folder, "writer"))  # type: ignore[arg-type]
+    await pages.begin(letter(), "the task")
+    assert not (tmp_path / "task.md").exists()
+
+
+async def test_a_reply_finds_its_place_among_files_of_others(folder: MailFolder) -> None:
+    out = folder.root / "outbox" / "p"
+    out.mkdir()
+    for name in ("t1-reply.md", "t1-reply.task1.md"):
+        (out / name).write_text("of others")
+    await carried(folder, order("finish", letter(ending=Ending(ack=Ack.failed, details="so"))))
+    assert (out / "t1-reply.md").read_text() == "of others"
+    assert "so" in (out / "t1-reply.task1.md").read_text()
+
+
+async def test_a_lock_that_nobody_lets_go_holds_up_its_own_plan_alone(
+    folder: MailFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activities.beneath.LOCKED_WITHIN", 0.1)
+    orders = (order("write_state", letter(1, "held")), order("write_state", letter(1)))
+    with folder.below.locked("outbox", "held"):
+        done = await carried(folder, *orders)
+        assert [each.later for each in done] == [True, False]
+        assert "another process holds the lock of this folder: outbox/held" in folder.undone
+    assert [each.later for each in await carried(folder, *orders)] == [False, False]
+
+
+async def test_a_bridge_that_sleeps_looks_for_the_pick_that_a_task_waits_for(
+    folder: MailFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def take(*_: Any) -> Done:
+        return Done(run_id="r", is_blocked=True, at=NOW)
+
+    monkeypatch.setattr("activities.mail_take.Takes.take", take)
+    watcher = Watcher(folder)
+    await carried(folder, order("take", letter()))
+    assert watcher.woken.is_set()
+
+
+async def test_an_input_that_is_written_anew_puts_its_task_off(folder: MailFolder) -> None:
+    told = {"type": "task", "message_id": "m1", "plan_id": "p", "task_id": "t1", "from": "you", "body": "x"}
+    data = json.dumps({**told, "inputs": [{"name": "data", "match": "*.csv"}]}).encode()
+    which = letter(sha256=sha256(data).hexdigest())
+    folder.below.write(data, "inbox", "p", ".pending", which.file)
+    folder.below.write(b"1", "inputs", "a.csv")
+    assert await carried(folder, order("take", which)) == (Done(later=True),)

@@ -1,0 +1,136 @@
+"""The request to a person, and all that can become of its file."""
+
+import json
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from activities.mail_folder import MailFolder
+from activities.mail_picks import LOOK_EVERY, Picks
+from activities.mail_told import Told
+from contracts.mailbox import Letter, Stage
+from contracts.question import QuestionKind
+from contracts.run import QuestionView, RunStatus
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class FakeRun:
+    """Waits for a pick until it has one."""
+
+    def __init__(self) -> None:
+        self.answers: list[str] = []
+        self.signals: list[str] = []
+        self.asked: list[str] = []
+
+    def get_workflow_handle(self, workflow_id: str) -> "FakeRun":
+        self.asked.append(workflow_id)
+        return self
+
+    async def query(self, *_: Any, **__: Any) -> Any:
+        question = QuestionView(id="q1", kind=QuestionKind.choice, text="Which file is data?", options=("a", "b"))
+        status = RunStatus.running if self.answers else RunStatus.waiting_on_human
+        return SimpleNamespace(status=status, turns=0, question=None if self.answers else question)
+
+    async def execute_update(self, _: str, said: dict[str, Any]) -> None:
+        self.answers.append(said["text"])
+
+    async def signal(self, name: str, _: Any) -> None:
+        self.signals.append(name)
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Told:
+    folder = MailFolder(tmp_path / "box", "writer")
+    folder.open()
+    letter = Letter(
+        key="k", task="d", folder="f", plan="p", message_id="m", plan_id="p", task_id="t", sender="you",
+        stage=Stage.admitted, heard_at=NOW,
+    )  # fmt: skip
+    told = Told(folder, "writer")
+    told.ask(letter, "run-1", {"data": ("a", "b")})
+    return told
+
+
+@pytest.fixture
+def request_file(told: Told) -> Any:
+    return told.folder.root / "tasks" / "t" / "human_intervention_request.json"
+
+
+async def looks(told: Told, run: FakeRun, count: int = LOOK_EVERY + 1) -> Picks:
+    client: Any = run
+    picks = Picks(client, told)
+    for _ in range(count):
+        await picks.look()
+    return picks
+
+
+async def test_a_pick_is_the_answer_and_ends_the_request(told: Told, request_file: Any) -> None:
+    asked = json.loads(request_file.read_text())
+    request_file.write_text(json.dumps({**asked, "pick": {"data": "b"}}))
+    run = FakeRun()
+    await looks(told, run, 1)
+    assert (run.answers, run.signals, request_file.exists()) == (["b"], ["input_picked"], False)
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        "[" * 200_000,
+        "",
+        "no",
+        "[1]",
+        "{}",
+        '{"pick": 1}',
+        '{"pick": {"data": 7}}',
+        '{"pick": {"": "a"}, "choices": []}',
+        '{"pick": "a", "choices": [{"name": "data", "options": 5}, 3], "run_id": 5}',
+        '{"pick": {"data": "\\ud800"}}',
+        " " * (1024 * 1024 + 1),
+    ],
+)
+async def test_a_request_that_somebody_has_spoiled_ends_nothing_and_can_be_mended(
+    told: Told, request_file: Any, spoiled: str
+) -> None:
+    request_file.write_text(spoiled)
+    run = FakeRun()
+    picks = await looks(told, run)
+    if not run.answers:
+        request_file.write_text('{"pick": {"data": "a"}}')
+        await picks.look()
+    assert (run.answers, set(run.asked)) == (["a"], {"run:run-1", "mailbox:writer"})
+
+
+async def test_no_other_run_is_answered_than_the_one_that_asks(told: Told, request_file: Any) -> None:
+    request_file.write_text('{"run_id": "stranger", "key": "x", "pick": {"data": "a"}}')
+    run = FakeRun()
+    await looks(told, run, 1)
+    assert "run:stranger" not in run.asked
+    assert run.answers == ["a"]
+
+
+async def test_a_request_that_goes_away_while_it_is_edited_comes_back(told: Told, request_file: Any) -> None:
+    before = request_file.read_text()
+    request_file.unlink()
+    run = FakeRun()
+    picks = await looks(told, run)
+    assert json.loads(request_file.read_text()) == json.loads(before)
+    other = request_file.with_name("4913")
+    other.write_text(json.dumps({**json.loads(before), "pick": {"data": "a"}}))
+    other.rename(request_file)
+    await picks.look()
+    assert run.answers == ["a"]
+
+
+async def test_a_request_that_is_no_file_is_said_once(
+    told: Told, request_file: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    request_file.unlink()
+    request_file.symlink_to("/etc/passwd")
+    with caplog.at_level(logging.WARNING):
+        await looks(told, FakeRun())
+    assert len(caplog.records) == 1
