@@ -29,9 +29,8 @@ Please ask scribe to write two lines on how a file is claimed.
 PATIENCE = 120.0  # seconds
 
 
-def main() -> int:
-    """0 once the reply lies in the editor's outbox."""
-    place = ROOT / ".perdure" / "folders"
+def main(place: Path) -> int:
+    """0 once the reply lies in the editor's outbox. What lies in `place` before is removed."""
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(HERE / "agents", place / "agents")
     environment = {
@@ -73,4 +72,4 @@ def _asked(folder: Path) -> Path | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / ".perdure" / "folders"))
