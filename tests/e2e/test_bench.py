@@ -19,3 +19,11 @@ def test_the_quick_benchmark_measures_both_sides_and_loses_nothing(tmp_path: Pat
     assert {"history bytes", "history events a step", "wall a step", "worker CPU a step"} <= rows.keys()
     finished = next(row for figure, row in rows.items() if "T(" in figure and row["target"] == "all there")
     assert finished["met"]
+
+
+def test_the_benchmark_of_a_mailbox_tells_what_a_file_costs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.mail", "30"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "30 files in" in done.stdout

@@ -1,0 +1,94 @@
+"""`python -m bench.mail [FILES]`: what a file costs a mailbox, from the first to the last of many.
+
+The files are replies that nobody awaits: each is claimed, read, delivered, judged, acknowledged twice, archived and put
+away, but no agent runs. One process holds bridge and worker, and the server is one of its own.
+"""
+
+import asyncio
+import resource
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from activities.mail_folder import MailFolder
+from bridge import Bridge
+from decisions.ids import mailbox_workflow_id
+from devserver import embedded
+from mail import carrying
+from runs import connect, leave, register_search_attributes
+from settings import load
+from worker import working
+
+PLANS, BODY, BLOCKS = 4, 1000, 10
+
+
+@dataclass(frozen=True)
+class Mark:
+    """After so many files: seconds since the beginning, and seconds of CPU."""
+
+    files: int
+    seconds: float
+    cpu: float
+
+
+async def measure(files: int) -> None:
+    """Prints a line for each tenth, and what all of them took."""
+    home = Path(tempfile.mkdtemp(prefix="bench-mail-"))
+    async with embedded(home / "state") as server:
+        client = await connect(server.address)
+        await register_search_attributes(client)
+        settings, folder = load({}, home), MailFolder(home / "mail", "default")
+        folder.open()
+        await asyncio.to_thread(_write, folder.root, files)
+        async with working(client, settings), carrying(client, settings, folder):
+            stop = asyncio.Event()
+            bridge = asyncio.create_task(Bridge(client, settings.task_queue, folder).run(stop))
+            marks = await _marks(folder.root, files)
+            stop.set()
+            await bridge
+        described = await client.get_workflow_handle(mailbox_workflow_id("default")).describe()
+    _print(marks, described.history_length)
+
+
+def _write(root: Path, files: int) -> None:
+    for number in range(files):
+        plan = root / "inbox" / f"plan{number % PLANS}"
+        plan.mkdir(exist_ok=True)
+        head = {"type": "reply", "message_id": f"m{number}", "plan_id": plan.name, "task_id": f"none{number}.1"}
+        head |= {"subtask_id": "a", "from": "nobody", "status": "done"}
+        front = "\n".join(f"{key}: {value}" for key, value in head.items())
+        (plan / f"{number}.md").write_text(f"---\n{front}\n---\nresult {number} {'x' * BODY}\n", encoding="utf-8")
+
+
+async def _marks(root: Path, files: int) -> list[Mark]:
+    began, cpu, marks = time.monotonic(), time.process_time(), [Mark(0, 0, 0)]
+    for block in range(1, BLOCKS + 1):
+        done = await asyncio.to_thread(_reached, root, files * block // BLOCKS)
+        marks.append(Mark(done, time.monotonic() - began, time.process_time() - cpu))
+    return marks
+
+
+def _reached(root: Path, files: int) -> int:
+    """How many are done, once they are so many."""
+    while (done := sum(1 for _ in root.glob("inbox/*/.processed/*"))) < files:
+        time.sleep(0.2)
+    return done
+
+
+def _print(marks: list[Mark], events: int) -> None:
+    print("   files    files/s   CPU ms a file")
+    for before, after in pairwise(marks):
+        files = max(after.files - before.files, 1)
+        cost = (after.cpu - before.cpu) / files * 1000
+        print(f"{after.files:8,}  {files / (after.seconds - before.seconds):8.1f}  {cost:8.2f}")
+    last, peak = marks[-1], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{last.files:,} files in {last.seconds:.1f} s, {last.files / last.seconds:.1f} a second; ", end="")
+    print(f"{peak:.0f} MB at most; {events:,} events in the latest execution")
+
+
+if __name__ == "__main__":
+    asyncio.run(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 2000))
+    leave(0)
