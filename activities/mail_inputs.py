@@ -25,7 +25,10 @@ class Unusable(ValueError):
 
 @dataclass
 class Resolved:
-    """`chosen` has the path of each input below `inputs/`, `undecided` those that a person has to choose from."""
+    """`chosen` has the path of each input below `inputs/`, `undecided` those that a person has to choose from.
+
+    `is_early`: what fits an input may still be being written, so it counts as missing.
+    """
 
     chosen: dict[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
@@ -41,12 +44,13 @@ def resolve(below: Beneath, head: TaskHead) -> Resolved:
         if isinstance(parts, str):
             raise Unusable(f"inputs: {wanted.name}: {parts}")
         try:
-            there = list(_candidates(below, parts))
-            candidates = [each for each in there if not _is_fresh(each)]
+            candidates = list(_candidates(below, parts))
+            if any(map(_is_fresh, candidates)):  # it is decided once all that fit have come to rest
+                found.is_early, found.missing = True, (*found.missing, wanted.name)
+                continue
             digests = _digests(below, candidates, head.pick_policy)
         except PermissionError as error:
             raise Unusable(f"inputs: {wanted.name}: {told(error)}: let the bridge's user read it") from None
-        found.is_early = found.is_early or len(candidates) < len(there)
         if large := next((each for each in candidates if each.size > MOST_INPUT), None):
             raise Unusable(f"inputs: {wanted.name}: {cut(large.path, 200)} has more than {MOST_INPUT:,} bytes")
         match choose(candidates, head.pick_policy, digests):
@@ -59,7 +63,7 @@ def resolve(below: Beneath, head: TaskHead) -> Resolved:
             case Ambiguous(options):
                 named = cut(", ".join(options), 300)
                 raise Unusable(f"inputs: {wanted.name}: expected one file, and there are several: {named}")
-    if found.missing and not head.wait_for_inputs:
+    if found.missing and not head.wait_for_inputs and not found.is_early:
         raise Unusable(f"inputs: not there, and the task does not wait: {', '.join(found.missing)}")
     return found
 

@@ -51,7 +51,7 @@ class Takes:
             return over(str(fault))
         await asyncio.to_thread(self._consume, letter, data)
         if isinstance(head, ReplyHead):
-            return await self._hand_over(head, body)
+            return await self._hand_over(letter, head, body)
         return await self._submit(letter, head, body)
 
     def _consume(self, letter: Letter, data: bytes) -> None:
@@ -118,8 +118,8 @@ class Takes:
                 workspace.write(_place(name, path), content(self._folder.below, path))
         return resolved
 
-    async def _hand_over(self, head: ReplyHead, body: str) -> Done:
-        """To the delegation that waits for it."""
+    async def _hand_over(self, letter: Letter, head: ReplyHead, body: str) -> Done:
+        """To the delegation that waits for it. Handed over again, it gets the same answer."""
         run_id, _, step = head.task_id.rpartition(".")
         verdict = ReplyVerdict.orphan
         if run_id and step.isascii() and step.isdigit() and head.subtask_id:
@@ -134,7 +134,9 @@ class Takes:
             handle = self._client.get_workflow_handle(ids.delegation_workflow_id(run_id, int(step)))
             try:
                 verdict = ReplyVerdict(
-                    await handle.execute_update("reply", reply.model_dump(mode="json"), result_type=str)
+                    await handle.execute_update(
+                        "reply", reply.model_dump(mode="json"), id=f"mail:{letter.key}", result_type=str
+                    )
                 )
             except WorkflowUpdateFailedError:
                 verdict = ReplyVerdict.orphan

@@ -124,6 +124,17 @@ def test_what_may_still_be_being_written_is_not_there_yet(box: Path) -> None:
     assert (found.chosen, found.is_early) == ({"i0": "a.csv"}, False)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_nothing_is_decided_while_one_of_the_files_that_fit_is_being_written(box: Path, *, waits: bool) -> None:
+    put(box, "a.csv")
+    (box / "inputs" / "b.csv").write_text("1")
+    head = task("*.csv", waits=waits)
+    found = resolve(Beneath(box), head)
+    assert (found.chosen, found.missing, found.is_early) == ({}, ("i0",), True)
+    put(box, "b.csv")
+    assert resolve(Beneath(box), head).undecided == {"i0": ("a.csv", "b.csv")}
+
+
 def test_an_input_that_may_not_be_read_is_said_with_its_name(box: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "secret")
