@@ -10,8 +10,8 @@ from hashlib import sha256
 from activities.beneath import Beneath, NotThere
 from activities.mail_folder import FRESH, INPUTS, told
 from activities.mail_names import is_skipped
-from contracts.mail import PickPolicy, TaskHead
-from decisions.inputs import Ambiguous, Candidate, Chosen, Missing, Several, choose, fits, is_pattern, segments
+from contracts.mail import InputWanted, PickPolicy, TaskHead
+from decisions.inputs import Ambiguous, Candidate, Choice, Chosen, Missing, Several, choose, fits, is_pattern, segments
 from decisions.narrate import cut
 
 MOST_LOOKED = 10_000  # names below inputs/ for one input
@@ -40,24 +40,13 @@ def resolve(below: Beneath, head: TaskHead) -> Resolved:
     """Raises Unusable; OSError."""
     found = Resolved()
     for wanted in head.inputs:
-        parts = segments(wanted.match)
-        if isinstance(parts, str):
-            raise Unusable(f"inputs: {wanted.name}: {parts}")
-        try:
-            candidates = list(_candidates(below, parts))
-            if any(map(_is_fresh, candidates)):  # it is decided once all that fit have come to rest
-                found.is_early, found.missing = True, (*found.missing, wanted.name)
-                continue
-            digests = _digests(below, candidates, head.pick_policy)
-        except PermissionError as error:
-            raise Unusable(f"inputs: {wanted.name}: {told(error)}: let the bridge's user read it") from None
-        if large := next((each for each in candidates if each.size > MOST_INPUT), None):
-            raise Unusable(f"inputs: {wanted.name}: {cut(large.path, 200)} has more than {MOST_INPUT:,} bytes")
-        match choose(candidates, head.pick_policy, digests):
+        match _choice(below, wanted, head.pick_policy):
             case Chosen(path):
                 found.chosen[wanted.name] = path
             case Missing():
                 found.missing += (wanted.name,)
+            case None:
+                found.is_early, found.missing = True, (*found.missing, wanted.name)
             case Several(options):
                 found.undecided[wanted.name] = options
             case Ambiguous(options):
@@ -66,6 +55,23 @@ def resolve(below: Beneath, head: TaskHead) -> Resolved:
     if found.missing and not head.wait_for_inputs and not found.is_early:
         raise Unusable(f"inputs: not there, and the task does not wait: {', '.join(found.missing)}")
     return found
+
+
+def _choice(below: Beneath, wanted: InputWanted, policy: PickPolicy | None) -> Choice | None:
+    """None until all that fit have come to rest: one of them may still be being written."""
+    parts = segments(wanted.match)
+    if isinstance(parts, str):
+        raise Unusable(f"inputs: {wanted.name}: {parts}")
+    try:
+        candidates = list(_candidates(below, parts))
+        if any(map(_is_fresh, candidates)):
+            return None
+        digests = _digests(below, candidates, policy)
+    except PermissionError as error:
+        raise Unusable(f"inputs: {wanted.name}: {told(error)}: let the bridge's user read it") from None
+    if large := next((each for each in candidates if each.size > MOST_INPUT), None):
+        raise Unusable(f"inputs: {wanted.name}: {cut(large.path, 200)} has more than {MOST_INPUT:,} bytes")
+    return choose(candidates, policy, digests)
 
 
 def content(below: Beneath, path: str) -> bytes:
