@@ -178,7 +178,7 @@ async def test_a_person_picks_one_of_several_files(project: Any, box: Box, until
                 assert asked["choices"] == [{"name": "data", "options": ["a.csv", "b.csv"]}]
                 asked["pick"]["data"] = "b.csv"
                 request.write_text(json.dumps(asked))
-                await until(lambda: box.reply(1))
+                await until(lambda: box.names(".processed") == ["one.md"])
     assert not request.exists()
     states = [each["state"] for each in box.told("task_state_t1.json")["history"]]
     assert states == ["BLOCKED_WAITING_INPUT", "CONSUMED", "BLOCKED_WAITING_INPUT", "RUNNING", "SUCCEEDED"]
@@ -247,9 +247,9 @@ async def test_a_peer_outside_gets_a_task_and_answers_it_by_files(make_project: 
                     out.mkdir(exist_ok=True, parents=True)
                     (out / "reply.tmp").write_text(json.dumps(told))
                     (out / "reply.tmp").rename(out / "reply.json")
-                    await until(lambda: boss.reply(1))
+                    await until(lambda: boss.names(".processed") == ["one.md"])
+                    await until(lambda: "| s1 | outsider | done |" in page.read_text())
                     await until((peer / "inbox" / asked.parent.name / "ack_r1.json").exists)
     found = boss.reply(1)
     assert found is not None
     assert "Three." in found[1]
-    assert "| s1 | outsider | done |" in page.read_text()

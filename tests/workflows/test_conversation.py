@@ -469,7 +469,8 @@ async def test_a_lane_that_closes_ends_with_its_last_request_and_the_next_opens_
             request = SubmitRequest(request_id=goal, goal=goal, mailbox="nobody")
             taken = await submit(it.client, it.queue, chat, request, closes=True, fairness_key="plan")
             it.started.append(ids.conversation_workflow_id(chat))
-            assert (await asyncio.wait_for(run_of(it, taken).result(), 20))["payload"]["outcome"] == f"you said: {goal}"
+            event = await asyncio.wait_for((await begun(it, taken)).result(), 20)
+            assert event["payload"]["outcome"] == f"you said: {goal}"
             await asyncio.wait_for(lane_of(it, chat).result(), 20)
         view = await look(it, chat)
     assert [turn.request_id for turn in view.recent] == ["second"]
