@@ -16,13 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from temporalio.client import (
-    Client,
-    WithStartWorkflowOperation,
-    WorkflowUpdateFailedError,
-    WorkflowUpdateRPCTimeoutOrCancelledError,
-)
-from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.service import RPCError
 
 from activities.mail_delivery import Looked, at_once, look
@@ -31,8 +25,8 @@ from activities.mail_pages import Pages
 from activities.mail_picks import Picks
 from activities.mail_told import Told
 from activities.mail_watch import Watcher
+from activities.mailbox import deliver
 from contracts.mailbox import MOST_DELIVERIES, Delivered, DeliverRequest, Delivery, Verdict
-from decisions import ids
 from decisions.mail_mode import Mode, Pace, Patience, after_cycle, woken
 from decisions.narrate import cut
 
@@ -61,6 +55,7 @@ class Bridge:
     open: int = 0  # messages in hand, as the mailbox said last
     asking: int = 0  # of them, those that wait for a person's pick
     trouble: str = ""  # why nothing goes on just now
+    cycled: asyncio.Event = field(default_factory=asyncio.Event)  # set after each cycle, for who shows it
     _backlog: deque[Claimed] = field(default_factory=deque)
     _known: set[Place] = field(default_factory=set)  # in `.pending/`, and in hand
     _parked: dict[Place, Delivery] = field(default_factory=dict)  # without their inputs
@@ -248,21 +243,8 @@ class Bridge:
 
     async def _deliver(self, deliveries: tuple[Delivery, ...]) -> Delivered:
         request = DeliverRequest(folder=self.folder.id, deliveries=deliveries)
-        start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
-            "Mailbox",
-            {"agent": self.folder.agent},
-            id=ids.mailbox_workflow_id(self.folder.agent),
-            task_queue=self.task_queue,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        )
         async with asyncio.timeout(PATIENCE):
-            answer: Delivered = await self.client.execute_update_with_start_workflow(
-                "deliver",
-                request.model_dump(mode="json", by_alias=True, exclude_none=True),
-                start_workflow_operation=start,
-                result_type=Delivered,
-            )
-        return answer
+            return await deliver(self.client, self.task_queue, self.folder.agent, request)
 
     def _list(self, new: list[Looked], answer: Delivered) -> None:
         at = _now().isoformat(timespec="milliseconds")
@@ -312,6 +294,7 @@ class Bridge:
         with suppress(OSError):  # the disk's trouble is told where it matters
             data = json.dumps({**told_of, "trouble": self.hindrance}, indent=2).encode() + b"\n"
             await asyncio.to_thread(self.folder.below.write, data, STATE)
+        self.cycled.set()
 
     def _event(self, name: str, **more: Any) -> dict[str, Any]:
         known = {"agent": self.folder.agent, "mode": self.pace.mode, "cycle": self.cycle, "open": self.open}

@@ -15,12 +15,12 @@ import click
 from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
 from temporalio.client import Client
-from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.worker import Worker
 
 from activities.carry import Carrier
 from activities.mail_folder import DEAD, MailFolder
 from activities.mail_in_hand import in_hand
+from activities.mailbox import tell
 from activities.redaction import Redaction
 from bridge import Bridge
 from command import as_json_option, console, go
@@ -32,7 +32,7 @@ from decisions.narrate import cut
 from follow import DETACHED, stopping
 from runs import leave
 from session import Needs, Session, session
-from settings import ProjectError, Settings, load
+from settings import Settings, load
 from telemetry import log_to
 
 LEAVES_WITHIN = 2.0  # seconds in which a cycle comes to its end
@@ -91,10 +91,7 @@ def mail(  # noqa: PLR0913 - options are parameters
 
     async def main() -> int:
         settings = load()
-        if agent not in settings.agents:
-            raise ProjectError(f"there is no agent {agent!r}; the agents are: {', '.join(settings.agents)}")
-        outside = settings.agents[agent].mailbox
-        there = MailFolder(root, agent, outside)
+        there = MailFolder(root, agent, settings.agent(agent).mailbox)
         there.open()
         if dead:
             _show_dead(there, as_json=as_json)
@@ -165,12 +162,13 @@ async def _tell(bridge: Bridge, *, as_json: bool) -> None:
     """What changes: the mode, and what keeps it from going on."""
     known: tuple[str, str] = ("", "")
     while True:
+        await bridge.cycled.wait()
+        bridge.cycled.clear()
         now = (bridge.pace.mode.value, bridge.hindrance)
-        if now != known and bridge.cycle:
+        if now != known:
             known = now
             why = f": {now[1]}" if now[1] else ""
             _say(f"{now[0]}{why}", as_json=as_json, mode=now[0], trouble=now[1], open=bridge.open)
-        await asyncio.sleep(LOOKS_EVERY)
 
 
 async def _done(client: Client, bridge: Bridge) -> bool:
@@ -194,15 +192,7 @@ async def _redeliver(here: Session, which: str, agent: str) -> None:
         raise click.UsageError(
             f"--redeliver takes the id of a message, a file of .deadletter/, or all, not {cut(which, 80)!r}"
         ) from None
-    await here.client.start_workflow(
-        "Mailbox",
-        {"agent": agent},
-        id=ids.mailbox_workflow_id(agent),
-        task_queue=here.settings.task_queue,
-        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        start_signal="redeliver",
-        start_signal_args=[body.model_dump(mode="json", exclude_none=True)],
-    )
+    await tell(here.client, here.settings.task_queue, agent, "redeliver", body)
 
 
 def _show_dead(folder: MailFolder, *, as_json: bool) -> None:

@@ -210,13 +210,15 @@ class Settings:
         """Without a key or an address of a model, the rehearsal model answers."""
         return self.model == REHEARSAL
 
-    def check_agent(self, name: str | None) -> None:
-        """Raises ProjectError where no run can be this agent. None is the default one."""
-        if name is None:
-            return
+    def agent(self, name: str) -> Agent:
+        """Raises ProjectError where there is none of this name."""
         if name not in self.agents:
             raise ProjectError(f"there is no agent {name!r}; the agents are: {', '.join(self.agents)}")
-        if self.agents[name].mailbox:
+        return self.agents[name]
+
+    def check_agent(self, name: str | None) -> None:
+        """Raises ProjectError where no run can be this agent. None is the default one."""
+        if name is not None and self.agent(name).mailbox:
             bridge = f"perdure mail FOLDER --agent {name}"
             raise ProjectError(f"agent {name!r} lives outside: write to its mailbox ({bridge}), or delegate to it")
 

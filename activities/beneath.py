@@ -146,7 +146,7 @@ def _lock(folder: int, name: str) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise OSError(errno.ENOLCK, "another process holds the lock of this folder", name) from None
-            time.sleep(0.01)
+            time.sleep(0.01)  # in a thread: the kernel wakes nobody who waits for a lock with an end to it
         else:
             return
 

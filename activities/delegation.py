@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from temporalio import activity
-from temporalio.client import Client, WorkflowFailureError, WorkflowHandle, WorkflowQueryFailedError
-from temporalio.exceptions import ApplicationError, ApplicationErrorCategory, CancelledError, TerminatedError
-from temporalio.exceptions import TimeoutError as TimedOut
+from temporalio.client import Client, WorkflowHandle, WorkflowQueryFailedError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.heartbeat import beating
+from activities.outcome import files_of, outcome_of
 from activities.project import Project
 from activities.workspace import ARTIFACTS, OutsideWorkspace, Workspace
 from contracts.delegation import (
@@ -29,7 +29,6 @@ from decisions.delegation import all_of, clipped
 from decisions.ids import run_workflow_id
 
 ATTEMPTS, QUERY_PATIENCE = 4, timedelta(seconds=5)  # a run that fails to replay answers no query
-MOST_FILES, MOST_FILE = 100, 64 * 1024 * 1024  # of a subtask; bytes of one
 
 Handle = WorkflowHandle[Any, Any]
 V = TypeVar("V")
@@ -45,18 +44,18 @@ class Delegations:
         """The end of a subtask's run, its figures, and its artifacts where others can read them."""
         handle = self._client.get_workflow_handle(run_workflow_id(request.run_id), result_type=dict)
         async with beating(lambda: {"of": request.run_id}):
-            status, outcome = await _end(handle)
-            if status is SubtaskStatus.waiting:
-                return Collected(status=SubtaskStatus.cancelled, outcome=outcome)
+            end = await outcome_of(handle)
+            if end is None:
+                return Collected(status=SubtaskStatus.cancelled, outcome="it was not started")
             view = await _asked(handle, "state", RunView)
             if view is not None and view.parent != request.into[0]:
                 why = f"there was a run {request.run_id} already, which is no subtask of this run"
                 return Collected(status=SubtaskStatus.failed, outcome=why)
             named = view.artifacts if view else ()
-            copied = await asyncio.to_thread(self._copy, request, named, outcome)
+            copied = await asyncio.to_thread(self._copy, request, named, end.text)
         return Collected(
-            status=status,
-            outcome=clipped(outcome, request.most),
+            status=end.status,
+            outcome=clipped(end.text, request.most),
             artifacts=copied,
             spent=_spent(view, request.share),
         )
@@ -78,12 +77,12 @@ class Delegations:
         for workspace in ours:
             workspace.create()
         below = f"{ARTIFACTS}/{request.subtask}"
-        for path in named[:MOST_FILES]:
-            target = f"{below}/{path.removeprefix('./').removeprefix(f'{ARTIFACTS}/')}"
+        for path, data in files_of(theirs, named):
+            target = f"{below}/{path}"
             if len("".join([*copied, target]).encode("utf-8", "replace")) > request.most:
                 break  # their names are told, too
             with suppress(OSError, OutsideWorkspace):
-                _write(ours, target, _read(theirs, path))
+                _write(ours, target, data)
                 copied.append(target)
         if len(outcome.encode("utf-8", "replace")) > request.most:
             _write(ours, f"{below}/outcome.md", outcome.encode("utf-8", "replace"))
@@ -91,48 +90,9 @@ class Delegations:
         return tuple(copied)
 
 
-def _read(workspace: Workspace, path: str) -> bytes:
-    with workspace.open(path) as file:
-        data = file.read(MOST_FILE + 1)
-    if len(data) > MOST_FILE:
-        raise OutsideWorkspace(f"{path} is too large to be handed on")
-    return data
-
-
 def _write(workspaces: list[Workspace], path: str, data: bytes) -> None:
     for workspace in workspaces:
         workspace.write(path, data)
-
-
-async def _end(handle: Handle) -> tuple[SubtaskStatus, str]:
-    """With the outcome, or why there is none. `waiting` where the server knows no such run."""
-    try:
-        event: dict[str, Any] = await handle.result()
-    except WorkflowFailureError as error:
-        return _failure(error.cause)
-    except RPCError as error:
-        if error.status is RPCStatusCode.NOT_FOUND:
-            return SubtaskStatus.waiting, "it was not started"
-        raise
-    payload = event["payload"]
-    if event["type"] == "agent.completed":
-        partly = "(Partial: its time was used up.)\n\n" if payload.get("partial") else ""
-        return SubtaskStatus.done, f"{partly}{payload['outcome']}"
-    return SubtaskStatus.escalated, f"{payload['reason']}: {payload['detail']}"
-
-
-def _failure(cause: BaseException) -> tuple[SubtaskStatus, str]:
-    match cause:
-        case CancelledError():
-            return SubtaskStatus.cancelled, "it was cancelled"
-        case TerminatedError():
-            return SubtaskStatus.terminated, "somebody terminated it in Temporal"
-        case TimedOut():
-            return SubtaskStatus.timed_out, "Temporal's timeout for the whole run has passed"
-        case ApplicationError():
-            return SubtaskStatus.failed, f"{cause.type}: {cause.message}"
-        case _:
-            return SubtaskStatus.failed, str(cause)
 
 
 async def _asked(handle: Handle, query: str, kind: type[V]) -> V | None:

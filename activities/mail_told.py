@@ -10,8 +10,9 @@ from typing import Any
 
 from activities.mail_folder import ARCHIVE, DEAD, PENDING, PROCESSED, TASKS, MailFolder
 from activities.mail_message import NotAMessage, read, written
-from activities.mail_result import MOST_FILE, MOST_FILES, Result
-from activities.workspace import OutsideWorkspace, Workspace, folder_name
+from activities.mail_result import Result
+from activities.outcome import files_of
+from activities.workspace import Workspace, folder_name
 from contracts.mail import MOST_MESSAGE, ReplyHead, ReplyStatus
 from contracts.mailbox import Ack, Ending, Letter, Transition
 from decisions.ack import acked, duplicated, stated
@@ -128,16 +129,10 @@ class Told:
     def _copied(self, plan: str, into: str, named: tuple[str, ...], workspace: Workspace) -> list[str]:
         """What was named and is a regular file there."""
         copied: list[str] = []
-        for path in named[:MOST_FILES]:
-            try:
-                with workspace.open(path) as file:
-                    data = file.read(MOST_FILE + 1)
-            except (OSError, OutsideWorkspace):
-                continue
-            if len(data) <= MOST_FILE:
-                target = f"{into}/{path.removeprefix('./').removeprefix('artifacts/')}"
-                self.folder.below.write(data, self.folder.outgoing, plan, *_parts(target))
-                copied.append(target)
+        for path, data in files_of(workspace, named):
+            target = f"{into}/{path}"
+            self.folder.below.write(data, self.folder.outgoing, plan, *_parts(target))
+            copied.append(target)
         return copied
 
     def _send(self, letter: Letter, data: bytes) -> None:

@@ -1,14 +1,15 @@
 """What a mailbox asks the server: how its runs have ended. And how a subtask gets into the mailbox of a peer."""
 
 import asyncio
+from typing import Any
 
 from temporalio import activity
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import Client, WithStartWorkflowOperation, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.conversation import TurnEnd
-from contracts.mailbox import Looked, LookRequest, MailDispatch
+from contracts.mailbox import Delivered, DeliverRequest, Dispatch, Looked, LookRequest, MailDispatch, Redeliver
 from decisions import ids
 from decisions.narrate import cut, markdown
 
@@ -66,13 +67,45 @@ class Mailboxes:
     @activity.defn
     async def dispatch_mail(self, request: MailDispatch) -> None:
         """Tells the mailbox of the peer, which is opened where there is none. Over again it changes nothing."""
-        await self._client.start_workflow(
-            "Mailbox",
-            {"agent": request.agent},
-            id=ids.mailbox_workflow_id(request.agent),
-            task_queue=self._task_queue,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            static_summary=markdown(cut(f"mailbox of {request.agent}", 200)),
-            start_signal="withdraw" if request.withdraw else "dispatch",
-            start_signal_args=[request.dispatch.model_dump(mode="json")],
-        )
+        name = "withdraw" if request.withdraw else "dispatch"
+        await tell(self._client, self._task_queue, request.agent, name, request.dispatch)
+
+
+async def tell(client: Client, task_queue: str, agent: str, name: str, body: Dispatch | Redeliver) -> None:
+    """Sends a signal to the mailbox of the agent, which is opened where there is none. Raises RPCError."""
+    await client.start_workflow(
+        "Mailbox",
+        {"agent": agent},
+        id=ids.mailbox_workflow_id(agent),
+        task_queue=task_queue,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        static_summary=_summary(agent),
+        start_signal=name,
+        start_signal_args=[body.model_dump(mode="json", exclude_none=True)],
+    )
+
+
+async def deliver(client: Client, task_queue: str, agent: str, request: DeliverRequest) -> Delivered:
+    """Hands what has come to the mailbox of the agent, which is opened where there is none.
+
+    Raises WorkflowUpdateFailedError with the mailbox's reason, and RPCError: then it can be delivered again.
+    """
+    start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
+        "Mailbox",
+        {"agent": agent},
+        id=ids.mailbox_workflow_id(agent),
+        task_queue=task_queue,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        static_summary=_summary(agent),
+    )
+    answer: Delivered = await client.execute_update_with_start_workflow(
+        "deliver",
+        request.model_dump(mode="json", by_alias=True, exclude_none=True),
+        start_workflow_operation=start,
+        result_type=Delivered,
+    )
+    return answer
+
+
+def _summary(agent: str) -> str:
+    return markdown(cut(f"mailbox of {agent}", 200))

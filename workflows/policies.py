@@ -80,7 +80,7 @@ LOOK_BACK: dict[str, Any] = {
 MOST_LOOKING = timedelta(minutes=10)
 LOOK_RETRIES = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(minutes=1))
 
-# What the bridges of a folder are to do, however long none is there, or its disk is full: the order stands.
+# What the bridges of a folder are to do, however long none is there: the order stands.
 CARRYING: dict[str, Any] = {
     "start_to_close_timeout": timedelta(minutes=5),
     "heartbeat_timeout": HEARTBEAT,

@@ -118,18 +118,7 @@ def wanted() -> set[str]:
     """Read from the tables that the code itself goes by, so that whatever is added there is asked for here."""
     activities = [
         definition.name
-        for owner in (
-            Turns,
-            ToolCalls,
-            Runs,
-            Inheritances,
-            Reconciliations,
-            FollowUps,
-            Standings,
-            Delegations,
-            Conversations,
-            Mailboxes,
-        )
+        for owner in OWNERS
         for method in vars(owner).values()
         if (definition := activity._Definition.from_callable(method))
     ]
