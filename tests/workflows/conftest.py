@@ -16,6 +16,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle
+from temporalio.service import RPCError
 from temporalio.worker import Interceptor, Replayer, Worker
 
 from activities.model import MessagesModel
@@ -169,6 +170,13 @@ class World:
                 found += event.SerializeToString()
         return found
 
+    async def clear(self) -> None:
+        """Ends what a test left open: the server is shared, and a run without a worker is a finding elsewhere."""
+        left = self.client.list_workflows(f"TaskQueue = '{self.queue}' AND ExecutionStatus = 'Running'")
+        async for each in left:
+            with suppress(RPCError):  # it has ended since
+                await self.client.get_workflow_handle(each.id).terminate("its test is over")
+
     async def failed_tasks(self, run: Run) -> int:
         """Workflow tasks that failed. A bug or a bad input that wedges a run shows up here."""
         kinds = [event.event_type async for event in run.fetch_history_events()]
@@ -217,11 +225,14 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
         )
         with ScriptedModel(script) as model:
             it = World(server, f"q-{uuid4().hex[:8]}", project, model, caches)
-            if not works:
-                yield it
-                return
-            async with it.worker():
-                yield it
-            await it.replay()
+            try:
+                if not works:
+                    yield it
+                    return
+                async with it.worker():
+                    yield it
+                await it.replay()
+            finally:
+                await it.clear()
 
     return make

@@ -61,6 +61,11 @@ async def replies(here: Followed, what: str) -> None:
     await here.publish(here.reply(f"{what}: yes", to=f"{here.message}-{what}"))
 
 
+async def resolved(here: Followed, run: Run, count: int) -> bool:
+    tasks = (await here.it.state(run))["tasks"]
+    return sum(task["state"] == "resolved" for task in tasks) == count
+
+
 async def test_agent_can_create_a_workflow_with_a_summary_and_multiple_described_tasks(following: Following) -> None:
     async with following() as here:
         run = await dm_b_then_update_x(here, "when", "where")
@@ -142,6 +147,7 @@ async def test_resume_prompt_includes_workflow_summary_and_task_description(foll
     async with following() as here:
         run = await dm_b_then_update_x(here, "when", "where")
         await replies(here, "when")
+        await here.it.until(lambda: resolved(here, run, 1))  # two events at once may come in either order
         await replies(here, "where")
         await resumed(here, run)
         asked = here.it.model.requests[-1]
