@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import select
 import subprocess
 import sys
 import time
@@ -26,7 +27,11 @@ def last_said(body: dict[str, Any]) -> str:
     return str(texts[-1])
 
 
+asked: list[str] = []  # what the model has heard, by any of the tests
+
+
 def reply(body: dict[str, Any]) -> Any:
+    asked.append(last_said(body))
     results = [b["content"] for b in body["messages"][-1]["content"] if b["type"] == "tool_result"]
     match last_said(body), results:
         case _, [answer, *_]:
@@ -53,11 +58,21 @@ class Terminal:
     def type(self, line: str) -> None:
         os.write(self.descriptor, f"{line}\n".encode())
 
+    def until_asked(self, words: str) -> None:
+        """Until the model has heard this."""
+        deadline = time.monotonic() + PATIENCE
+        while words not in asked:
+            assert time.monotonic() < deadline, f"the model never heard {words!r}:\n{self.seen}"
+            time.sleep(0.05)
+
     def until(self, words: str) -> None:
         """Until these words come, after those that were waited for before."""
         deadline = time.monotonic() + PATIENCE
         while (at := self.seen.find(words, self.read)) < 0:
-            assert time.monotonic() < deadline, f"{words!r} never came in:\n{self.seen}"
+            left = deadline - time.monotonic()
+            assert left > 0, f"{words!r} never came in:\n{self.seen}"
+            if not select.select([self.descriptor], [], [], left)[0]:
+                continue
             try:
                 data = os.read(self.descriptor, 65536)
             except OSError:
@@ -107,6 +122,7 @@ def test_a_conversation_at_the_terminal(project: Project) -> None:
         it.type("/journal")
         it.until("all is noted")
         it.type("take long")
+        it.until_asked("take long")  # before that it may wait for the turn before, and the cancel would meet that one
         it.type("after it")
         it.until("1 before it")
         it.type("/cancel")

@@ -63,7 +63,7 @@ async def replies(here: Followed, what: str) -> None:
 
 async def resolved(here: Followed, run: Run, count: int) -> bool:
     tasks = (await here.it.state(run))["tasks"]
-    return sum(task["state"] == "resolved" for task in tasks) == count
+    return [task["state"] for task in tasks].count("resolved") == count
 
 
 async def test_agent_can_create_a_workflow_with_a_summary_and_multiple_described_tasks(following: Following) -> None:
