@@ -28,7 +28,6 @@ from temporalio.client import (
 )
 from temporalio.common import (
     SearchAttributeIndexedValueType,
-    SearchAttributeKey,
     WorkflowIDConflictPolicy,
     WorkflowIDReusePolicy,
 )
@@ -37,6 +36,7 @@ from temporalio.exceptions import ApplicationError, CancelledError, TerminatedEr
 from temporalio.exceptions import TimeoutError as TimedOut
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities import attributes
 from codec import AesGcmCodec
 from contracts.events import ResumeEvent, ResumePayload, StartEvent
 from contracts.failures import RunFailure
@@ -47,12 +47,10 @@ from converter import data_converter, encrypting
 from decisions import ids
 from decisions.narrate import cut, markdown
 from decisions.resume import refusal
-from workflows import attributes
 
 V = TypeVar("V")
 
 QUERY_PATIENCE = timedelta(seconds=3)  # a run without a worker answers no query
-PROBLEMS = SearchAttributeKey.for_keyword_list("TemporalReportedProblems")  # the server's own
 CAUSE = "cause=WorkflowTaskFailedCause"
 MOST_ID_BYTES = 900  # the server takes 1,000 for the whole workflow id
 
@@ -267,7 +265,7 @@ class Found:
 
     @property
     def _problems(self) -> Sequence[str]:
-        return self.execution.typed_search_attributes.get(PROBLEMS) or ()
+        return self.execution.typed_search_attributes.get(attributes.PROBLEMS) or ()
 
 
 async def find(client: Client, run_id: str) -> Found:
@@ -308,7 +306,7 @@ async def listing(
         query = "WorkflowType IN ('AgentRun', 'FollowUp')"
         query += " AND AgentStatus = 'waiting_on_human' AND ExecutionStatus = 'Running'"
     if wedged:
-        query += f" AND {PROBLEMS.name} IS NOT NULL AND ExecutionStatus = 'Running'"
+        query += f" AND {attributes.PROBLEMS.name} IS NOT NULL AND ExecutionStatus = 'Running'"
     count = 0
     async for found in _listed(client, query):
         if waiting or wedged or found.parent is None:

@@ -18,6 +18,7 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.attributes import AGENT_STATUS, WAITING_FOR
 from contracts.context import ContextFull, Summary
 from contracts.delegation import DelegationRequest, DelegationState
 from contracts.run import QuestionView, RunStatus
@@ -26,7 +27,6 @@ from contracts.turn import ModelTurn, TurnRequest
 from decisions import ids
 from decisions.narrate import cut
 from runs import NoSuchRun, find, state
-from workflows.attributes import AGENT_STATUS, WAITING_FOR
 
 # What else is told to the trace, people see anyway: as a call, a summary, a question, or the end.
 TOLD_TO_PEOPLE = ("agent.guardrail.escalated", "agent.exhaustion.soft_limit")

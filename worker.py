@@ -78,9 +78,8 @@ from workflows.topic import EventTopic
 from workflows.unknown import Unknown
 
 GRACE = timedelta(seconds=30)  # SIGTERM is no cancel: what runs is finished within this
-LEAVING = timedelta(
-    seconds=10
-)  # beyond GRACE: the SDK's core sometimes never ends its shutdown, with nothing left to do
+# Beyond GRACE: the SDK's core sometimes never ends its shutdown, with nothing left to do.
+LEAVING = timedelta(seconds=10)
 RECOVERY = timedelta(seconds=1)  # a killed worker's runs are picked up by another after this
 SHOWN_WITHIN = timedelta(milliseconds=200)  # a partial answer reaches a watcher
 

@@ -17,6 +17,7 @@ store        a run's store on a disk (remote_store: on an object store)
 project      what a worker offers: agents, tools, model settings
 claude       the Claude models: their windows and prices (price: what a call costs)
 transcript   the worker's cache of conversations, and how it gets what it misses
+attributes   the search attributes of runs, by name and type
 observation  what each attempt tells of itself: its step to the log, its figures to the metrics
 spans        OpenTelemetry spans: of attempts, events and whole runs
 trace        `trace.jsonl`: what a run did, a line each

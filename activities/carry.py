@@ -21,8 +21,10 @@ from activities.mail_result import GONE, Result, result_of, steps_of, told_witho
 from activities.mail_take import Takes, over
 from activities.mail_told import Told, stem_of
 from activities.workspace import Workspace, folder_name
-from contracts.mailbox import Ack, Carried, CarryRequest, Done, Ending, Letter, Order, OrderKind, TaskState, Transition
+from contracts.carry import Carried, CarryRequest, Done, Order, OrderKind
+from contracts.letter import Ack, Ending, Letter, TaskState, Transition
 from decisions.letter import BAD_MESSAGE, may_try_again
+from decisions.mail_orders import LOST
 from decisions.mailbox import RESULT_SENT_AGAIN, SKIPPED_DUPLICATE
 from decisions.narrate import cut
 
@@ -109,7 +111,7 @@ class Carrier:
 
     async def _finish(self, order: Order) -> Done:
         letter = order.letter
-        ending = letter.ending or Ending(ack=Ack.failed, details="its end is not known", fault="Lost")
+        ending = letter.ending or LOST
         result, workspace = told_without_run(ending), None
         if not letter.is_reply and letter.run_id is not None and ending.fault != BAD_MESSAGE:
             result = await result_of(self._client, letter.run_id)
@@ -138,7 +140,7 @@ class Carrier:
         if not letter.is_reply:
             kept = self._told.sent_before(letter, letter.run_id) if result.fault == GONE and letter.run_id else None
             if kept is not None:
-                self._told.send_again(letter, kept)
+                self._told.send(letter, kept)
             else:
                 self._told.reply(letter, result, workspace)
         state = TaskState.succeeded if ending.ack is Ack.succeeded else TaskState.failed
@@ -153,7 +155,7 @@ class Carrier:
         letter, run_id = order.letter, order.run_id or ""
         kept = await asyncio.to_thread(self._told.sent_before, letter, run_id)
         if kept is not None:
-            await asyncio.to_thread(self._told.send_again, letter, kept)
+            await asyncio.to_thread(self._told.send, letter, kept)
         else:
             result = await result_of(self._client, run_id)
             workspace = Workspace(self._workspaces / folder_name(run_id))

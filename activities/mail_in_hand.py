@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from temporalio.client import Client, WorkflowQueryFailedError
-from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError
 
-from contracts.mailbox import AckView, MailboxView, Stage, TaskState
+from activities.attributes import AGENT_STATUS
+from contracts.letter import Stage, TaskState
+from contracts.mailbox import AckView, MailboxView
 from contracts.run import RunStatus
 from decisions.ids import mailbox_workflow_id, run_workflow_id
 
 LOOK_WITHIN = timedelta(seconds=5)
 AT_ONCE = 10
-_STATUS = SearchAttributeKey.for_keyword("AgentStatus")
 
 
 @dataclass(frozen=True)
@@ -69,4 +69,4 @@ async def _waits_for_a_person(client: Client, run_id: str) -> bool:
         run = await client.get_workflow_handle(run_workflow_id(run_id)).describe(rpc_timeout=LOOK_WITHIN)
     except RPCError:
         return False
-    return run.typed_search_attributes.get(_STATUS) == RunStatus.waiting_on_human
+    return run.typed_search_attributes.get(AGENT_STATUS) == RunStatus.waiting_on_human

@@ -17,8 +17,9 @@ from activities.mail_result import LOOK_WITHIN
 from activities.mail_told import Told, stem_of
 from activities.workspace import folder_name
 from contracts.delegation import DelegationState
+from contracts.letter import Letter, Stage, TaskState
 from contracts.mail import MOST_MESSAGE
-from contracts.mailbox import AckView, Letter, MailboxView, Stage, TaskState
+from contracts.mailbox import AckView, MailboxView
 from contracts.run import RunView
 from decisions.ids import mailbox_workflow_id, run_workflow_id
 from decisions.task_file import page

@@ -5,16 +5,15 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio.client import Client
-from temporalio.common import SearchAttributeKey
 
+from activities.attributes import AGENT_STEP
 from activities.outcome import outcome_of
 from contracts.delegation import SubtaskStatus
-from contracts.mailbox import Ack, Ending
+from contracts.letter import Ack, Ending
 from decisions.ids import run_workflow_id
 
 LOOK_WITHIN = timedelta(seconds=20)
 GONE = "RunGone"
-_STEPS = SearchAttributeKey.for_int("AgentStep")
 
 
 @dataclass(frozen=True)
@@ -46,4 +45,4 @@ def told_without_run(ending: Ending) -> Result:
 async def steps_of(client: Client, run_id: str) -> int:
     """As the run has told the server."""
     described = await client.get_workflow_handle(run_workflow_id(run_id)).describe(rpc_timeout=LOOK_WITHIN)
-    return described.typed_search_attributes.get(_STEPS) or 0
+    return described.typed_search_attributes.get(AGENT_STEP) or 0

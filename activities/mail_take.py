@@ -15,9 +15,11 @@ from activities.mail_message import NotAMessage, read
 from activities.mail_pages import Pages
 from activities.mail_told import Told
 from activities.workspace import ARTIFACTS, OutsideWorkspace, Workspace, folder_name
+from contracts.carry import Done
 from contracts.conversation import Choice, LaneFault, SubmitRequest
+from contracts.letter import Ack, Ending, Letter, TaskState, Transition
 from contracts.mail import ReplyHead, TaskHead
-from contracts.mailbox import Ack, Done, Ending, Letter, MailReply, ReplyVerdict, TaskState, Transition
+from contracts.mail_outside import MailReply, ReplyVerdict
 from decisions import ids
 from decisions.letter import BAD_MESSAGE
 from decisions.narrate import cut

@@ -13,8 +13,8 @@ from activities.mail_message import NotAMessage, read, written
 from activities.mail_result import Result
 from activities.outcome import files_of
 from activities.workspace import Workspace, folder_name
+from contracts.letter import Ack, Ending, Letter, Transition
 from contracts.mail import MOST_MESSAGE, ReplyHead, ReplyStatus
-from contracts.mailbox import Ack, Ending, Letter, Transition
 from decisions.ack import acked, duplicated, stated
 
 MOST_BODY = 200 * 1024  # bytes of an outcome in its reply; a longer one lies beside it
@@ -124,7 +124,7 @@ class Told:
         )
         data = written(head, body if body.endswith("\n") else f"{body}\n").encode(errors="replace")
         self._archive(letter.plan, f"{stem}-reply", ".md", data)
-        self._send(letter, data)
+        self.send(letter, data)
 
     def _copied(self, plan: str, into: str, named: tuple[str, ...], workspace: Workspace) -> list[str]:
         """What was named and is a regular file there."""
@@ -135,7 +135,8 @@ class Told:
             copied.append(target)
         return copied
 
-    def _send(self, letter: Letter, data: bytes) -> None:
+    def send(self, letter: Letter, data: bytes) -> None:
+        """Into the folder that others read; sent again, it is there once."""
         below, outgoing = self.folder.below, self.folder.outgoing
         stem = stem_of(letter)
         with below.locked(outgoing, letter.plan):
@@ -162,9 +163,6 @@ class Told:
                     if isinstance(head, ReplyHead) and head.run_id == run_id and head.sender == self.agent:
                         return data
         return None
-
-    def send_again(self, letter: Letter, data: bytes) -> None:
-        self._send(letter, data)
 
     def away(self, letter: Letter, ending: Ending) -> None:
         """The file goes where its end sends it."""

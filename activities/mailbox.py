@@ -9,7 +9,8 @@ from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.conversation import TurnEnd
-from contracts.mailbox import Delivered, DeliverRequest, Dispatch, Looked, LookRequest, MailDispatch, Redeliver
+from contracts.mail_outside import Dispatch, MailDispatch
+from contracts.mailbox import Delivered, DeliverRequest, Looked, LookRequest, Redeliver
 from decisions import ids
 from decisions.narrate import cut, markdown
 
@@ -74,12 +75,7 @@ class Mailboxes:
 async def tell(client: Client, task_queue: str, agent: str, name: str, body: Dispatch | Redeliver) -> None:
     """Sends a signal to the mailbox of the agent, which is opened where there is none. Raises RPCError."""
     await client.start_workflow(
-        "Mailbox",
-        {"agent": agent},
-        id=ids.mailbox_workflow_id(agent),
-        task_queue=task_queue,
-        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        static_summary=_summary(agent),
+        **_mailbox(task_queue, agent),
         start_signal=name,
         start_signal_args=[body.model_dump(mode="json", exclude_none=True)],
     )
@@ -90,14 +86,7 @@ async def deliver(client: Client, task_queue: str, agent: str, request: DeliverR
 
     Raises WorkflowUpdateFailedError with the mailbox's reason, and RPCError: then it can be delivered again.
     """
-    start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
-        "Mailbox",
-        {"agent": agent},
-        id=ids.mailbox_workflow_id(agent),
-        task_queue=task_queue,
-        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        static_summary=_summary(agent),
-    )
+    start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(**_mailbox(task_queue, agent))
     answer: Delivered = await client.execute_update_with_start_workflow(
         "deliver",
         request.model_dump(mode="json", by_alias=True, exclude_none=True),
@@ -107,5 +96,13 @@ async def deliver(client: Client, task_queue: str, agent: str, request: DeliverR
     return answer
 
 
-def _summary(agent: str) -> str:
-    return markdown(cut(f"mailbox of {agent}", 200))
+def _mailbox(task_queue: str, agent: str) -> dict[str, Any]:
+    """How the one mailbox of the agent is found, or opened."""
+    return {
+        "workflow": "Mailbox",
+        "args": [{"agent": agent}],
+        "id": ids.mailbox_workflow_id(agent),
+        "task_queue": task_queue,
+        "id_conflict_policy": WorkflowIDConflictPolicy.USE_EXISTING,
+        "static_summary": markdown(cut(f"mailbox of {agent}", 200)),
+    }

@@ -27,11 +27,11 @@ from temporalio.client import (
     WorkflowQueryFailedError,
     WorkflowQueryRejectedError,
 )
-from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities import ledger
+from activities.attributes import AGENT_STATUS, PROBLEMS
 from activities.heartbeat import beating
 from activities.ledger import Claim
 from activities.observation import count
@@ -54,8 +54,6 @@ ANSWER_WITHIN = timedelta(seconds=3)
 MARK = "seen.json"  # of a store
 
 _log = logging.getLogger(__name__)
-_PROBLEMS = SearchAttributeKey.for_keyword_list("TemporalReportedProblems")
-_STATUS = SearchAttributeKey.for_keyword("AgentStatus")
 _STANDINGS = {
     WorkflowExecutionStatus.RUNNING: Standing.open,
     WorkflowExecutionStatus.COMPLETED: Standing.completed,
@@ -160,7 +158,7 @@ class _Look:
     async def _wedged(self) -> None:
         try:
             async for run in self._listed(f"{self._open()} AND TemporalReportedProblems IS NOT NULL"):
-                reported = run.typed_search_attributes.get(_PROBLEMS) or ()
+                reported = run.typed_search_attributes.get(PROBLEMS) or ()
                 self.findings.append(judge.wedged(run_id_of(run.id), reported))
         except RPCError as error:
             if error.status is not RPCStatusCode.INVALID_ARGUMENT:
@@ -293,7 +291,7 @@ class _Look:
             until=claim.until if claim else None,
             keeper=run_id_of(keeper.id),
             standing=_standing(keeper),
-            asks=keeper.typed_search_attributes.get(_STATUS) == RunStatus.waiting_on_human,
+            asks=keeper.typed_search_attributes.get(AGENT_STATUS) == RunStatus.waiting_on_human,
             at_work=await self._is_at_work(keeper, page.step),
             state=state,
         )
@@ -368,7 +366,7 @@ def _standing(run: WorkflowExecution) -> Standing:
 
 
 def _is_wedged(run: WorkflowExecution) -> bool:
-    return run.typed_search_attributes.get(_PROBLEMS) is not None
+    return run.typed_search_attributes.get(PROBLEMS) is not None
 
 
 def _mark(store: Store) -> Seen | None:

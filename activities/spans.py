@@ -29,11 +29,11 @@ from opentelemetry.trace import (
 )
 from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionDescription
-from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
+from activities.attributes import AGENT_NAME, AGENT_STATUS, AGENT_STEP, COST_USD
 from activities.observation import facts
 from activities.secrets import Secrets
 from contracts.run import CloseRequest, RunStatus
@@ -43,10 +43,6 @@ from decisions.spans import MODEL_TURNS, about_event, about_facts, about_request
 RUN = "AgentRun"  # the workflow type whose trace has a root span
 PATIENCE = timedelta(seconds=5)
 
-_AGENT = SearchAttributeKey.for_keyword("AgentName")
-_STATUS = SearchAttributeKey.for_keyword("AgentStatus")
-_STEP = SearchAttributeKey.for_int("AgentStep")
-_COST = SearchAttributeKey.for_float("CostUsd")
 
 _log = logging.getLogger(__name__)
 
@@ -161,7 +157,7 @@ class Spans(Interceptor):
             _log.warning("no root span of %s: %s", workflow_id, error)
             return
         known = described.typed_search_attributes
-        status, agent = known.get(_STATUS, ""), known.get(_AGENT, "")
+        status, agent = known.get(AGENT_STATUS, ""), known.get(AGENT_NAME, "")
         with self._beginning(info.namespace, workflow_id, root_span_id(info.namespace, workflow_id)):
             span = self._tracer.start_span(
                 f"invoke_agent {agent}".strip(),
@@ -173,8 +169,8 @@ class Spans(Interceptor):
                         "gen_ai.operation.name": "invoke_agent",
                         "gen_ai.agent.name": agent,
                         "perdure.outcome": status,
-                        "perdure.steps": known.get(_STEP, 0),
-                        "perdure.cost_usd": known.get(_COST, 0.0),
+                        "perdure.steps": known.get(AGENT_STEP, 0),
+                        "perdure.cost_usd": known.get(COST_USD, 0.0),
                         "temporalRunID": info.workflow_run_id or "",
                     }
                 ),

@@ -6,6 +6,11 @@ events      the agentic.* events, field for field as their source has them
 conversation  what a lane takes and answers
 followup    tasks that resolve later: their commands, states and events
 topic       events from outside, and who waits for them
+mail        a message as a file
+letter      a message in hand
+carry       what bridges are to do in a folder, and what came of it
+mailbox     what a mailbox is told, keeps and shows
+mail_outside  subtasks for peers that live outside, and their replies
 delegation  subtasks, how they stand, what they have used
 signals     what people send to a run: answers and cancel requests
 question    the one open question of a run

@@ -1,4 +1,4 @@
-"""What a mailbox is told by its bridges, what it keeps, and what it orders them to do (C1 to C8, D2, D6).
+"""What a mailbox is told by its bridges and by lanes, what it keeps, and what it shows (C1 to C8, D2).
 
 A bridge stands between a folder and the mailbox. The message itself stays in its file: the mailbox knows its head, and
 the bridge that carries out an order reads the rest.
@@ -8,19 +8,16 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import AwareDatetime, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from contracts.carry import Order
 from contracts.conversation import TurnEnd
-from contracts.mail import MOST_INPUTS, InputName, MessageHead, Name, ReplyStatus
+from contracts.letter import Ack, Letter, Stage, TaskState, sparse
+from contracts.mail import MOST_INPUTS, InputName, MessageHead, Name
 from contracts.value import Edge, Value
 
 MOST_DELIVERIES = 100  # of one `deliver`
 MOST_FILE_NAME = 255
-
-
-def _sparse(default: Any) -> Any:
-    """A field that is not written while it says nothing: there are thousands of them in a mailbox's state."""
-    return Field(default=default, exclude_if=lambda value: value == default)
 
 
 class Delivery(Edge):
@@ -66,141 +63,6 @@ class Delivered(Value):
     open: int
 
 
-class Ack(StrEnum):
-    consumed = "CONSUMED"  # before anything is done about it
-    succeeded = "SUCCEEDED"
-    failed = "FAILED"
-
-
-class TaskState(StrEnum):
-    consumed = "CONSUMED"
-    running = "RUNNING"
-    blocked = "BLOCKED_WAITING_INPUT"
-    succeeded = "SUCCEEDED"
-    failed = "FAILED"
-
-
-class Transition(Value):
-    state: TaskState
-    at: datetime
-
-
-class Stage(StrEnum):
-    """Where a message is on its way."""
-
-    blocked = "blocked"  # its inputs are not there
-    admitted = "admitted"  # it waits to be taken
-    running = "running"  # its run has begun
-    ending = "ending"  # what became of it is to be told
-    outgoing = "outgoing"  # a dispatch that is not in the folder yet
-    sent = "sent"  # and one that is: a reply is awaited
-
-
-class Ending(Value):
-    """How a letter ends. `fault` is the type of a failure; `details` are for the ack, and for people."""
-
-    ack: Literal[Ack.succeeded, Ack.failed]
-    details: str
-    fault: str | None = None
-
-
-class Letter(Value):
-    """A message in hand. `key` is a digest of its id and hash, `task` of its plan, task and subtask.
-
-    `attempt` counts the runs of it. Of a dispatch to a peer that lives outside, `delegation` is the workflow that
-    waits for the reply; it has no file of its own in `.pending/`. `size` is in bytes, as the mailbox carries it;
-    `untold` says that the folder does not have its state yet, `looks` how often nothing was seen of the run's end,
-    and `tries` how often what is due could not be done.
-    """
-
-    key: str
-    task: str
-    folder: str
-    plan: str
-    file: str = _sparse("")
-    sha256: str = _sparse("")
-    message_id: str
-    plan_id: str
-    task_id: str
-    subtask_id: str | None = _sparse(None)
-    sender: str
-    is_reply: bool = _sparse(False)
-    undecided: tuple[str, ...] = _sparse(())
-    delegation: str | None = _sparse(None)
-    stage: Stage
-    attempt: int = _sparse(1)
-    run_id: str | None = _sparse(None)
-    not_before: datetime | None = _sparse(None)
-    heard_at: datetime
-    transitions: tuple[Transition, ...] = _sparse(())
-    ending: Ending | None = _sparse(None)
-    size: int = _sparse(0)
-    untold: bool = _sparse(False)
-    looks: int = _sparse(0)
-    tries: int = _sparse(0)
-
-
-class OrderKind(StrEnum):
-    """What a bridge can be ordered to do. Each may be done again, and is then the same as once."""
-
-    take = "take"  # ack CONSUMED, then hand it to its lane; a reply, to the delegation that waits for it
-    write_state = "write_state"  # task_state_….json, as the letter's transitions have it
-    finish = "finish"  # ack and state, the reply, the file to .processed/ or, where it failed, to .deadletter/
-    skip = "skip"  # a file that brings nothing new: told in the ack of its message, to .processed/
-    resend = "resend"  # as `skip`, and the reply of the task's run is written again
-    bury = "bury"  # a file that is no message: to .deadletter/, with the reason beside it
-    restore = "restore"  # out of .deadletter/, to where new files come
-    dispatch = "dispatch"  # a subtask for a peer that lives outside, as a file for it
-    withdraw = "withdraw"  # that file is taken back, if it is still there
-
-
-class Order(Value):
-    """`why` is the reason of a `bury`, or the details of a `skip`. `run_id` of a `resend` is the run that did it.
-
-    A `skip` without details tells nothing: its message has had its end, and only the file is still there.
-    """
-
-    kind: OrderKind
-    letter: Letter
-    why: str = ""
-    run_id: str | None = None
-    not_before: datetime | None = _sparse(None)
-    tries: int = _sparse(0)
-
-
-class CarryRequest(Value):
-    """The input of the activity `carry`, on the task queue of the folder (`decisions.ids.mail_queue`)."""
-
-    agent: str
-    folder: str
-    orders: tuple[Order, ...]
-
-
-class Done(Value):
-    """What came of an order.
-
-    `run_id`: of a `take`, the run that its lane starts. `is_blocked`: that run asks a person for an input first.
-    `ending`: of a `take`, that it is over already (a reply; a file that is gone or changed); of a `finish`, how it
-    ended in the end; of a `dispatch`, that nobody waits for the reply any more. `again`: of a `finish`, the run failed
-    before it did anything, and may be tried again. `at`: of a `take`, when the folder was told that the run has begun,
-    or is blocked; None: it was not, and that is ordered. `later`: it could not be done now; it is ordered again after
-    a pause, and holds up nothing else. So is a `take` with neither a run nor an ending.
-    """
-
-    run_id: str | None = None
-    is_blocked: bool = False
-    ending: Ending | None = None
-    again: bool = False
-    at: AwareDatetime | None = None
-    later: bool = False
-
-
-class Carried(Value):
-    """The answer of `carry`: one for each order, in their order."""
-
-    done: tuple[Done, ...]
-
-
 class TurnEnded(Edge):
     """The body of the signal `turn_ended`, by which a lane tells a mailbox how its request ended."""
 
@@ -228,49 +90,6 @@ class Redeliver(Edge):
     message_id: Name | None = None
     file: str | None = Field(default=None, max_length=MOST_FILE_NAME)
     by: str | None = Field(default=None, max_length=200)
-
-
-class Dispatch(Edge):
-    """The body of the signals `dispatch` and `withdraw`: a subtask for the agent whose mailbox this is."""
-
-    delegation: str
-    plan_id: str
-    task_id: str
-    subtask_id: str
-    sender: str
-
-
-class MailDispatch(Value):
-    """The input of the activity `dispatch_mail`: for the mailbox of `agent`, or taken back from it."""
-
-    agent: str
-    dispatch: Dispatch
-    withdraw: bool = False
-
-
-class MailReply(Edge):
-    """The body of the update `reply` of a `Delegation`. `mailbox` is the agent in whose mailbox the reply came."""
-
-    mailbox: str
-    sender: str
-    subtask_id: str
-    status: ReplyStatus
-    body: str
-    artifacts: tuple[str, ...] = ()
-
-
-class MessageQuery(Edge):
-    """The argument of the query `message` of a `Delegation`."""
-
-    subtask_id: str
-
-
-class ReplyVerdict(StrEnum):
-    """What a `Delegation` makes of a reply. Where there is none of it any more, the reply is an orphan as well."""
-
-    resolved = "RESOLVED"
-    already_done = "ALREADY_DONE"
-    orphan = "ORPHAN"
 
 
 class DeadLetter(Value):
@@ -308,8 +127,8 @@ class TaskMemory(_Memory):
     """
 
     key: str
-    attempt: int = _sparse(1)
-    run_id: str | None = _sparse(None)
+    attempt: int = sparse(1)
+    run_id: str | None = sparse(None)
 
 
 class Seen(_Memory):
@@ -318,8 +137,8 @@ class Seen(_Memory):
     """
 
     file: str
-    attempt: int = _sparse(1)
-    again: bool = _sparse(False)
+    attempt: int = sparse(1)
+    again: bool = sparse(False)
 
 
 class MailboxState(Value):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from contracts.mailbox import Ack, Letter, TaskState, Transition
+from contracts.letter import Ack, Letter, TaskState, Transition
 
 MOST_TOLD = 100  # changes, or duplicates, that a file keeps
 _ENDS = (TaskState.succeeded, TaskState.failed)

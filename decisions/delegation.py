@@ -24,7 +24,7 @@ from contracts.delegation import (
 )
 from contracts.failures import ToolFault
 from contracts.mail import MOST_NAME, ReplyStatus
-from contracts.mailbox import MailReply, ReplyVerdict
+from contracts.mail_outside import MailReply, ReplyVerdict
 from contracts.run import Call, RunState
 from contracts.tool import ToolOutcome, failed
 from decisions import ids

@@ -7,8 +7,9 @@ from pydantic_core import to_json
 
 from contracts.conversation import TurnEnd
 from contracts.failures import RunFailure
+from contracts.letter import Ack, Ending, Letter, Stage, TaskState, Transition
 from contracts.mail import MessageHead, TaskHead
-from contracts.mailbox import Ack, DeadLetter, Delivery, Ending, Letter, Stage, TaskState, Transition
+from contracts.mailbox import DeadLetter, Delivery
 from decisions.ids import letter_key, mail_conversation_id, mail_request_id, task_key, turn_run_id
 from decisions.narrate import cut
 

@@ -2,7 +2,9 @@
 
 from datetime import datetime
 
-from contracts.mailbox import DeadLetter, Letter, MailboxState, Order, OrderKind, Redeliver, Seen
+from contracts.carry import Order, OrderKind
+from contracts.letter import Letter
+from contracts.mailbox import DeadLetter, MailboxState, Redeliver, Seen
 from decisions.letter import WHY, mark, place, stub_of, weighed
 from decisions.mail_room import BY, DEAD_BYTES, MOST_DEAD, MOST_SEEN, bounded, newest, noticed
 from decisions.narrate import cut

@@ -8,21 +8,9 @@ from datetime import datetime, timedelta
 from itertools import chain, islice, zip_longest
 from typing import TypeVar
 
-from contracts.mailbox import (
-    Ack,
-    Carried,
-    CarryRequest,
-    Done,
-    Ending,
-    Letter,
-    Looked,
-    LookRequest,
-    MailboxState,
-    Order,
-    OrderKind,
-    Stage,
-    TaskState,
-)
+from contracts.carry import Carried, CarryRequest, Done, Order, OrderKind
+from contracts.letter import Ack, Ending, Letter, Stage, TaskState
+from contracts.mailbox import Looked, LookRequest, MailboxState
 from decisions.ids import mail_conversation_id, task_key
 from decisions.letter import ending_of, has_passed, moved
 from decisions.mail_outside import resolved
@@ -167,12 +155,10 @@ def _carried_out(state: MailboxState, order: Order, done: Done, now: datetime) -
     changed = _CHANGED.get(order.kind)
     if changed is None:
         later = (_put_off(order, now),) if done.later else ()
-        at = next((number for number, each in enumerate(state.orders) if each == order), None)
-        return (
-            state
-            if at is None
-            else state.model_copy(update={"orders": (*state.orders[:at], *later, *state.orders[at + 1 :])})
-        )
+        if order not in state.orders:
+            return state
+        at = state.orders.index(order)
+        return state.model_copy(update={"orders": (*state.orders[:at], *later, *state.orders[at + 1 :])})
     letter = letter_of(state, order.letter.key)
     if letter is None or letter.attempt != order.letter.attempt:
         return state

@@ -5,7 +5,10 @@ from datetime import datetime
 
 from pydantic_core import to_json
 
-from contracts.mailbox import Dispatch, Letter, MailboxState, Order, OrderKind, Stage
+from contracts.carry import Order, OrderKind
+from contracts.letter import Letter, Stage
+from contracts.mail_outside import Dispatch
+from contracts.mailbox import MailboxState
 from decisions.ids import letter_key, task_key
 from decisions.letter import weighed
 from decisions.mail_room import has_room, letter_of, noticed, without_letters

@@ -5,7 +5,9 @@ from typing import TypeVar
 
 from pydantic_core import to_json
 
-from contracts.mailbox import AckView, DeadLetter, Letter, MailboxState, Order, Stage
+from contracts.carry import Order
+from contracts.letter import Letter, Stage
+from contracts.mailbox import AckView, DeadLetter, MailboxState
 from decisions.letter import is_task, place
 from decisions.narrate import cut
 

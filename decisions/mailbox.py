@@ -7,24 +7,9 @@ Every message that was admitted ends once. A message in hand is a letter, and it
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from contracts.mailbox import (
-    Ack,
-    AckView,
-    Delivered,
-    Delivery,
-    Ending,
-    GiveUp,
-    Letter,
-    MailboxState,
-    Order,
-    OrderKind,
-    Seen,
-    Stage,
-    TaskMemory,
-    TaskState,
-    TurnEnded,
-    Verdict,
-)
+from contracts.carry import Order, OrderKind
+from contracts.letter import Ack, Ending, Letter, Stage, TaskState
+from contracts.mailbox import AckView, Delivered, Delivery, GiveUp, MailboxState, Seen, TaskMemory, TurnEnded, Verdict
 from decisions.ids import mail_request_id
 from decisions.letter import (
     GIVEN_UP,

@@ -3,17 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from contracts.mailbox import (
-    Ack,
-    AckView,
-    Letter,
-    MailboxState,
-    MailboxView,
-    Order,
-    OrderKind,
-    Stage,
-    TaskState,
-)
+from contracts.carry import Order, OrderKind
+from contracts.letter import Ack, Letter, Stage, TaskState
+from contracts.mailbox import AckView, MailboxState, MailboxView
 from decisions.letter import has_passed
 from decisions.narrate import cut, markdown
 

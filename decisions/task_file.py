@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from contracts.delegation import DelegationState, DelegationStatus, SubtaskState, SubtaskStatus
-from contracts.mailbox import Ack, Letter
+from contracts.letter import Ack, Letter
 from contracts.run import RunStatus, RunView
 from decisions.narrate import cut
 

@@ -1,4 +1,4 @@
-"""The search attributes: what a person can list and filter runs by.
+"""What the search attributes of a run say.
 
 An upsert is an event in history, so they change with the run's status and not with each step. A value over 2 KiB
 would make the server end the run, so every text is cut.
@@ -6,8 +6,18 @@ would make the server end the run, so every text is cut.
 
 from typing import Any
 
-from temporalio.common import SearchAttributeKey, SearchAttributePair, SearchAttributeUpdate, TypedSearchAttributes
+from temporalio.common import SearchAttributePair, SearchAttributeUpdate, TypedSearchAttributes
 
+from activities.attributes import (
+    AGENT_NAME,
+    AGENT_STATUS,
+    AGENT_STEP,
+    CONVERSATION_ID,
+    COST_USD,
+    KEYS,
+    PENDING_TOOLS,
+    WAITING_FOR,
+)
 from contracts.followup import FollowUpState, State
 from contracts.question import Question, QuestionKind
 from contracts.run import RunState, RunStatus
@@ -15,24 +25,6 @@ from decisions import followup, followup_told
 from decisions.limits import spent
 from decisions.narrate import cut, waiting_for
 from workflows.confidential import is_confidential
-
-AGENT_NAME = SearchAttributeKey.for_keyword("AgentName")
-AGENT_STATUS = SearchAttributeKey.for_keyword("AgentStatus")
-WAITING_FOR = SearchAttributeKey.for_keyword("WaitingFor")
-AGENT_STEP = SearchAttributeKey.for_int("AgentStep")
-CONVERSATION_ID = SearchAttributeKey.for_keyword("ConversationId")
-PENDING_TOOLS = SearchAttributeKey.for_keyword_list("PendingTools")
-COST_USD = SearchAttributeKey.for_float("CostUsd")
-
-KEYS: tuple[SearchAttributeKey[Any], ...] = (
-    AGENT_NAME,
-    AGENT_STATUS,
-    WAITING_FOR,
-    AGENT_STEP,
-    CONVERSATION_ID,
-    PENDING_TOOLS,
-    COST_USD,
-)
 
 MOST = 200  # characters of a value
 

@@ -19,6 +19,7 @@ from temporalio.exceptions import (
 )
 from temporalio.workflow import ChildWorkflowHandle, ParentClosePolicy
 
+from activities.attributes import CONVERSATION_ID
 from activities.conversation import Conversations
 from activities.observation import count
 from activities.standing import Standings
@@ -43,7 +44,6 @@ from contracts.signals import CancelRequest, HumanInput
 from decisions import conversation as lane
 from decisions import ids, metrics
 from decisions.narrate import SHOWN, cut, markdown
-from workflows.attributes import CONVERSATION_ID
 from workflows.ended import Ended, of_event, of_failure, of_standing
 from workflows.halt import Halt
 from workflows.handlers import invalid, read, read_optional

@@ -29,7 +29,7 @@ from contracts.delegation import (
 )
 from contracts.events import BeginEvent, StartPayload
 from contracts.limits import LimitOverrides
-from contracts.mailbox import MailReply, MessageQuery
+from contracts.mail_outside import MailReply, MessageQuery
 from decisions import delegation, ids, narrate
 from workflows.halt import Halt
 from workflows.handlers import invalid, read

@@ -14,19 +14,19 @@ from temporalio import workflow
 from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
 
+from activities.attributes import AGENT_NAME
 from activities.mailbox import Mailboxes
 from activities.observation import count
+from contracts.carry import Carried, CarryRequest
 from contracts.conversation import LaneFault
+from contracts.letter import Letter
 from contracts.mail import MOST_NAME
+from contracts.mail_outside import Dispatch
 from contracts.mailbox import (
-    Carried,
-    CarryRequest,
     DeadLetter,
     DeliverRequest,
-    Dispatch,
     GiveUp,
     InputPicked,
-    Letter,
     Looked,
     MailboxStart,
     MailboxState,
@@ -36,7 +36,7 @@ from contracts.mailbox import (
 )
 from decisions import ids, mail_dead, mail_orders, mail_outside, mail_room, mailbox, mailbox_told, metrics
 from decisions.narrate import cut
-from workflows.attributes import AGENT_NAME, MOST
+from workflows.attributes import MOST
 from workflows.halt import Halt
 from workflows.handlers import invalid, read, read_optional
 from workflows.policies import CARRYING, LOOKING_AT_TURNS, WAIT_FOR_END

@@ -7,7 +7,7 @@ from temporalio import workflow
 
 from activities.mailbox import Mailboxes
 from contracts.delegation import Collected, DelegationRequest, DelegationState, Subtask, SubtaskStatus
-from contracts.mailbox import Dispatch, MailDispatch, MailReply, ReplyVerdict
+from contracts.mail_outside import Dispatch, MailDispatch, MailReply, ReplyVerdict
 from decisions import delegation, ids, narrate
 from workflows.halt import Halt
 from workflows.policies import FILES

@@ -15,7 +15,8 @@ from activities.mail_message import read
 from activities.mail_pages import Pages
 from activities.mail_told import Told
 from activities.mail_watch import Watcher
-from contracts.mailbox import Ack, CarryRequest, Done, Ending, Letter, Order, OrderKind, Stage, TaskState, Transition
+from contracts.carry import CarryRequest, Done, Order, OrderKind
+from contracts.letter import Ack, Ending, Letter, Stage, TaskState, Transition
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

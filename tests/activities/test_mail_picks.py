@@ -12,7 +12,7 @@ import pytest
 from activities.mail_folder import MailFolder
 from activities.mail_picks import LOOK_EVERY, Picks
 from activities.mail_told import Told
-from contracts.mailbox import Letter, Stage
+from contracts.letter import Letter, Stage
 from contracts.question import QuestionKind
 from contracts.run import QuestionView, RunStatus
 

@@ -1,7 +1,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from contracts.mailbox import Ack, Letter, Stage, TaskState, Transition
+from contracts.letter import Ack, Letter, Stage, TaskState, Transition
 from decisions.ack import acked, duplicated, stated
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -21,7 +21,7 @@ from contracts.delegation import (
     Subtask,
     SubtaskStatus,
 )
-from contracts.mailbox import MailReply, ReplyVerdict
+from contracts.mail_outside import MailReply, ReplyVerdict
 from contracts.run import Call, RunState
 from contracts.tool import Effect, ToolKind, ToolOutcome
 from contracts.turn import Usage

@@ -9,26 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pydantic_core import to_json
 
+from contracts.carry import Carried, CarryRequest, Done, OrderKind
 from contracts.conversation import TurnEnd
+from contracts.letter import Ack, Ending, Letter, Stage, TaskState
 from contracts.mail import ReplyHead, TaskHead
-from contracts.mailbox import (
-    Ack,
-    Carried,
-    CarryRequest,
-    Delivery,
-    Dispatch,
-    Done,
-    Ending,
-    GiveUp,
-    Letter,
-    Looked,
-    MailboxState,
-    OrderKind,
-    Redeliver,
-    Stage,
-    TaskState,
-    TurnEnded,
-)
+from contracts.mail_outside import Dispatch
+from contracts.mailbox import Delivery, GiveUp, Looked, MailboxState, Redeliver, TurnEnded
 from decisions import ids, mail_dead, mail_orders, mail_outside, mail_room, mailbox, mailbox_told
 from decisions.letter import ending_of, letter_for, may_try_again, run_of
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from contracts.delegation import DelegationState, DelegationStatus, SubtaskState, SubtaskStatus
-from contracts.mailbox import Ack, Ending, Letter, Stage
+from contracts.letter import Ack, Ending, Letter, Stage
 from contracts.run import RunStatus, RunView
 from contracts.turn import Usage
 from decisions.task_file import page, status_of

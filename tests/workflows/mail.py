@@ -14,21 +14,11 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
+from contracts.carry import Carried, CarryRequest, Done, Order
 from contracts.conversation import TurnEnd
+from contracts.letter import Letter
 from contracts.mail import TaskHead
-from contracts.mailbox import (
-    Carried,
-    CarryRequest,
-    DeadLetter,
-    Delivered,
-    DeliverRequest,
-    Delivery,
-    Done,
-    Letter,
-    MailboxView,
-    Order,
-    TurnEnded,
-)
+from contracts.mailbox import DeadLetter, Delivered, DeliverRequest, Delivery, MailboxView, TurnEnded
 from decisions import ids
 from decisions.letter import run_of
 

@@ -13,13 +13,13 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
+from activities.attributes import AGENT_STATUS
 from contracts.run import RunStatus
 from contracts.tool import Effect, ToolKind
 from decisions.loop import LAST_TURN
 from runs import ended, find, resume
 from testkit.model_server import Answer, Reply, calls, fails, says
 from testkit.tools import ScriptedTool
-from workflows.attributes import AGENT_STATUS
 
 FINISH = calls(("finish", {"outcome": "done"}))
 LOOK = calls(("look", {}), text="On it.")

@@ -12,19 +12,11 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.conversation import submit
 from activities.mailbox import Mailboxes
+from contracts.carry import Done, Order
 from contracts.conversation import SubmitRequest, TurnEnd
-from contracts.mailbox import (
-    Ack,
-    Delivery,
-    Dispatch,
-    Done,
-    Ending,
-    LookRequest,
-    MailDispatch,
-    Order,
-    Stage,
-    TaskState,
-)
+from contracts.letter import Ack, Ending, Stage, TaskState
+from contracts.mail_outside import Dispatch, MailDispatch
+from contracts.mailbox import Delivery, LookRequest
 from decisions import ids, mail_orders
 from testkit.model_server import Reply, calls
 from tests.workflows.lane import asking, begun, echo, lane_of, new_id, run_of, say, texts

@@ -13,7 +13,8 @@ from temporalio.service import RPCError
 
 from activities.mailbox import Mailboxes
 from contracts.agent import Agent
-from contracts.mailbox import AckView, MailboxView, MailDispatch
+from contracts.mail_outside import MailDispatch
+from contracts.mailbox import AckView, MailboxView
 from decisions.ids import mailbox_workflow_id
 from testkit.model_server import Reply, calls
 from tests.workflows.conftest import Run, World
