@@ -34,6 +34,7 @@ from terminal import Screen, read_answer
 from watch import Happening, Live, Resumed, Started, Thinking, Thought, Waiting, Watch
 
 LOOKS_EVERY = 0.2  # seconds between looks at what became of a message
+BEGINS_WITHIN = 3.0  # seconds that a cancel waits for the turn it is meant for
 OTHERS_EVERY = 1.0  # seconds between looks whether somebody else has said something here
 NO_TURN = (TurnEnd.steered, TurnEnd.answered, TurnEnd.dropped)  # requests that became part of another, or nothing
 HELP = """\
@@ -93,6 +94,7 @@ class Talk:
         self._known: set[str] = set()
         self._open = 0  # turns that are shown, or will be
         self._now: str | None = None  # the run that is shown
+        self._is_shown = asyncio.Event()  # set while there is one
         self._asks: tuple[str, QuestionView] | None = None  # the run that waits for a person, and its question
 
     async def once(self, message: str, when_busy: WhenBusy, *, as_json: bool) -> int:
@@ -215,9 +217,12 @@ class Talk:
         self._ready()
 
     async def _cancel(self) -> None:
-        """The turn that the person sees: the lane may be at the next one already."""
+        """The turn that the person sees, or else the one that is just beginning: the lane may be at a later one."""
+        if self._open:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_shown.wait(), BEGINS_WITHIN)
         if self._now is None:
-            raise Refused("no turn runs now")
+            raise Refused("the turn has not begun yet" if self._open else "no turn runs now")
         await cancel(self._here.client, self._now, CancelRequest(by="perdure chat"))
 
     async def _said(self, text: str) -> None:
@@ -283,12 +288,14 @@ class Talk:
             self._console.print("[dim]it was taken back[/]")
             return 1
         self._now = run_id
+        self._is_shown.set()
         try:
             async for happening in Watch(self._here.client, run_id).happenings():
                 self._note_question(run_id, happening)
                 self._page.show(happening)
         finally:
             self._now = self._asks = None
+            self._is_shown.clear()
         end = await ended(self._here.client, run_id)
         self._page.end(end)
         return EXIT_CODES.get(RunStatus(end.status), 1)
