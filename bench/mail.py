@@ -15,9 +15,9 @@ from pathlib import Path
 
 from activities.mail_folder import MailFolder
 from bridge import Bridge
+from commands.mail import carrying
 from decisions.ids import mailbox_workflow_id
 from devserver import embedded
-from mail import carrying
 from runs import connect, leave, register_search_attributes
 from settings import load
 from worker import working

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from commands.terminal import Screen, read_answer
 from contracts.context import ContextFull, Summary
 from contracts.run import QuestionView
 from contracts.signals import Decision
-from terminal import Screen, read_answer
 from watch import Crowded, Happening, Noticed, Shortened
 
 SUMMARY = Summary(

@@ -18,7 +18,7 @@ from activities.model import MessagesModel
 from activities.rehearsal import RehearsalTransport
 from activities.secrets import NO_SECRETS
 from bridge import Bridge
-from mail import carrying
+from commands.mail import carrying
 from runs import NotReachable, connect, leave
 from settings import Settings, load
 from supervisor import _die_with_parent

@@ -15,12 +15,12 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
 from activities.price import Price, cost
+from commands.report import print_run
 from contracts.events import StartEvent
 from contracts.failures import Escalation
 from contracts.run import RunState
 from contracts.turn import Usage
 from decisions.narrate import details
-from report import print_run
 from runs import ended, find, fork, resume
 from runs import state as state_of
 from settings import ProjectError, load

@@ -11,11 +11,11 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, Wor
 from temporalio.exceptions import ApplicationError
 
 from activities.conversation import submit
+from commands.report import print_run
 from contracts.conversation import SubmitRequest
 from contracts.run import RunView
 from contracts.tool import Effect
 from decisions import ids
-from report import print_run
 from runs import Refused, find
 from testkit.model_server import Reply, calls, says
 from testkit.tools import ScriptedTool

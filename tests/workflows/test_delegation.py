@@ -15,11 +15,11 @@ from temporalio.exceptions import CancelledError
 
 from activities.secrets import Secrets
 from codec import AesGcmCodec
+from commands.report import print_tree
 from contracts.agent import Agent
 from contracts.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
 from converter import encrypting
-from report import print_tree
 from runs import below, find, fork, listing, resume
 from testkit.model_server import Answer, Reply, calls, fails, says, slow
 from testkit.tools import ScriptedTool

@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 from temporalio.client import Client, WorkflowFailureError
 
+from commands.report import print_run
 from contracts.failures import Escalation
 from contracts.journal import Journal
 from decisions.journal import DIGEST, digest, render
-from report import print_run
 from runs import ended, find, fork, resume
 from runs import state as state_of
 from testkit.model_server import Answer, calls, fails

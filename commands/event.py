@@ -15,7 +15,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from activities.topic import NotAwaited, publish
-from command import as_json_option, console, go
+from commands.common import as_json_option, console, go
 from contracts.topic import MESSAGE_CREATED, Event
 from decisions.kinds import first_of
 from decisions.narrate import cut

@@ -23,13 +23,13 @@ from activities.mail_in_hand import in_hand
 from activities.mailbox import tell
 from activities.redaction import Redaction
 from bridge import Bridge
-from command import as_json_option, console, go
+from commands.common import as_json_option, console, go
+from commands.follow import DETACHED, stopping
 from contracts.duration import Duration
 from contracts.mailbox import Redeliver
 from decisions import ids
 from decisions.mail_mode import Patience
 from decisions.narrate import cut
-from follow import DETACHED, stopping
 from runs import leave
 from session import Needs, Session, session
 from settings import Settings, load
@@ -73,7 +73,7 @@ class _DurationType(click.ParamType[timedelta]):
 @click.option("--redeliver", metavar="ID|FILE|all", help="Bring dead letters back: of a message, a file, or all.")
 @click.option("--dead", is_flag=True, help="Show the dead letters and why they are, and leave.")
 @as_json_option
-def mail(  # noqa: PLR0913 - options are parameters
+def mail(
     folder: Path,
     agent: str,
     once: bool,

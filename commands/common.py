@@ -16,9 +16,9 @@ from temporalio.service import RPCError
 
 from activities.secrets import secrets_of
 from codec import UnknownKey
+from commands.follow import DETACHED
 from decisions.narrate import cut
 from devserver import ServerDidNotStart
-from follow import DETACHED
 from runs import NoSuchRun, NotReachable, Refused, leave
 from settings import ProjectError, load
 from telemetry import NoMetrics, quiet_core

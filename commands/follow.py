@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from activities.workspace import folder_name
+from commands.report import near, ways_to_answer
+from commands.terminal import Screen
 from contracts.failures import RunFailure
 from contracts.run import RunStatus
 from decisions.resume import RESUMABLE
-from report import near, ways_to_answer
 from runs import Refused, answer, ended, leave
 from session import Session
-from terminal import Screen
 from watch import Happening, Waiting, Watch
 
 EXIT_CODES = {RunStatus.completed: 0, RunStatus.escalated: 3, RunStatus.cancelled: 4}

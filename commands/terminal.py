@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
+from commands.report import COLOURS
 from contracts.context import Summary
 from contracts.delegation import DelegationStatus
 from contracts.run import QuestionView, RunStatus
@@ -24,7 +25,6 @@ from contracts.turn import Usage
 from decisions.calls import text_of
 from decisions.narrate import call_line, cut
 from decisions.question import TEXTUAL
-from report import COLOURS
 from runs import Ended
 from watch import (
     Called,

@@ -6,7 +6,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from command import console, go, run_argument
+from commands.common import console, go, run_argument
 from contracts.run import RunStatus
 from contracts.signals import CancelRequest, Decision, HumanInput
 from runs import answer, cancel, ended

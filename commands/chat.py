@@ -15,7 +15,10 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
-from command import as_json_option, console, go
+from commands.common import as_json_option, console, go
+from commands.follow import DETACHED, EXIT_CODES, stopping
+from commands.report import COLOURS, ways_to_answer
+from commands.terminal import Screen, read_answer
 from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, TurnEnd, WhenBusy
 from contracts.journal import Journal
 from contracts.run import QuestionView, RunStatus
@@ -24,13 +27,10 @@ from decisions import ids
 from decisions.calls import text_of
 from decisions.journal import render
 from decisions.narrate import cut
-from follow import DETACHED, EXIT_CODES, stopping
 from lanes import look, submit
-from report import COLOURS, ways_to_answer
 from runs import Ended, NoSuchRun, Refused, answer, cancel, ended, find
 from session import Needs, Session, session
 from settings import load
-from terminal import Screen, read_answer
 from watch import Happening, Live, Resumed, Started, Thinking, Thought, Waiting, Watch
 
 LOOKS_EVERY = 0.2  # seconds between looks at what became of a message

@@ -1,0 +1,12 @@
+"""What a person types: the commands of `perdure`, and how they show what they find.
+
+common     what every command has in common: where it prints, how it ends
+run        run, watch, resume, fork
+look       list, show, trace, tools
+people     answer, approve, deny, cancel
+chat       a conversation at the terminal
+event      what happened outside
+mail       the bridge between a folder and a mailbox
+operate    worker, dev, doctor
+follow     following a run to its end; terminal: how what happens in it looks; report: tables and pages
+"""

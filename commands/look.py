@@ -1,0 +1,132 @@
+"""`list`, `show`, `trace`, `tools`: what there is, and what it did."""
+
+import dataclasses
+import json
+
+import click
+
+from activities.workspace import folder_name
+from commands.common import as_json_option, console, go, run_argument
+from commands.follow import happening_json
+from commands.report import (
+    print_follow_up,
+    print_run,
+    print_tree,
+    run_row,
+    run_table,
+    subtask_row,
+    tool_row,
+    tool_table,
+)
+from commands.terminal import Screen
+from decisions import ids
+from decisions.endings import handoff_sections
+from runs import below, ended, find, find_follow_up, follow_up_state, listing, state
+from session import Needs, session
+from settings import load
+from watch import Watch
+
+
+@click.command("list")
+@click.option("--waiting", is_flag=True, help="Only runs that wait for a person; all of them.")
+@click.option("--follow-ups", is_flag=True, help="Follow-ups instead: what resolves later, and then resumes work.")
+@click.option("--limit", type=click.IntRange(1, 10_000), help="How many at most; 30, where not all are asked for.")
+@as_json_option
+def list_(waiting: bool, follow_ups: bool, limit: int | None, as_json: bool) -> None:
+    """List runs, the latest first. What waits for a person (--waiting) are runs and follow-ups."""
+    most = limit if limit or waiting else 30
+
+    async def main() -> int:
+        async with session(load(), Needs.nothing) as here:
+            found = [each async for each in listing(here.client, waiting=waiting, follow_ups=follow_ups, limit=most)]
+        if as_json:
+            for each in found:
+                click.echo(json.dumps(run_row(each)))
+        elif not found:
+            nothing = "no follow-ups yet" if follow_ups else 'no runs yet; start one: perdure run "…"'
+            console.print("no run waits for a person" if waiting else nothing)
+        else:
+            console.print(run_table(found))
+        return 0
+
+    go(main)
+
+
+@click.command()
+@run_argument
+@as_json_option
+def show(run_id: str, as_json: bool) -> None:
+    """Show one run: status, steps, question, cost, and where its files lie. Or a follow-up, as wf:ID."""
+    if run_id.startswith(ids.FOLLOW_UP):
+        go(lambda: _show_follow_up(run_id, as_json=as_json))
+
+    async def main() -> int:
+        settings = load()
+        async with session(settings, Needs.answers) as here:
+            found = await find(here.client, run_id)
+            view = await state(here.client, run_id)
+            end = None if found.is_open else await ended(here.client, run_id)
+            tree = await below(here.client, found)
+        if as_json:
+            said = view.model_dump(mode="json") if view else run_row(found)
+            told = {"end": dataclasses.asdict(end), "handoff": handoff_sections(end.handoff) or None} if end else {}
+            rows = [subtask_row(depth, each) for depth, each in tree]
+            click.echo(json.dumps({**said, "end": None, "handoff": None, **told, "subtasks": rows}))
+        else:
+            print_run(console, found, view, end, settings.workspaces / folder_name(found.run_id))
+            if tree:
+                print_tree(console, tree)
+        return 0
+
+    go(main)
+
+
+async def _show_follow_up(named: str, *, as_json: bool) -> int:
+    async with session(load(), Needs.answers) as here:
+        found, state = await find_follow_up(here.client, named), await follow_up_state(here.client, named)
+    if as_json:
+        click.echo(json.dumps(state.model_dump(mode="json") if state else run_row(found)))
+    else:
+        print_follow_up(console, found, state)
+    return 0
+
+
+@click.command()
+@run_argument
+@as_json_option
+def trace(run_id: str, as_json: bool) -> None:
+    """Print what a run did so far: each turn, each call, each result."""
+
+    async def main() -> int:
+        screen = Screen(console)
+        async with session(load(), Needs.nothing) as here:
+            async for happening in Watch(here.client, run_id, follow=False).happenings():
+                if as_json:
+                    click.echo(happening_json(happening))
+                else:
+                    screen.show(happening)
+        return 0
+
+    go(main)
+
+
+@click.command()
+@as_json_option
+def tools(as_json: bool) -> None:
+    """Show the tool table: what each tool is, what it does to the world, whether it asks."""
+    import httpx
+
+    from worker import project_of
+
+    async def main() -> int:
+        settings = load()
+        async with httpx.AsyncClient() as http:
+            offered = project_of(settings, http).tools
+        rows = [tool_row(tool, list(settings.agents.values())) for tool in offered.values()]
+        if as_json:
+            click.echo(json.dumps(rows))
+        else:
+            console.print(tool_table(rows))
+        return 0
+
+    go(main)

@@ -1,0 +1,120 @@
+"""What a project and its environment set: `perdure.toml`, `agents/*.md`, and the PERDURE_* variables.
+
+A project is the folder that holds `perdure.toml`; all of it is optional. Whatever does not load becomes one line that
+names the file, the line where that can be told, and what was expected.
+
+file         perdure.toml
+agents       agents/*.md
+environment  the worker's build, metrics, spans, encryption
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from activities.secrets import NO_SECRETS, Secrets, secrets_of
+from codec import AesGcmCodec
+from contracts.agent import Agent
+from settings.agents import read_agents
+from settings.environment import Deployment, codec_of, deployment_of, exports_spans, metrics_of
+from settings.file import (
+    NATIVE_TOOLS,
+    HttpToolSettings,
+    ProjectFile,
+    PythonToolSettings,
+    SignalToolSettings,
+    ToolSettings,
+    read_file,
+    urls_of,
+)
+from settings.problems import ProjectError
+
+__all__ = [
+    "Deployment",
+    "HttpToolSettings",
+    "ProjectError",
+    "ProjectFile",
+    "PythonToolSettings",
+    "Settings",
+    "SignalToolSettings",
+    "ToolSettings",
+    "load",
+]
+
+DEFAULT_MODEL = "claude-sonnet-5-5"
+REHEARSAL = "rehearsal"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`folder` is the project's; `home` holds state, `workspaces` a folder for each run.
+
+    `store` is the URL of the object store that holds the runs' segments and ledgers; None: the workspaces do.
+    `metrics` is the "address:port" of the Prometheus endpoint; None: there is none.
+    """
+
+    folder: Path
+    home: Path
+    workspaces: Path
+    store: str | None
+    task_queue: str
+    model: str
+    file: ProjectFile
+    agents: Mapping[str, Agent]
+    api_key: str | None = field(repr=False)
+    base_url: str | None
+    deployment: Deployment | None = None
+    metrics: str | None = None
+    exports_spans: bool = False
+    codec: AesGcmCodec | None = None
+    secrets: Secrets = NO_SECRETS
+
+    @property
+    def rehearses(self) -> bool:
+        """Without a key or an address of a model, the rehearsal model answers."""
+        return self.model == REHEARSAL
+
+    def agent(self, name: str) -> Agent:
+        """Raises ProjectError where there is none of this name."""
+        if name not in self.agents:
+            raise ProjectError(f"there is no agent {name!r}; the agents are: {', '.join(self.agents)}")
+        return self.agents[name]
+
+    def check_agent(self, name: str | None) -> None:
+        """Raises ProjectError where no run can be this agent. None is the default one."""
+        if name is not None and self.agent(name).mailbox:
+            bridge = f"perdure mail FOLDER --agent {name}"
+            raise ProjectError(f"agent {name!r} lives outside: write to its mailbox ({bridge}), or delegate to it")
+
+
+def load(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
+    """The project in force. Raises ProjectError."""
+    env = os.environ if environment is None else environment
+    path = Path(env["PERDURE_CONFIG"]) if env.get("PERDURE_CONFIG") else (folder or Path.cwd()) / "perdure.toml"
+    if env.get("PERDURE_CONFIG") and not path.is_file():
+        raise ProjectError(f"PERDURE_CONFIG names {path}, and there is no such file")
+    root = path.resolve().parent
+    file = read_file(path) if path.is_file() else ProjectFile()
+    home = Path(env.get("PERDURE_HOME") or root / ".perdure").resolve()
+    key, url = env.get("ANTHROPIC_API_KEY") or None, env.get("ANTHROPIC_BASE_URL") or None
+    model = env.get("PERDURE_MODEL") or (file.model.default or DEFAULT_MODEL if key or url else REHEARSAL)
+    if model != REHEARSAL and not (key or url):
+        raise ProjectError(f"model {model} needs ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL of a server that has it")
+    return Settings(
+        folder=root,
+        home=home,
+        workspaces=Path(env.get("PERDURE_WORKSPACE") or home / "runs").resolve(),
+        store=env.get("PERDURE_STORE") or None,
+        task_queue=env.get("PERDURE_TASK_QUEUE") or "perdure",
+        model=model,
+        file=file,
+        agents=read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools)),
+        api_key=key,
+        base_url=url,
+        deployment=deployment_of(env),
+        metrics=metrics_of(env),
+        exports_spans=exports_spans(env),
+        codec=codec_of(env),
+        secrets=secrets_of(env, urls_of(file)),
+    )

@@ -1,0 +1,71 @@
+"""What the environment says beside addresses and keys: the build of a worker, metrics, spans, encryption."""
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from codec import VARIABLE, AesGcmCodec, BadKeys, read_codec
+from settings.problems import ProjectError
+
+# The server silently lets a worker of another name or build wait for ever.
+DEPLOYMENT_NAME = r"(?!__)[^.:]{1,200}"
+MOST_BUILD_ID = 200
+MOST_PORT = 65_535
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The build that a worker is, among others of the same deployment: Temporal's worker versioning."""
+
+    name: str
+    build_id: str
+
+    def __str__(self) -> str:
+        return f"deployment {self.name}, build {self.build_id}"
+
+
+def deployment_of(env: Mapping[str, str]) -> Deployment | None:
+    """By the names that Temporal's own worker controller sets."""
+    name, build_id = env.get("TEMPORAL_DEPLOYMENT_NAME") or None, env.get("TEMPORAL_WORKER_BUILD_ID") or None
+    if name is None and build_id is None:
+        return None
+    if name is None or build_id is None:
+        have, lack = ("TEMPORAL_DEPLOYMENT_NAME", "TEMPORAL_WORKER_BUILD_ID")[:: 1 if name else -1]
+        raise ProjectError(f"{have} is set and {lack} is not: worker versioning needs both")
+    if not re.fullmatch(DEPLOYMENT_NAME, name) or len(build_id) > MOST_BUILD_ID:
+        raise ProjectError(
+            f"TEMPORAL_DEPLOYMENT_NAME and TEMPORAL_WORKER_BUILD_ID: up to {MOST_BUILD_ID} characters each are taken, "
+            "and no name with . or : in it or __ in front"
+        )
+    return Deployment(name, build_id)
+
+
+def metrics_of(env: Mapping[str, str]) -> str | None:
+    """Nobody is asked for a password there, so a bare port is one of this machine alone."""
+    text = (env.get("PERDURE_METRICS") or "").strip()
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    host = "127.0.0.1" if host in ("", "localhost") else host
+    try:
+        address = ipaddress.ip_address(host[1:-1] if host.startswith("[") and host.endswith("]") else host)
+    except ValueError:
+        address = None
+    if address is None or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or not 0 < int(port) <= MOST_PORT:
+        raise ProjectError(f'PERDURE_METRICS: expected a port or "address:port", like 127.0.0.1:9464, not {text!r}')
+    return f"[{address}]:{int(port)}" if address.version == 6 else f"{address}:{int(port)}"
+
+
+def exports_spans(env: Mapping[str, str]) -> bool:
+    """By OpenTelemetry's own names; what else they say, the exporter reads."""
+    if env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER") == "none":
+        return False
+    return bool(env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
+
+
+def codec_of(env: Mapping[str, str]) -> AesGcmCodec | None:
+    try:
+        return read_codec(env[VARIABLE]) if env.get(VARIABLE) else None
+    except BadKeys as error:
+        raise ProjectError(f"{VARIABLE}: {error}") from None

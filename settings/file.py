@@ -1,0 +1,181 @@
+"""`perdure.toml`: what it may say, and how it is read."""
+
+import json
+import re
+import tomllib
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+
+from contracts.duration import Duration
+from contracts.limits import LimitOverrides
+from contracts.tool import Approval, Effect
+from contracts.value import Edge
+from decisions import builtins
+from settings.problems import ProjectError, first_fault, text_of
+
+NATIVE_TOOLS = ("fetch", "read_file", "write_file", "list_files")
+TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # what the Messages API takes
+
+
+class _Tool(Edge):
+    effect: Effect = Effect.once  # nothing declared: assume the worst
+    approval: Approval = Approval.never
+    pollable: bool = False
+    approval_timeout: Duration | None = None  # after it an unanswered call is denied; None: people take their time
+    description: str | None = Field(default=None, min_length=1, max_length=10_000)
+    timeout: Duration = timedelta(seconds=30)
+
+    @model_validator(mode="after")
+    def _waits_only_for_approvals(self) -> Self:
+        if self.approval_timeout is not None and self.approval is not Approval.always:
+            raise ValueError('approval_timeout needs approval = "always"')
+        return self
+
+
+class PythonToolSettings(_Tool):
+    kind: Literal["python"]
+    target: str
+
+
+class _Described(_Tool):
+    description: str = Field(min_length=1, max_length=10_000)
+    input_schema: dict[str, Any] | str
+
+    @field_validator("input_schema")
+    @classmethod
+    def _takes_an_object(cls, schema: dict[str, Any] | str) -> dict[str, Any] | str:
+        if isinstance(schema, dict) and schema.get("type") != "object":
+            raise ValueError('expected a JSON Schema with type = "object"')
+        return schema
+
+
+class HttpToolSettings(_Described):
+    kind: Literal["http"]
+    url: str = Field(pattern=r"^https?://")
+
+
+class SignalToolSettings(_Described):
+    kind: Literal["signal"]
+    url: str | None = Field(default=None, pattern=r"^https?://")
+    timeout: Duration = timedelta(hours=24)
+
+
+ToolSettings = Annotated[PythonToolSettings | HttpToolSettings | SignalToolSettings, Field(discriminator="kind")]
+
+
+def _is_free(name: str) -> str:
+    if name in builtins.NAMES or name in NATIVE_TOOLS:
+        raise ValueError(f"{name!r} is the name of a tool that Perdure brings; choose another")
+    return name
+
+
+ToolName = Annotated[str, Field(pattern=TOOL_NAME), AfterValidator(_is_free)]
+
+
+class ModelSettings(Edge):
+    """`window`: tokens that the model can read; `summary`: the model that writes summaries, a cheap one.
+
+    Neither need be set for a Claude model.
+    """
+
+    default: str | None = Field(default=None, min_length=1)
+    max_tokens: int = Field(default=8192, ge=256, le=128_000)
+    window: int | None = Field(default=None, ge=1000)
+    summary: str | None = Field(default=None, min_length=1)
+
+
+class FetchSettings(Edge):
+    """`allow_hosts`: "host" or "host:port" entries whose private addresses may be fetched."""
+
+    allow_hosts: tuple[str, ...] = ()
+
+
+class OutboxSettings(Edge):
+    """How messages go out: "log" writes them to outbound.jsonl in PERDURE_HOME, "http" POSTs them to `url`.
+
+    `effect` is "keyed" where that honours `Idempotency-Key`: then a message is sent until it is taken.
+    """
+
+    kind: Literal["log", "http"] = "log"
+    url: str | None = Field(default=None, pattern=r"^https?://")
+    effect: Literal[Effect.once, Effect.keyed] = Effect.once
+    timeout: Duration = timedelta(seconds=30)
+
+    @model_validator(mode="after")
+    def _goes_somewhere(self) -> Self:
+        if (self.kind == "http") != (self.url is not None):
+            raise ValueError('kind = "http" needs a url, and kind = "log" takes none')
+        if self.kind == "log" and self.effect is Effect.keyed:
+            raise ValueError('a log file honours no keys: effect = "keyed" is for kind = "http"')
+        return self
+
+
+class PriceSettings(Edge):
+    """USD per million tokens, in place of what is known of the model."""
+
+    input: float = Field(ge=0)
+    output: float = Field(ge=0)
+    cache_read: float = Field(default=0, ge=0)
+    cache_write: float = Field(default=0, ge=0)
+
+
+class ProjectFile(Edge):
+    """`perdure.toml`."""
+
+    tools: dict[ToolName, ToolSettings] = Field(default_factory=dict)
+    model: ModelSettings = ModelSettings()
+    fetch: FetchSettings = FetchSettings()
+    limits: LimitOverrides = LimitOverrides()
+    prices: dict[str, PriceSettings] = Field(default_factory=dict)
+    outbox: OutboxSettings = OutboxSettings()
+
+
+def read_file(path: Path) -> ProjectFile:
+    text = text_of(path)
+    try:
+        return ProjectFile.model_validate(_with_schemas(tomllib.loads(text), path.parent))
+    except tomllib.TOMLDecodeError as error:
+        at_end = f"at line {len(text.splitlines())}, the end of the file"
+        raise ProjectError(f"{path}: {str(error).replace('at end of document', at_end)}") from None
+    except ValidationError as error:
+        where, expected = first_fault(error)
+        line = _line_of(text, where)
+        at = f"{path}, line {line}" if line else str(path)
+        raise ProjectError(f"{at}: {'.'.join(where)}: {expected}") from None
+
+
+def _with_schemas(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """An `input_schema` may be the path of a JSON file."""
+    tools = tables.get("tools")
+    for name, tool in tools.items() if isinstance(tools, dict) else ():
+        schema = tool.get("input_schema") if isinstance(tool, dict) else None
+        if isinstance(schema, str):
+            path = folder / schema
+            try:
+                tool["input_schema"] = json.loads(text_of(path))
+            except ValueError as error:
+                raise ProjectError(f"{path} (input_schema of tool {name}): {error}") from None
+    return tables
+
+
+def _line_of(text: str, where: list[str]) -> int | None:
+    """The line of a setting: its key below its table's header, or the header itself."""
+    best, table = None, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
+            table = header[1].replace('"', "").replace(" ", "")
+            if ".".join(where).startswith(table):
+                best = number
+        elif (key := re.match(r'\s*"?([\w.-]+)"?\s*=', line)) and f"{table}.{key[1]}".strip(".") == ".".join(where):
+            return number
+    return best
+
+
+def urls_of(file: ProjectFile) -> dict[str, str]:
+    """Where tools and the outbox are, by the name of the setting: some have a password in them."""
+    urls = {name: getattr(tool, "url", None) for name, tool in file.tools.items()}
+    named = {f"tools.{name}.url": url for name, url in urls.items() if url}
+    return named | ({"outbox.url": file.outbox.url} if file.outbox.url else {})
