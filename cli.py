@@ -17,6 +17,7 @@ from commands.event import event_
 from commands.follow import DETACHED
 from commands.look import list_, show, tools, trace
 from commands.mail import mail
+from commands.mcp import mcp_
 from commands.operate import dev, doctor, worker
 from commands.people import answer_, approve, cancel_, deny
 from commands.run import fork, resume, run, watch
@@ -37,6 +38,7 @@ COMMANDS = (
     trace,
     event_,
     mail,
+    mcp_,
     tools,
     worker,
     dev,

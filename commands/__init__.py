@@ -7,6 +7,7 @@ people     answer, approve, deny, cancel
 chat       a conversation at the terminal
 event      what happened outside
 mail       the bridge between a folder and a mailbox
+mcp        Perdure as an MCP server; mcp_runs: its tools
 operate    worker, dev, doctor
 follow     following a run to its end; terminal: how what happens in it looks; report: tables and pages
 """

@@ -217,6 +217,8 @@ class RunView(Value):
     cost_usd: float | None
     active_seconds: float
     ignored: tuple[str, ...]
+    plan: str = ""
+    last_finding: str = ""
     origin: str | None = None  # the run that this one resumes, or was forked from
     parent: str | None = Field(default=None, exclude_if=lambda parent: parent is None)  # whose subtask it is
     delegated: Spent | None = Field(default=None, exclude_if=lambda spent: spent is None)  # by its subtasks, not above

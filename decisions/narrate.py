@@ -174,6 +174,8 @@ def view(state: RunState) -> RunView:
         cost_usd=state.cost_usd,
         active_seconds=state.active_ms / 1000,
         ignored=state.ignored,
+        plan=state.plan,
+        last_finding=state.last_finding,
         origin=state.inherited[-1].run_id if state.inherited else None,
         parent=state.assignment.by if state.assignment else None,
         delegated=None if state.delegated == Spent() else state.delegated,

@@ -1,0 +1,280 @@
+"""`perdure mcp` as an MCP client uses it: a real client, the real process, the embedded server."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+import cli
+from testkit.model_server import ScriptedModel, calls
+
+TOOLS = """
+[tools.hold]
+kind = "python"
+effect = "read"
+target = "helpers:hold"
+
+[tools.note]
+kind = "python"
+effect = "once"
+approval = "always"
+target = "helpers:note"
+"""
+CODE = '''
+import time
+from pathlib import Path
+
+print("a module that prints when it is loaded")
+
+
+def hold() -> str:
+    """Waits until it may go on."""
+    print("a tool that prints")
+    Path("began").touch()
+    while not Path("go").exists():
+        time.sleep(0.05)
+    return "went on"
+
+
+def note(text: str) -> str:
+    """Writes a line down."""
+    return f"noted {text}"
+'''
+AGENT = "---\ndescription: takes notes\ntools: [hold, note]\n---\nYou take notes.\n"
+FINISH = calls(("finish", {"outcome": "done", "artifacts": ["notes.md"]}))
+SCRIPTS: dict[str, list[Any]] = {
+    "hold on": [calls(("hold", {}), text="Frame: patience\nPlan: hold, then finish."), FINISH],
+    "note it": [calls(("note", {"text": "milk"})), FINISH],
+    "ask": [calls(("ask_human", {"question": "Which shop?"})), FINISH],
+}
+
+
+def reply(body: dict[str, Any]) -> Any:
+    goal = body["messages"][0]["content"][0]["text"]
+    return SCRIPTS[goal][sum(message["role"] == "assistant" for message in body["messages"])]
+
+
+@pytest.fixture(scope="module")
+def clerk(served: Any) -> Iterator[Any]:
+    """A project whose agent has a scripted model, beside an embedded server that is held up."""
+    project = served.project
+    project.write("perdure.toml", TOOLS)
+    project.write("helpers.py", CODE)
+    project.write("agents/clerk.md", AGENT)
+    with ScriptedModel(reply) as model:
+        project.env.update(ANTHROPIC_BASE_URL=model.base_url, ANTHROPIC_API_KEY="sk-test")
+        yield project
+
+
+def pid_file(project: Any) -> Path:
+    return Path(project.folder / "mcp.pid")
+
+
+@asynccontextmanager
+async def client(project: Any, *options: str) -> AsyncIterator[Client]:
+    """A client of `perdure mcp`, whose process id is in `pid_file`."""
+    # Through a shell, which says its id and then becomes the command.
+    script = 'echo $$ > "$0"; exec "$@"'
+    command = [str(pid_file(project)), sys.executable, str(Path(cli.__file__)), "mcp", *options]
+    server = StdioServerParameters(
+        command="sh", args=["-c", script, *command], env=project.environment(), cwd=project.folder
+    )
+    with (project.folder / "mcp.err").open("w", encoding="utf-8") as errors:
+        async with Client(stdio_client(server, errlog=errors)) as it:
+            yield it
+
+
+async def told(it: Client, tool: str, **arguments: Any) -> Any:
+    answer = await it.call_tool(tool, arguments)
+    assert not answer.is_error, answer.content
+    said = answer.structured_content or {}
+    return said.get("result", said)
+
+
+async def refused(it: Client, tool: str, **arguments: Any) -> str:
+    answer = await it.call_tool(tool, arguments)
+    assert answer.is_error
+    [block] = answer.content
+    line: str = getattr(block, "text", "")
+    assert line.count("\n") == 0
+    return line
+
+
+async def started(it: Client, goal: str, **more: Any) -> str:
+    run_id: str = (await told(it, "start_run", goal=goal, agent="clerk", **more))["run_id"]
+    return run_id
+
+
+async def waited(it: Client, run_id: str) -> Any:
+    """The run's state once it is over or asks something."""
+    while True:
+        state = await told(it, "wait_for_run", run_id=run_id, seconds=20)
+        if state["is_over"] or state["question"]:
+            return state
+
+
+async def test_a_client_starts_a_run_answers_it_and_reads_its_outcome(clerk: Any) -> None:
+    async with client(clerk) as it:
+        hints = {each.name: each.annotations for each in (await it.list_tools()).tools}
+        run_id = await started(it, "ask", dedupe_key="order 17")
+        assert await started(it, "ask", dedupe_key="order 17") == run_id
+        asked = await waited(it, run_id)
+        waiting = await told(it, "list_waiting")
+        stale = await refused(it, "answer_question", run_id=run_id, question_id="q7", text="the dairy")
+        assert await told(it, "answer_question", run_id=run_id, question_id="q1", text="the dairy") == "accepted"
+        end = await waited(it, run_id)
+        again = await told(it, "run_state", run_id=run_id)
+    reads = {name for name, each in hints.items() if each is not None and each.read_only_hint}
+    assert reads == {"run_state", "wait_for_run", "list_waiting"}
+    assert hints.keys() - reads == {"start_run", "answer_question", "cancel_run"}
+    assert (asked["status"], asked["is_over"]) == ("waiting_on_human", False)
+    assert asked["question"] == {
+        "id": "q1",
+        "kind": "question",
+        "text": "Which shop?",
+        "options": [],
+        "answered_by": "you",
+    }
+    assert [(each["run_id"], each["waiting_for"]) for each in waiting if each["run_id"] == run_id] == [
+        (run_id, "human: Which shop?")
+    ]
+    assert "question q7 is not open" in stale
+    assert "the open one is q1" in stale
+    assert (end["status"], end["outcome"], end["artifacts"]) == ("completed", "done", ["notes.md"])
+    assert end["folder"].endswith(f"/.perdure/runs/{run_id}")
+    assert again == end
+
+
+async def test_an_approval_is_left_to_a_person_unless_the_server_may_approve(clerk: Any) -> None:
+    async with client(clerk) as it:
+        run_id = await started(it, "note it")
+        asked = (await waited(it, run_id))["question"]
+        line = await refused(it, "answer_question", run_id=run_id, question_id="q1", decision="approve")
+        early = await refused(it, "answer_question", run_id=run_id, question_id="q2", decision="approve")
+        still = await told(it, "run_state", run_id=run_id)
+    assert (asked["kind"], asked["answered_by"]) == ("approval", "a person")
+    assert "is for a person (approval)" in line
+    assert "--may-approve" in line
+    assert "question q2 is not open" in early
+    assert (still["status"], still["question"]) == ("waiting_on_human", asked)
+    async with client(clerk, "--may-approve") as it:
+        assert (await waited(it, run_id))["question"]["answered_by"] == "you"
+        await told(it, "answer_question", run_id=run_id, question_id="q1", decision="approve")
+        assert (await waited(it, run_id))["outcome"] == "done"
+
+
+async def test_a_run_goes_on_after_its_server_was_killed_and_the_next_one_sees_it(clerk: Any, until: Any) -> None:
+    began, go = clerk.folder / "began", clerk.folder / "go"
+    run_id = ""
+    with suppress(Exception):  # whatever its client makes of it
+        async with client(clerk) as it:
+            run_id = await started(it, "hold on")
+            await until(began.exists)
+            os.kill(int(pid_file(clerk).read_text()), signal.SIGKILL)
+    began.unlink()
+    async with client(clerk) as it:
+        await until(began.exists)  # the call that was lost with the worker is made again
+        middle = await told(it, "wait_for_run", run_id=run_id, seconds=0)
+        go.touch()
+        end = await waited(it, run_id)
+    assert (middle["status"], middle["step"], middle["is_over"]) == ("running", 1, False)
+    assert middle["plan"] == "hold, then finish."
+    assert (end["status"], end["outcome"]) == ("completed", "done")
+
+
+async def test_a_run_is_cancelled_and_the_wait_tells_its_end(clerk: Any) -> None:
+    async with client(clerk) as it:
+        run_id = await started(it, "ask")
+        await waited(it, run_id)
+        assert await told(it, "cancel_run", run_id=run_id, reason="not needed") == "asked to stop"
+        end = await waited(it, run_id)
+        late = await refused(it, "cancel_run", run_id=run_id)
+    assert (end["status"], end["question"]) == ("cancelled", None)
+    assert "has ended" in late
+
+
+async def test_what_is_wrong_is_said_in_one_line(clerk: Any) -> None:
+    async with client(clerk) as it:
+        lines = [
+            await refused(it, "run_state", run_id="nobody"),
+            await refused(it, "start_run", goal=" "),
+            await refused(it, "start_run"),
+            await refused(it, "start_run", goal="x", agent="nobody"),
+            await refused(it, "start_run", goal="x", context={"max_steps": "many"}),
+            await refused(it, "wait_for_run", run_id="nobody", seconds=3600),
+            await refused(it, "run_state", run_id="wf:tasks"),
+        ]
+    expected = (
+        "there is no run nobody",
+        "goal: the goal is empty",
+        "goal: Field required",
+        "there is no agent 'nobody'; the agents are: default, clerk",
+        "max_steps",
+        "seconds: Input should be less than or equal to 50",
+        "is a follow-up",
+    )
+    for line, words in zip(lines, expected, strict=True):
+        assert words in line
+
+
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "a client", "version": "1"},
+    },
+}
+
+
+def spoken(project: Any, stop: signal.Signals | None) -> tuple[int, str, str]:
+    """Code, output and errors of a server that was greeted, and then left: by the end of its input, or a signal."""
+    command = [sys.executable, str(Path(cli.__file__)), "mcp"]
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, cwd=project.folder, env=project.environment(), text=True, **pipes) as server:
+        try:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            server.stdin.write(json.dumps(INITIALIZE) + "\n")
+            server.stdin.flush()
+            first = server.stdout.readline()
+            if stop is None:
+                out, err = server.communicate(timeout=60)
+            else:
+                server.send_signal(stop)
+                server.wait(60)  # although its input stays open
+                out, err = server.stdout.read(), server.stderr.read() if server.stderr else ""
+        finally:
+            server.kill()
+    return server.returncode, first + out, err
+
+
+@pytest.mark.parametrize("stop", [None, signal.SIGTERM, signal.SIGINT])
+async def test_it_leaves_with_its_client_and_its_output_is_mcp_only(clerk: Any, stop: signal.Signals | None) -> None:
+    code, out, err = await asyncio.to_thread(spoken, clerk, stop)
+    assert code == 0
+    [line] = out.splitlines()
+    said = json.loads(line)
+    assert said["result"]["serverInfo"]["name"] == "perdure"
+    assert "- clerk: takes notes" in said["result"]["instructions"]
+    assert err == "a module that prints when it is loaded\n"
+
+
+async def test_a_project_that_does_not_load_is_one_line(make_project: Any) -> None:
+    broken = make_project()
+    broken.write("perdure.toml", "[tools.x]\nkind = 'smoke'\n")
+    done = await asyncio.to_thread(broken.perdure, "mcp")
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+    assert "perdure.toml" in done.err
