@@ -21,6 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.attributes import AGENT_STATUS, WAITING_FOR
 from contracts.context import ContextFull, Summary
 from contracts.delegation import DelegationRequest, DelegationState
+from contracts.events import ToolRequestEvent
 from contracts.run import QuestionView, RunStatus
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, TurnRequest
@@ -30,6 +31,7 @@ from runs import NoSuchRun, find, state
 
 # What else is told to the trace, people see anyway: as a call, a summary, a question, or the end.
 TOLD_TO_PEOPLE = ("agent.guardrail.escalated", "agent.exhaustion.soft_limit")
+QUEUED = "queued"  # no name of an activity of ours
 LOOK_EVERY = 0.3  # seconds between looks at what is not in history yet
 
 
@@ -194,6 +196,7 @@ class Watch:
     _scheduled: dict[int, tuple[str, Any]] = field(default_factory=dict)
     _queue: asyncio.Queue[Happening] = field(default_factory=asyncio.Queue)
     _waiting: bool = False
+    _task_queue: str = ""
 
     async def happenings(self) -> AsyncIterator[Happening]:
         """From the run's first event to its end."""
@@ -247,6 +250,7 @@ class Watch:
         match event.event_type:
             case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED:
                 started = event.workflow_execution_started_event_attributes
+                self._task_queue = started.task_queue.name
                 given = await self.client.data_converter.decode(started.input.payloads)
                 return [] if started.continued_execution_run_id else [Started(_goal(given))]
             case EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
@@ -288,6 +292,11 @@ class Watch:
             call = await self._decoded(scheduled.input, ToolCall)
             self._scheduled[event.event_id] = (kind, call)
             return [Calling(call)]
+        if scheduled.task_queue.name != self._task_queue:  # a tool of the kind `queue`
+            request = (await self._decoded(scheduled.input, ToolRequestEvent)).payload
+            call = ToolCall(step=request.step, tool=request.tool, tool_use_id="", arguments=request.tool_payload)
+            self._scheduled[event.event_id] = (QUEUED, call)
+            return [Calling(call)]
         self._scheduled[event.event_id] = (kind, None)
         return []
 
@@ -300,6 +309,8 @@ class Watch:
             return [Shortened(await self._decoded(result, Summary))]
         if kind == "call_tool":
             return [Called(request, await self._decoded(result, ToolOutcome))]
+        if kind == QUEUED:
+            return [Called(request, ToolOutcome(result=await self._decoded(result, Any) if result.payloads else None))]
         return []
 
     def _failed(self, scheduled: int, why: str) -> list[Happening]:

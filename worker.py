@@ -39,6 +39,7 @@ from activities.outbox import LogOutbox, Outbox, WebhookOutbox
 from activities.price import Price
 from activities.project import Project
 from activities.python_tool import BadTarget, PythonTool
+from activities.queue_tool import QueueResults, QueueTool
 from activities.reconcile import Reconciliations
 from activities.redaction import Redaction
 from activities.rehearsal import RehearsalTransport
@@ -52,7 +53,7 @@ from activities.toolkit import Tool
 from activities.transcript import Transcripts
 from activities.turn import Model, Turns
 from contracts.agent import ToolSchema
-from contracts.tool import ToolKind, ToolRoute
+from contracts.tool import QueueRoute, ToolKind, ToolRoute
 from reconcile import reconciling
 from runs import NotReachable, connect, leave, register_search_attributes
 from seal import affix
@@ -61,6 +62,7 @@ from settings import (
     HttpToolSettings,
     ProjectError,
     PythonToolSettings,
+    QueueToolSettings,
     Settings,
     SignalToolSettings,
     ToolSettings,
@@ -162,11 +164,17 @@ def _tool(name: str, described: ToolSettings, settings: Settings, client: httpx.
                 raise ProjectError(f"perdure.toml: tools.{name}.target: {error}") from None
         case HttpToolSettings():
             return HttpTool(route, _schema(name, described), described.url, client)
+        case QueueToolSettings():
+            if described.task_queue == settings.task_queue:
+                theirs = f"{described.task_queue!r} is the task queue of this project's own worker: name another one"
+                raise ProjectError(f"perdure.toml: tools.{name}.task_queue: {theirs}")
+            queue = QueueRoute(**described.model_dump(include=set(QueueRoute.model_fields)))
+            return QueueTool(route.model_copy(update={"queue": queue}), _schema(name, described))
         case SignalToolSettings():
             return SignalTool(route, _schema(name, described), described.url, client)
 
 
-def _schema(name: str, described: HttpToolSettings | SignalToolSettings) -> ToolSchema:
+def _schema(name: str, described: HttpToolSettings | QueueToolSettings | SignalToolSettings) -> ToolSchema:
     if not isinstance(described.input_schema, dict):
         raise ProjectError(f"perdure.toml: tools.{name}.input_schema: expected a JSON Schema, or the path of one")
     return ToolSchema(name=name, description=described.description, input_schema=described.input_schema)
@@ -210,6 +218,7 @@ def build(  # noqa: PLR0913 - what a worker is made of
             turns.reflect,
             summaries.summarize,
             calls.call_tool,
+            QueueResults(client, project).keep_result,
             runs.open_run,
             runs.close_segment,
             inheritances.inherit,

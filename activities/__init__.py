@@ -41,6 +41,6 @@ heartbeat    how an activity says that it is alive
 
 fetch        the tool that fetches pages (guard, addresses: only public ones; webpage: HTML to Markdown)
 files        the tools that read, write and list files of the workspace
-python_tool, http_tool, signal_tool   the kinds of `perdure.toml`
+python_tool, http_tool, signal_tool, queue_tool   the kinds of `perdure.toml`
 rehearsal    the rule-based model (critique: what it writes; page: what it measures; messages_sse: how it is streamed)
 """

@@ -26,7 +26,7 @@ from activities.trace import event, record
 from activities.transcript import TranscriptMismatch, Transcripts, Wanted
 from activities.workspace import OutsideWorkspace, Workspace
 from contracts.failures import Stop, ToolFault
-from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, failed
+from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, LargeResult, ToolCall, ToolKind, ToolOutcome, failed
 from decisions.ids import call_digest, request_key, result_key, run_id_of
 from decisions.narrate import call_line
 from decisions.transcript import result_part
@@ -239,7 +239,7 @@ def is_large(outcome: ToolOutcome) -> bool:
     )
 
 
-def fitted(outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
+def fitted(outcome: ToolOutcome, call: ToolCall | LargeResult, workspace: Workspace) -> ToolOutcome:
     """A large result becomes an artifact and an excerpt of it; a large error is cut (A9).
 
     The call has been made: a disk that takes no artifact costs the rest of the result, not the whole of it.

@@ -38,7 +38,7 @@ class Pending(Value):
     tool: str
     since: datetime
     attempt: int = 1
-    outside: bool = False  # awaited as a `tool_result` signal
+    outside: bool = False  # somebody else is at it, and the run waits for the result
 
 
 class Call(Value):

@@ -29,11 +29,20 @@ class ToolKind(StrEnum):
     python = "python"  # a function in the user's project
     http = "http"  # a POST of the tool request event
     signal = "signal"  # the result comes back as a `tool_result` signal
+    queue = "queue"  # an activity of another worker, in any language
 
 
 class Approval(StrEnum):
     never = "never"
     always = "always"
+
+
+class QueueRoute(Value):
+    """Where a tool of the kind `queue` is: the activity, who takes it, and how often it must say that it is alive."""
+
+    task_queue: str
+    activity: str
+    heartbeat: Duration | None = Field(default=None, exclude_if=lambda heartbeat: heartbeat is None)
 
 
 class ToolRoute(Value):
@@ -47,6 +56,7 @@ class ToolRoute(Value):
     takes_step: bool = True
     pollable: bool = Field(default=False, exclude_if=lambda pollable: not pollable)  # repeats are no sign of a loop
     approval_timeout: Duration | None = Field(default=None, exclude_if=lambda timeout: timeout is None)
+    queue: QueueRoute | None = Field(default=None, exclude_if=lambda queue: queue is None)
 
 
 class ToolCall(Value):
@@ -94,6 +104,19 @@ class ToolOutcome(Value):
     artifacts: tuple[str, ...] = ()
     duration_ms: int = 0
     interrupted: bool = Field(default=False, exclude_if=lambda interrupted: not interrupted)
+
+
+class LargeResult(Value):
+    """The input of the activity `keep_result`: the run holds the result, and answers the query `result` with it."""
+
+    step: int
+    tool: str
+
+
+class ResultQuery(Value):
+    """What the query `result` takes."""
+
+    step: int
 
 
 def failed(kind: str, message: str, *, retryable: bool = False) -> ToolOutcome:

@@ -7,7 +7,7 @@ from pydantic_core import to_json
 from contracts.events import ToolResultPayload
 from contracts.failures import ToolFault
 from contracts.run import RunState
-from contracts.tool import ToolError, ToolOutcome, failed
+from contracts.tool import ToolError, ToolKind, ToolOutcome, failed
 from decisions.resume import origin_of
 
 MOST_RESULT_BYTES = 512 * 1024  # as JSON; a page of the transcript must be able to carry it, with JSON's escapes
@@ -20,7 +20,7 @@ class Verdict(StrEnum):
     stale = "stale"  # issued, but no longer pending: ignored
     step_never_issued = "step_never_issued"  # the run escalates
     wrong_tool = "wrong_tool"  # the run escalates
-    not_awaited = "not_awaited"  # the worker's own call is at it: ignored, warning
+    not_awaited = "not_awaited"  # a worker's call is at it: ignored, warning
     accepted = "accepted"
 
 
@@ -39,7 +39,8 @@ def correlate(state: RunState, result: ToolResultPayload) -> Verdict:
         return Verdict.stale if _was_issued(state, result.step) else Verdict.step_never_issued
     if pending.tool != result.tool:
         return Verdict.wrong_tool
-    return Verdict.accepted if pending.outside else Verdict.not_awaited
+    is_queued = any(call.step == result.step and call.kind is ToolKind.queue for call in state.calls)
+    return Verdict.accepted if pending.outside and not is_queued else Verdict.not_awaited
 
 
 def _was_issued(state: RunState, step: int) -> bool:

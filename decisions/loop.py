@@ -32,6 +32,7 @@ from decisions.thrash import Looked, looked
 
 MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
 CUT_OFF = ("max_tokens", "model_context_window_exceeded")  # stop reasons of a reply that is not whole
+OUTSIDE = (ToolKind.signal, ToolKind.queue)
 IN_DOUBT = failed(ToolFault.in_doubt, "interrupted; may have happened")
 
 
@@ -236,7 +237,7 @@ def _heard(state: RunState, text: str) -> RunState:
 def issued(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunState:
     """The calls stand as pending before anything is dispatched (A3)."""
     pending = tuple(
-        Pending(step=call.step, tool=call.tool, since=now, outside=call.kind is ToolKind.signal)
+        Pending(step=call.step, tool=call.tool, since=now, outside=call.kind in OUTSIDE)
         for call in batch
         if call.step is not None
     )

@@ -13,6 +13,7 @@ from enum import StrEnum
 from contracts.failures import Escalation
 from contracts.reconcile import Finding, Place, Problem, ReconcileReport, Repair, Seen, Standing
 from contracts.run import RunState, RunStatus
+from contracts.tool import ToolKind
 from decisions.narrate import cut
 
 ORPHAN_GRACE = timedelta(minutes=1)  # a parent may be asking its children to stop just now
@@ -153,7 +154,7 @@ def overdue(state: RunState, now: datetime) -> Finding | None:
             found=f"waits for a person for {_hours(waited)}: {cut(state.question.text, 80)}",
             advice=f"perdure answer {state.run_id}",
         )
-    timeouts = {route.name: route.timeout for route in state.tools}
+    timeouts = {route.name: route.timeout for route in state.tools if route.kind is ToolKind.signal}
     for each in state.pending:
         timeout = timeouts.get(each.tool)
         if each.outside and timeout is not None and now >= each.since + timeout + TOOL_MARGIN:

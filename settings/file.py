@@ -63,7 +63,18 @@ class SignalToolSettings(_Described):
     timeout: Duration = timedelta(hours=24)
 
 
-ToolSettings = Annotated[PythonToolSettings | HttpToolSettings | SignalToolSettings, Field(discriminator="kind")]
+class QueueToolSettings(_Described):
+    """`activity` is the name of an activity of the workers on `task_queue`. With `heartbeat` it must beat so often."""
+
+    kind: Literal["queue"]
+    task_queue: str = Field(min_length=1, max_length=1000)
+    activity: str = Field(min_length=1, max_length=1000)
+    heartbeat: Duration | None = None
+
+
+ToolSettings = Annotated[
+    PythonToolSettings | HttpToolSettings | QueueToolSettings | SignalToolSettings, Field(discriminator="kind")
+]
 
 
 def _is_free(name: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from activities.toolkit import CallContext
 from contracts.agent import ToolSchema
-from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute
+from contracts.tool import Approval, Effect, QueueRoute, ToolKind, ToolOutcome, ToolRoute
 
 Behaviour = Callable[[dict[str, Any], CallContext], Any]
 
@@ -25,6 +25,7 @@ class ScriptedTool:
         approval: Approval = Approval.never,
         timeout: timedelta = timedelta(seconds=30),
         approval_timeout: timedelta | None = None,
+        queue: QueueRoute | None = None,
     ) -> None:
         self.route = ToolRoute(
             name=name,
@@ -33,6 +34,7 @@ class ScriptedTool:
             approval=approval,
             timeout=timeout,
             approval_timeout=approval_timeout,
+            queue=queue,
         )
         self.schema = ToolSchema(name=name, description=f"The tool {name}.", input_schema={"type": "object"})
         self.calls: list[tuple[dict[str, Any], CallContext]] = []

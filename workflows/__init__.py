@@ -7,6 +7,7 @@ thinking      a model call, whatever stands in its way
 context       what is done when the window is full
 asking        a person's word on how a run goes on
 acting        carrying out the calls of a turn
+queue_tool    a call that is an activity of another worker
 conversation  `Conversation`: a lane, one run at a time
 ended         how a turn of a conversation ended
 listening     what a run's user says while it is at work

@@ -26,6 +26,7 @@ from workflows.fate import Fate, fate, told
 from workflows.following import follow_up
 from workflows.live_run import LiveRun
 from workflows.policies import HEARTBEAT, MOST_LOST, TOOL_RETRIES, WAIT_FOR_END
+from workflows.queue_tool import queued
 
 INLINE_ARGUMENTS = 8 * 1024  # bytes; larger ones are named by the cursor, since history holds them already
 UNBEGUN = (Fate.cancelled, Fate.not_begun)  # of a `once` call, whose activity has one attempt
@@ -117,7 +118,14 @@ async def _run_tool(run: LiveRun, call: Call) -> ToolOutcome:
 
 
 async def _made(run: LiveRun, call: Call) -> ToolOutcome | None:
-    """The call's outcome; None where only a person can tell. What a lost worker left behind is looked up first."""
+    """The call's outcome; None where only a person can tell."""
+    if call.kind is ToolKind.queue:
+        return await queued(run, call, _route(run, call))
+    return await _made_here(run, call)
+
+
+async def _made_here(run: LiveRun, call: Call) -> ToolOutcome | None:
+    """By the activity `call_tool`. What a lost worker left behind is looked up first."""
     lost, wait = 0, FIRST_WAIT
     while True:
         run.in_flight(call)

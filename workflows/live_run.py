@@ -61,6 +61,7 @@ class LiveRun:
         self.segments = segments
         self.said: list[SteerRequest] = []  # by its user, and not in the conversation yet
         self.halt = Halt()
+        self.handed_on: dict[int, Any] = {}  # large results by step, until they are artifacts
         self.effects: list[str] = []  # tool uses that may be having their effect just now
         self._results: dict[int, ToolOutcome] = {}
         self._last: dict[int, ToolResultPayload] = {}  # by step: what was applied last
@@ -187,6 +188,24 @@ class LiveRun:
         self._awaited -= 1
         self.set_status(RunStatus.waiting_on_tool if self._awaited else RunStatus.running)
         return self._results.pop(step, None)
+
+    @contextmanager
+    def awaiting_outside(self) -> Iterator[None]:
+        """While another worker has a call. Where the run is stopped meanwhile, its end sets the status."""
+        self._awaited += 1
+        self.set_status(RunStatus.waiting_on_tool)
+        yield
+        self._awaited -= 1
+        self.set_status(RunStatus.waiting_on_tool if self._awaited else RunStatus.running)
+
+    @contextmanager
+    def handing_on(self, step: int, outcome: ToolOutcome) -> Iterator[None]:
+        """While the query `result` answers with it."""
+        self.handed_on[step] = outcome.result
+        try:
+            yield
+        finally:
+            del self.handed_on[step]
 
     async def ask(
         self,

@@ -49,6 +49,13 @@ FILES: dict[str, Any] = {
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
 }
 
+# A large result of another worker. The call is made and over: where it cannot be kept, the model is told so.
+KEEPING: dict[str, Any] = {
+    "start_to_close_timeout": timedelta(minutes=1),
+    "heartbeat_timeout": HEARTBEAT,
+    "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=5),
+}
+
 # Beyond the summarising model's own time: reading the conversation, writing the trace. The activity gives the model up
 # by itself, and then does without one; where Temporal cut it off first, it would be tried for ever.
 SUMMARY_MARGIN = timedelta(minutes=2)

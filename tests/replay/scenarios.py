@@ -27,6 +27,7 @@ from runs import ended, fork, resume
 from testkit.model_server import Answer, Reply, Script, Slow, calls, fails, says, slow
 from testkit.tools import ScriptedTool
 from tests.replay import lane_plays, mail_plays
+from tests.replay.queue_plays import WEIGH, elsewhere, lost_at_first, unattended, weighs, weighs_much, weighs_once
 from tests.workflows.conftest import Run, World
 from tests.workflows.lane import say
 
@@ -838,6 +839,23 @@ SCENARIOS = (
     Scenario("vote-failed", "completed", [VOTE, FINISH], (vote,), sends(GIVEN_UP)),
     Scenario("vote-never-came", "completed", [VOTE, FINISH], (late_vote,)),
     Scenario("bothered", "completed", [VOTE, VOTE, FINISH], (vote,), bothers),
+    # calls of another worker
+    Scenario("queued", "completed", [WEIGH, FINISH], (weighs,), elsewhere("scales", lambda _: {"grams": 12})),
+    Scenario(
+        "queued-large",
+        "completed",
+        [WEIGH, FINISH],
+        (weighs_much,),
+        elsewhere("large scales", lambda _: "12 g " * 20_000),
+    ),
+    Scenario("queued-for-nobody", "completed", [WEIGH, FINISH], (unattended,)),
+    Scenario(
+        "queued-and-settled",
+        "completed",
+        [WEIGH, FINISH],
+        (weighs_once,),
+        elsewhere("single scales", lost_at_first, {"decision": "run_again"}),
+    ),
     # rotated
     Scenario(
         "rotated",

@@ -19,6 +19,7 @@ from activities.delegation import Delegations
 from activities.followup import FollowUps
 from activities.inherit import Inheritances
 from activities.mailbox import Mailboxes
+from activities.queue_tool import QueueResults
 from activities.reconcile import Reconciliations
 from activities.run import Runs
 from activities.standing import Standings
@@ -59,6 +60,7 @@ OWNERS = (
     Delegations,
     Conversations,
     Mailboxes,
+    QueueResults,
 )
 RERECORD = "make histories records what is missing (and add a scenario first, where none goes there)"
 
