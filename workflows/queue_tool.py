@@ -4,6 +4,7 @@ There is no ledger over there: of a `once` call that was lost or came to no end,
 """
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -19,7 +20,7 @@ from contracts.run import Call
 from contracts.tool import Effect, LargeResult, QueueRoute, ToolOutcome, ToolRoute, failed
 from contracts.value import Undecodable
 from decisions import narrate
-from decisions.ids import request_key
+from decisions.ids import request_key, result_key
 from decisions.resume import origin_of
 from workflows.confidential import readable
 from workflows.fate import Fate, fate, told
@@ -36,6 +37,7 @@ async def queued(run: LiveRun, call: Call, route: ToolRoute) -> ToolOutcome | No
     if call.effect is Effect.once and call.tool_use_id in run.effects:
         return None  # begun by the run that this one resumes
     run.in_flight(call)
+    began = workflow.now()
     with run.awaiting_outside():
         try:
             result = await run.halt.stoppable(_scheduled(run, call, route, route.queue))
@@ -44,7 +46,26 @@ async def queued(run: LiveRun, call: Call, route: ToolRoute) -> ToolOutcome | No
         else:
             run.landed(call)
             outcome = await _outcome(run, call, result)
+    if outcome is not None:
+        _trace(run, call, outcome, workflow.now() - began)
     return outcome
+
+
+def _trace(run: LiveRun, call: Call, outcome: ToolOutcome, took: timedelta) -> None:
+    """The line that `call_tool` writes of its calls; the next activity of the run writes this one."""
+    line = {
+        "key": result_key(run.state.run_id, call.step or 0, call.generation),
+        "at": workflow.now().isoformat(timespec="milliseconds"),
+        "event": "tool",
+        "step": call.step,
+        "tool": call.tool,
+        "call": narrate.call_line(call.tool, call.arguments),
+        "status": outcome.status,
+        "kind": outcome.error.kind if outcome.error else None,
+        "error": outcome.error.message[:500] if outcome.error else None,
+        "ms": round(took / timedelta(milliseconds=1)),
+    }
+    run.update(untold=(*run.state.untold, line))
 
 
 async def _scheduled(run: LiveRun, call: Call, route: ToolRoute, queue: QueueRoute) -> Any:

@@ -112,15 +112,18 @@ async def test_where_nobody_works_on_the_queue_the_model_is_told_its_name(world:
     assert result == f"unreachable: no worker took the call from task queue '{tool.route.queue.task_queue}' in time"
 
 
-async def test_a_failure_is_told_to_the_model_in_its_own_words(world: Any) -> None:
+async def test_a_failure_is_told_to_the_model_in_its_own_words(world: Any, tmp_path: Path) -> None:
     tool = weigh()
 
     def refuse(_: Any) -> Any:
         raise ApplicationError("the scales take no salt", type="SaltError", non_retryable=True)
 
     async with world([WEIGH, FINISH], tool) as it, elsewhere(it.client, tool, refuse) as taken:
-        assert await shown(it, await it.start()) == "tool_error: the scales take no salt"
+        assert await shown(it, await it.start(run_id="failed")) == "tool_error: the scales take no salt"
     assert len(taken) == 1
+    trace = [json.loads(line) for line in (tmp_path / "failed" / "trace.jsonl").read_text().splitlines()]
+    [line] = [each for each in trace if each["event"] == "tool"]
+    assert (line["call"], line["status"], line["error"]) == ("weigh salt", "error", "the scales take no salt")
 
 
 async def test_a_failure_that_may_pass_is_retried_under_the_same_key_where_that_is_safe(world: Any) -> None:
