@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from contracts.events import ToolResultPayload
 from contracts.run import Ending, Pending, RunStatus
-from contracts.tool import ToolError
+from contracts.tool import ToolError, ToolKind
 from decisions.correlate import ESCALATES, MOST_ERROR, MOST_RESULT_BYTES, Verdict, correlate, outcome_of
 
 ENDED = Ending(status=RunStatus.completed, text="done")
@@ -52,6 +52,12 @@ def test_each_result_gets_the_verdict_of_the_first_rule_that_it_breaks(
     waiting: Any, changes: Any, verdict: Verdict
 ) -> None:
     assert correlate(waiting, result(**changes)) is verdict
+
+
+def test_a_call_of_another_worker_takes_no_result_by_signal(waiting: Any, new_call: Any) -> None:
+    queued = new_call("vote", 3).model_copy(update={"kind": ToolKind.queue})
+    state = waiting.model_copy(update={"calls": (queued, *waiting.calls[1:])})
+    assert correlate(state, result()) is Verdict.not_awaited
 
 
 @pytest.mark.parametrize("changes", [{}, {"step": 1}, {"step": 99}, {"tool": "other"}])

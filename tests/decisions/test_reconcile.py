@@ -142,6 +142,7 @@ def asked(ago: timedelta) -> Question:
     return Question(id="q1", kind=QuestionKind.question, text="which one?", asked_at=NOW - ago)
 
 
+QUEUE = ToolRoute(name="weigh", kind=ToolKind.queue, effect=Effect.read, timeout=timedelta(hours=2))
 SIGNAL = ToolRoute(name="review", kind=ToolKind.signal, effect=Effect.read, timeout=timedelta(hours=2))
 
 
@@ -154,11 +155,12 @@ SIGNAL = ToolRoute(name="review", kind=ToolKind.signal, effect=Effect.read, time
         ({"pending": (pending(3, NOW - timedelta(hours=3), "review", outside=True),)}, True),
         ({"pending": (pending(3, NOW - timedelta(hours=3), "review"),)}, False),  # our own call, not awaited outside
         ({"pending": (pending(3, NOW - timedelta(hours=3), "unknown", outside=True),)}, False),
+        ({"pending": (pending(3, NOW - timedelta(hours=3), "weigh", outside=True),)}, False),  # Temporal ends it
         ({}, False),
     ],
 )
 def test_a_wait_is_overdue_after_its_time(waiting: dict[str, Any], is_overdue: bool) -> None:
-    finding = judge.overdue(state(tools=(SIGNAL,), **waiting), NOW)
+    finding = judge.overdue(state(tools=(SIGNAL, QUEUE), **waiting), NOW)
     assert (finding is not None) is is_overdue
 
 

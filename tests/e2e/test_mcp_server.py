@@ -81,13 +81,13 @@ def pid_file(project: Any) -> Path:
 
 
 @asynccontextmanager
-async def client(project: Any, *options: str) -> AsyncIterator[Client]:
+async def client(project: Any, *options: str, **env: str) -> AsyncIterator[Client]:
     """A client of `perdure mcp`, whose process id is in `pid_file`."""
     # Through a shell, which says its id and then becomes the command.
     script = 'echo $$ > "$0"; exec "$@"'
     command = [str(pid_file(project)), sys.executable, str(Path(cli.__file__)), "mcp", *options]
     server = StdioServerParameters(
-        command="sh", args=["-c", script, *command], env=project.environment(), cwd=project.folder
+        command="sh", args=["-c", script, *command], env=project.environment(env), cwd=project.folder
     )
     with (project.folder / "mcp.err").open("w", encoding="utf-8") as errors:
         async with Client(stdio_client(server, errlog=errors)) as it:
@@ -201,6 +201,19 @@ async def test_a_run_is_cancelled_and_the_wait_tells_its_end(clerk: Any) -> None
         late = await refused(it, "cancel_run", run_id=run_id)
     assert (end["status"], end["question"]) == ("cancelled", None)
     assert "has ended" in late
+
+
+async def test_beside_a_configured_temporal_without_a_worker_it_says_so(served: Any, clerk: Any) -> None:
+    async with client(clerk, TEMPORAL_ADDRESS=served.address, PERDURE_TASK_QUEUE="deserted") as it:
+        started_run = await told(it, "start_run", goal="ask", agent="clerk")
+        run_id = started_run["run_id"]
+        state = await told(it, "run_state", run_id=run_id)
+        line = await refused(it, "answer_question", run_id=run_id, question_id="q1", text="the dairy")
+        await told(it, "cancel_run", run_id=run_id)
+    assert "no worker runs now" in started_run["note"]
+    assert (state["status"], state["is_over"]) == ("queued", False)
+    assert "no worker answers now" in state["note"]
+    assert "no worker answers for run" in line
 
 
 async def test_what_is_wrong_is_said_in_one_line(clerk: Any) -> None:

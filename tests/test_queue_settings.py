@@ -1,0 +1,55 @@
+"""A tool of the kind `queue` in `perdure.toml`: what it may say, and what is refused in one line."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from contracts.tool import Effect, ToolKind, ToolRoute
+from settings import ProjectError, load
+from worker import project_of
+
+TOOL = """
+[tools.weigh]
+kind = "queue"
+description = "Weighs a thing."
+input_schema = { type = "object" }
+"""
+WHERE = 'task_queue = "scales"\nactivity = "weigh"\n'
+
+
+async def route_of(folder: Path, lines: str) -> ToolRoute:
+    (folder / "perdure.toml").write_text(TOOL + lines, encoding="utf-8")
+    async with httpx.AsyncClient() as client:
+        return project_of(load({}, folder), client).tools["weigh"].route
+
+
+async def test_a_queue_tool_says_where_it_is(tmp_path: Path) -> None:
+    route = await route_of(tmp_path, WHERE + 'effect = "keyed"\ntimeout = "1h"\nheartbeat = "10s"\n')
+    assert (route.kind, route.effect, route.timeout.total_seconds()) == (ToolKind.queue, Effect.keyed, 3600)
+    assert route.queue is not None
+    assert route.queue.model_dump(mode="json") == {"task_queue": "scales", "activity": "weigh", "heartbeat": "PT10S"}
+
+
+async def test_without_more_said_it_is_an_effect_that_need_not_beat(tmp_path: Path) -> None:
+    route = await route_of(tmp_path, WHERE)
+    assert route.queue is not None
+    assert (route.effect, route.queue.heartbeat) == (Effect.once, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ('task_queue = "scales"\n', ("tools.weigh", "activity")),
+        ('task_queue = ""\nactivity = "weigh"\n', ("tools.weigh", "task_queue")),
+        ('task_queue = "perdure"\nactivity = "weigh"\n', ("tools.weigh.task_queue", "this project's own worker")),
+        (WHERE + 'heartbeat = "often"\n', ("tools.weigh", "heartbeat")),
+        (WHERE + 'url = "http://127.0.0.1"\n', ("tools.weigh", "url", "no such setting")),
+    ],
+)
+async def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path, lines: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(ProjectError) as refused:
+        await route_of(tmp_path, lines)
+    line = str(refused.value)
+    assert line.count("\n") == 0
+    assert all(word in line for word in words), line
