@@ -1,5 +1,6 @@
 """`perdure doctor`: everything a run needs, looked at one by one."""
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ async def examine() -> AsyncIterator[Check]:
     yield _model(settings)
     yield _encryption(settings)
     yield await _tools(settings)
+    async for check in _object_stores(settings):
+        yield check
     async for check in _server(settings):
         yield check
 
@@ -95,6 +98,24 @@ async def _tools(settings: Settings) -> Check:
     except ProjectError as error:
         return Check("tools", ok=False, found=str(error))
     return Check("tools", ok=True, found=", ".join(tools))
+
+
+async def _object_stores(settings: Settings) -> AsyncIterator[Check]:
+    """Those that are set are asked, with the credentials of this environment."""
+    if settings.store:
+        from activities.remote_store import RemoteStores
+
+        try:
+            count = await asyncio.to_thread(lambda: sum(1 for _ in RemoteStores.at(settings.store or "").folders()))
+            yield Check("object store", ok=True, found=f"{settings.store}: answers, {count} runs")
+        except (OSError, ValueError) as error:
+            yield Check("object store", ok=False, found=str(error))
+    if settings.payloads:
+        try:
+            await settings.payloads.look()
+            yield Check("large payloads", ok=True, found="PERDURE_PAYLOADS answers")
+        except OSError as error:
+            yield Check("large payloads", ok=False, found=str(error))
 
 
 async def _server(settings: Settings) -> AsyncIterator[Check]:

@@ -312,7 +312,7 @@ async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
 
 async def serve(settings: Settings) -> None:
     """Works until SIGTERM or SIGINT, then finishes what is running."""
-    client = await connect(codec=settings.codec)
+    client = await connect(codec=settings.codec, payloads=settings.payloads)
     await affix(client, settings.task_queue, settings.codec)
     await register_search_attributes(client)
     stop = asyncio.Event()

@@ -13,7 +13,7 @@ conversation `join_conversation` and `answer_turn`: what turns of a conversation
 standing     `watch_run`: waits for the end of a run that its watcher has no handle for
 delegation   `collect` and `find_delegation`: what became of a subtask, or of a whole delegation
 inherit      `inherit`: what a resumed or forked run begins with
-store        a run's store on a disk (remote_store: on an object store)
+store        a run's store on a disk (remote_store: on an object store; payload_store: large payloads, there too)
 project      what a worker offers: agents, tools, model settings
 claude       the Claude models: their windows and prices (price: what a call costs)
 transcript   the worker's cache of conversations, and how it gets what it misses

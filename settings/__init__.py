@@ -5,19 +5,20 @@ names the file, the line where that can be told, and what was expected.
 
 file         perdure.toml
 agents       agents/*.md
-environment  the worker's build, metrics, spans, encryption
+environment  the worker's build, metrics, spans, encryption, large payloads
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from activities.secrets import NO_SECRETS, Secrets, secrets_of
 from codec import AesGcmCodec
 from contracts.agent import Agent
 from settings.agents import read_agents
-from settings.environment import Deployment, codec_of, deployment_of, exports_spans, metrics_of
+from settings.environment import Deployment, codec_of, deployment_of, exports_spans, metrics_of, payloads_of
 from settings.file import (
     NATIVE_TOOLS,
     HttpToolSettings,
@@ -29,6 +30,9 @@ from settings.file import (
     urls_of,
 )
 from settings.problems import ProjectError
+
+if TYPE_CHECKING:
+    from activities.payload_store import PayloadStore
 
 __all__ = [
     "Deployment",
@@ -51,6 +55,7 @@ class Settings:
     """`folder` is the project's; `home` holds state, `workspaces` a folder for each run.
 
     `store` is the URL of the object store that holds the runs' segments and ledgers; None: the workspaces do.
+    `payloads` keeps what is too large for Temporal's history; None: history has it.
     `metrics` is the "address:port" of the Prometheus endpoint; None: there is none.
     """
 
@@ -68,6 +73,7 @@ class Settings:
     metrics: str | None = None
     exports_spans: bool = False
     codec: AesGcmCodec | None = None
+    payloads: "PayloadStore | None" = None
     secrets: Secrets = NO_SECRETS
 
     @property
@@ -116,5 +122,6 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         metrics=metrics_of(env),
         exports_spans=exports_spans(env),
         codec=codec_of(env),
+        payloads=payloads_of(env),
         secrets=secrets_of(env, urls_of(file)),
     )
