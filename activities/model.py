@@ -11,14 +11,14 @@ from typing import Any
 
 import anthropic
 import httpx2
-from anthropic import AsyncAnthropic
+from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVertex
 from anthropic.types import RawMessageStreamEvent
 from pydantic_core import from_json, to_json
 from temporalio.exceptions import ApplicationError
 
 from contracts.agent import Definition
 from contracts.failures import RunFailure, Stop
-from contracts.turn import Usage
+from contracts.turn import PassedOver, Usage
 
 MOST_BYTES = 1024 * 1024  # of a reply's JSON; the server takes 2 MiB, and the longest replies of today are half of this
 MOST_WAIT = 60.0  # seconds; a server that asks for more is asked again by then
@@ -39,6 +39,7 @@ TOO_LONG = (
 class ModelCall:
     """`on_text` is told the text so far, each time there is more of it.
 
+    `on_held` is told why it must wait, and "" when it need not any longer; `caller` tells callers apart that wait.
     `digest` is the journal's, `brief` what this turn is told beside the system prompt. The reply must call `force`, if
     that is set; with `is_closing` it may call no tool.
     """
@@ -50,38 +51,49 @@ class ModelCall:
     force: str | None = None
     is_closing: bool = False
     on_text: Callable[[str], object] = lambda _: None
+    on_held: Callable[[str], object] = lambda _: None
+    caller: str = ""
 
 
 @dataclass(frozen=True)
 class ModelReply:
-    """`broken` names the tool uses whose arguments were not valid JSON."""
+    """`broken` names the tool uses whose arguments were not valid JSON.
+
+    `asked` is who has answered, by the name that the project has for it; "" is the definition's own model. `waited` is
+    how many seconds the call was held back before it was made.
+    """
 
     content: list[dict[str, Any]]
     stop_reason: str | None
     model: str
     usage: Usage
     broken: tuple[str, ...] = ()
+    asked: str = ""
+    waited: float = 0.0
+    passed_over: tuple[PassedOver, ...] = ()
 
 
 class MessagesModel:
     """Any server that speaks the Messages API, through the `anthropic` SDK. The client's own retries are off."""
 
-    def __init__(self, client: AsyncAnthropic) -> None:
+    def __init__(self, client: AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex) -> None:
         self._client = client
 
     async def reply(self, call: ModelCall) -> ModelReply:
         """One streamed call. Raises ApplicationError of a `RunFailure` type, retryable or not, or `ContextTooLong`.
 
-        A provider that takes no `tool_choice` is asked again without it: what it should call, a note has told it.
+        A provider that refuses `tool_choice` is asked again without it: what it should call, a note has told it. One
+        that refuses the thinking of another model, whose signature it does not know, is asked without any.
         """
         request = request_of(call)
-        try:
-            return await self._streamed(request, call.on_text)
-        except ApplicationError as error:
-            if "tool_choice" not in request or not _is_about_choice(error):
-                raise
-        del request["tool_choice"]
-        return await self._streamed(request, call.on_text)
+        while True:
+            try:
+                return await self._streamed(request, call.on_text)
+            except ApplicationError as error:
+                milder = milder_than(request, error)
+                if milder is None:
+                    raise
+                request = milder
 
     async def _streamed(self, request: dict[str, Any], on_text: Callable[[str], object]) -> ModelReply:
         stream = _Accumulated(on_text)
@@ -90,14 +102,48 @@ class MessagesModel:
                 async for event in events:
                     stream.take(event)
         except (anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError) as error:
-            raise translated(error, self._client.api_key) from None
+            raise translated(error, self._secret) from None
+        except Exception as error:
+            if not is_unsigned(error):
+                raise
+            raise unavailable(f"the call could not be signed: {type(error).__name__} {error}") from None
         if stream.stop_reason is None:
             raise unavailable("the model's answer was cut off in the middle of the stream")
         return stream.reply()
 
+    @property
+    def _secret(self) -> str | None:
+        client = self._client
+        return client.access_token if isinstance(client, AsyncAnthropicVertex) else client.api_key
 
-def _is_about_choice(error: ApplicationError) -> bool:
-    return error.type == RunFailure.model_refused and ("tool_choice" in error.message or "thinking" in error.message)
+
+def milder_than(request: dict[str, Any], refusal: ApplicationError) -> dict[str, Any] | None:
+    """The request without what it was refused for; None where that is none of what can be left out."""
+    if refusal.type != RunFailure.model_refused:
+        return None
+    about = refusal.message.lower()
+    thinks = any(_is_thought(block) for message in request["messages"] for block in message["content"])
+    if "tool_choice" in request and ("tool_choice" in about or ("thinking" in about and "signature" not in about)):
+        return {name: value for name, value in request.items() if name != "tool_choice"}
+    if thinks and ("thinking" in about or "signature" in about):
+        return {**request, "messages": _without_thoughts(request["messages"])}
+    return None
+
+
+def _without_thoughts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A message of nothing else goes with them: the API takes none that is empty, but two of one role in a row."""
+    kept = [{**each, "content": [block for block in each["content"] if not _is_thought(block)]} for each in messages]
+    return [each for each in kept if each["content"]]
+
+
+def _is_thought(block: dict[str, Any]) -> bool:
+    return block.get("type") in ("thinking", "redacted_thinking")
+
+
+def is_unsigned(error: Exception) -> bool:
+    """Whether a cloud's own library found no credentials, or could not get any: its errors are none of the SDK's."""
+    where = type(error).__module__.partition(".")[0]
+    return where in ("boto3", "botocore", "google") or (isinstance(error, RuntimeError) and "resolve" in str(error))
 
 
 def request_of(call: ModelCall) -> dict[str, Any]:
@@ -109,7 +155,7 @@ def request_of(call: ModelCall) -> dict[str, Any]:
     definition = call.definition
     last = call.messages[-1]
     marked = {**last, "content": [*last["content"][:-1], {**last["content"][-1], **mark}]}
-    if last["content"][-1].get("type") in ("thinking", "redacted_thinking"):
+    if _is_thought(last["content"][-1]):
         marked = last
     front = [definition.system, *([f"Your run journal, in short:\n{call.digest}"] if call.digest else [])]
     front += [call.brief] if call.brief else []
@@ -163,11 +209,16 @@ class _Accumulated:
                 pass
 
     def _named(self, block: dict[str, Any]) -> dict[str, Any]:
-        """Some servers use an id twice in a reply, or none; but a result must belong to one tool use."""
-        taken = {earlier.get("id") for earlier in self.content}
-        if block["type"] == "tool_use" and (not block["id"] or block["id"] in taken):
-            return {**block, "id": f"{block['id'] or 'call'}_{len(self.content)}"}
-        return block
+        """Some servers use an id twice in a reply, or none; but a result must belong to one tool use.
+
+        Others write ids that only they take, and the next turn may be another model's.
+        """
+        if block["type"] != "tool_use":
+            return block
+        name = re.sub(r"[^a-zA-Z0-9_-]", "_", block["id"] or "")
+        if not name or name in {earlier.get("id") for earlier in self.content}:
+            name = f"{name or 'call'}_{len(self.content)}"
+        return {**block, "id": name}
 
     def _grow(self, block: dict[str, Any], index: int, delta: dict[str, Any]) -> None:
         match delta["type"]:
@@ -269,7 +320,7 @@ def translated(error: Exception, secret: str | None = None) -> ApplicationError:
         kind, status = str(getattr(error, "type", None) or ""), error.status_code
         if any(sign in message.lower() for sign in TOO_LONG):
             return _final(Stop.context_too_long, message)
-        if status == 429 or kind == "rate_limit_error":
+        if status == 429 or kind in ("rate_limit_error", "ThrottlingException"):
             return _again(RunFailure.rate_limited, f"the provider limits the rate: {message}", error.response.headers)
         if status in REFUSED:
             return _final(RunFailure.model_refused, f"the provider refused the request ({status}): {message}")
