@@ -69,10 +69,10 @@ def _names() -> Check:
 
 
 def _model(settings: Settings) -> Check:
-    from models import model_of
+    from models import clients_of
 
     try:
-        model_of(settings)
+        clients_of(settings)
     except ProjectError as error:
         return Check("model", ok=False, found=str(error))
     if settings.rehearses:

@@ -1,5 +1,7 @@
 """Which model answers: a client for each provider of the project, each asked at its own pace."""
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
 
 import httpx2
@@ -15,32 +17,43 @@ from settings import ProjectError, ProviderSettings, Settings
 NEEDED = {"bedrock": "boto3", "vertex": "google.auth"}  # by the SDK's own clients
 
 
-def model_of(settings: Settings) -> Models:
-    """The `anthropic` client in every case. Raises ProjectError.
+Client = AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex
+
+
+@asynccontextmanager
+async def model_of(settings: Settings) -> AsyncIterator[Models]:
+    """Raises ProjectError before anything is opened."""
+    described = settings.file.model.providers
+    async with AsyncExitStack() as stack:
+        providers: dict[str, Provider] = {}
+        for name, client in clients_of(settings).items():
+            await stack.enter_async_context(client)
+            each = described.get(name, ProviderSettings())
+            providers[name] = Provider(MessagesModel(client), Pace(name, each.requests_per_minute))
+        yield Models(providers)
+
+
+def clients_of(settings: Settings) -> dict[str, Client]:
+    """By provider, with no connection yet. Raises ProjectError.
 
     Without a key or an address of the default provider, the rehearsal answers for it, behind the client's transport.
     """
-    described = settings.file.model.providers
-    default = described.get(DEFAULT, ProviderSettings())
-    providers = {DEFAULT: Provider(_default(settings), Pace(DEFAULT, default.requests_per_minute))}
-    for name, each in described.items():
+    clients: dict[str, Client] = {DEFAULT: _default(settings)}
+    for name, described in settings.file.model.providers.items():
         if name != DEFAULT:
-            endpoint = MessagesModel(_client(name, each, settings.keys.get(name)))
-            providers[name] = Provider(endpoint, Pace(name, each.requests_per_minute))
-    return Models(providers)
+            clients[name] = _client(name, described, settings.keys.get(name))
+    return clients
 
 
-def _default(settings: Settings) -> MessagesModel:
+def _default(settings: Settings) -> AsyncAnthropic:
     if settings.rehearses:
         transport = httpx2.AsyncClient(transport=RehearsalTransport())
-        return MessagesModel(AsyncAnthropic(api_key="rehearsal", max_retries=0, http_client=transport))
+        return AsyncAnthropic(api_key="rehearsal", max_retries=0, http_client=transport)
     key = settings.api_key or "none"  # local servers ask for none, the SDK does
-    return MessagesModel(AsyncAnthropic(api_key=key, base_url=settings.base_url, max_retries=0))
+    return AsyncAnthropic(api_key=key, base_url=settings.base_url, max_retries=0)
 
 
-def _client(
-    name: str, described: ProviderSettings, key: str | None
-) -> AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex:
+def _client(name: str, described: ProviderSettings, key: str | None) -> Client:
     if described.api_key_env and key is None:
         raise ProjectError(f"model.providers.{name}: api_key_env names {described.api_key_env}, and that is not set")
     url = described.base_url

@@ -255,8 +255,9 @@ async def working(client: Client, settings: Settings, deployment: Deployment | N
     """A worker for as long as the block runs. Raises ProjectError before anything is started."""
     async with httpx.AsyncClient(trust_env=False) as http:
         project = project_of(settings, http)
-        queue, model = settings.task_queue, model_of(settings)
+        queue = settings.task_queue
         async with (
+            model_of(settings) as model,
             observing(client, settings) as observers,
             build(client, project, queue, model, deployment, observers),
             reconciling(client, queue),

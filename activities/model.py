@@ -23,6 +23,9 @@ from contracts.turn import PassedOver, Usage
 MOST_BYTES = 1024 * 1024  # of a reply's JSON; the server takes 2 MiB, and the longest replies of today are half of this
 MOST_WAIT = 60.0  # seconds; a server that asks for more is asked again by then
 REFUSED = frozenset({400, 401, 402, 403, 404, 413, 422})
+# In the middle of a stream there is only a name; the second is Bedrock's.
+RATE_KINDS = ("rate_limit_error", "throttlingexception")
+REFUSED_KINDS = ("invalid_request_error", "validationexception")
 TOO_LONG = (
     "prompt is too long",
     "exceed_context_size",
@@ -317,12 +320,12 @@ def translated(error: Exception, secret: str | None = None) -> ApplicationError:
     if secret:
         message = message.replace(secret, "[key]")
     if isinstance(error, anthropic.APIStatusError):
-        kind, status = str(getattr(error, "type", None) or ""), error.status_code
+        kind, status = str(getattr(error, "type", None) or "").lower(), error.status_code
         if any(sign in message.lower() for sign in TOO_LONG):
             return _final(Stop.context_too_long, message)
-        if status == 429 or kind in ("rate_limit_error", "ThrottlingException"):
+        if status == 429 or kind in RATE_KINDS:
             return _again(RunFailure.rate_limited, f"the provider limits the rate: {message}", error.response.headers)
-        if status in REFUSED:
+        if status in REFUSED or kind in REFUSED_KINDS:
             return _final(RunFailure.model_refused, f"the provider refused the request ({status}): {message}")
         return _again(
             RunFailure.model_unavailable, f"the provider failed ({status}): {message}", error.response.headers

@@ -60,7 +60,7 @@ def quiet(_: str) -> None:
     return None
 
 
-async def begun(it: Pace, clock: Clock, number: int, seconds: float) -> tuple[list[float], list[BaseException]]:
+async def begun(it: Pace, clock: Clock, number: int, seconds: float) -> tuple[list[float], list[ApplicationError]]:
     """When so many callers at once begin, and who was sent away."""
     start = clock.now
     tasks = [asyncio.create_task(it.enter(f"c{n}", quiet)) for n in range(number)]
@@ -149,8 +149,9 @@ async def test_who_waits_when_a_refusal_comes_stands_in_the_queue_again(clock: C
 
 async def test_a_refusal_halves_the_rate_and_those_of_calls_made_before_it_do_not_again(clock: Clock) -> None:
     it = Pace("p", clock=clock)
-    for caller in "abc":
-        it.refused(clock.now - 1, caller, None) if caller != "a" else it.refused(clock.now, "a", None)
+    it.refused(clock.now, "a", None)
+    for caller in "bc":
+        it.refused(clock.now - 1, caller, None)
     assert it.rate == START / 2
     clock.now += 10
     it.refused(clock.now, "d", None)
