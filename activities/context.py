@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from time import perf_counter
 from typing import Any
@@ -22,7 +22,7 @@ from activities.providers import Model
 from activities.redaction import redacted
 from activities.trace import record, record_all
 from activities.transcript import Transcripts, Wanted
-from activities.turn import front_tokens, tell_fallback
+from activities.turn import front_tokens, patience_with, tell_fallback
 from contracts.agent import Definition
 from contracts.context import Summary, SummaryRequest
 from contracts.journal import Journal
@@ -124,9 +124,10 @@ class Summaries:
     async def _written(self, call: ModelCall, request: SummaryRequest, attempt: Attempt) -> "_Written":
         """By the model; without a text where it does not bring any."""
         learn(model=call.definition.model)
+        patience = patience_with(call.definition, request.timeout)
         try:
             async with asyncio.timeout(request.timeout.total_seconds()):
-                reply = await self._model.reply(call)
+                reply = await self._model.reply(replace(call, patience=patience))
         except HeldBack:
             learn(held=True)
             raise

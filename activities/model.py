@@ -42,9 +42,9 @@ TOO_LONG = (
 class ModelCall:
     """`on_text` is told the text so far, each time there is more of it.
 
-    `on_held` is told why it must wait, and "" when it need not any longer; `caller` tells callers apart that wait.
+    `on_held` is told why it must wait, and "" when it need not any longer; `caller` tells those apart that wait.
     `digest` is the journal's, `brief` what this turn is told beside the system prompt. The reply must call `force`, if
-    that is set; with `is_closing` it may call no tool.
+    that is set; with `is_closing` it may call no tool. The server may be silent for `patience` seconds; None: no limit.
     """
 
     definition: Definition
@@ -56,6 +56,7 @@ class ModelCall:
     on_text: Callable[[str], object] = lambda _: None
     on_held: Callable[[str], object] = lambda _: None
     caller: str = ""
+    patience: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,17 +92,20 @@ class MessagesModel:
         request = request_of(call)
         while True:
             try:
-                return await self._streamed(request, call.on_text)
+                return await self._streamed(request, call)
             except ApplicationError as error:
                 milder = milder_than(request, error)
                 if milder is None:
                     raise
                 request = milder
 
-    async def _streamed(self, request: dict[str, Any], on_text: Callable[[str], object]) -> ModelReply:
-        stream = _Accumulated(on_text)
+    async def _streamed(self, request: dict[str, Any], call: ModelCall) -> ModelReply:
+        stream = _Accumulated(call.on_text)
+        options: dict[str, Any] = {}
+        if call.patience:
+            options["timeout"] = httpx2.Timeout(call.patience, connect=anthropic.DEFAULT_TIMEOUT.connect)
         try:
-            async with await self._client.messages.create(stream=True, **request) as events:
+            async with await self._client.messages.create(stream=True, **request, **options) as events:
                 async for event in events:
                     stream.take(event)
         except (anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError) as error:

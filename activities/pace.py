@@ -15,10 +15,11 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from contracts.failures import RunFailure
 
 MOST_HELD = 5.0  # seconds that a call waits in its activity slot
-MOST_AWAY = 60.0  # seconds for which one that leaves it, or was refused, stays away
+MOST_SPREAD = 15.0  # seconds over which those that have left it come back: by then there may be more room
+MOST_WAIT = 60.0  # seconds after a refusal, where the server names none
 MOST_SHUT = 600.0  # seconds; who has let nothing through for so long is given up by those that wait for it
 START = 20.0  # calls a second, before the provider has said anything
-LEAST = 1 / MOST_AWAY  # calls a second, whatever was refused
+LEAST = 1 / 60  # calls a second, whatever was refused
 # Calls a second, for each call that got through: until the first refusal, and from then on. Of a limit of 20 a second
 # one call in a hundred is refused so. It must not shrink with the rate, or refusals that have nothing to do with ours
 # (others use the same limit) would bring it down to nothing.
@@ -96,9 +97,9 @@ class Pace:
             self._rate = min(max(self._rate / 2, LEAST), self._most)
             self._closed_at = now
             self._refusals += 1
-        if self._shut_since is None or now - self._closed_until > MOST_AWAY:  # nobody has asked for a while
+        if self._shut_since is None or now - self._closed_until > MOST_WAIT:  # nobody has asked for a while
             self._shut_since = now
-        wait = asked.total_seconds() if asked else min(2.0 ** max(self._refusals - 1, 0), MOST_AWAY)
+        wait = asked.total_seconds() if asked else min(2.0 ** max(self._refusals - 1, 0), MOST_WAIT)
         self._closed_until = max(self._closed_until, now + wait)
         self._next = self._closed_until
         return self._delay(caller, self._closed_until - now)
@@ -120,6 +121,6 @@ class Pace:
         now = self._clock()
         self._away = {name: back for name, back in self._away.items() if back > now}
         spread = random.uniform(0.0, len(self._away) / self._rate)  # noqa: S311 - spreads load, guards nothing
-        delay = max(wait, min(wait + spread, MOST_AWAY))
+        delay = wait + min(spread, MOST_SPREAD)
         self._away[caller] = now + delay
         return timedelta(seconds=delay)

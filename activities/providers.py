@@ -93,7 +93,7 @@ class Models:
                 passed.append(PassedOver(model=name, why=resting[name]))
                 continue
             try:
-                reply = await self._asked(name, call)
+                reply = await self._asked(name, call if name != names[-1] else replace(call, patience=None))
             except ApplicationError as failure:
                 if failure.non_retryable or _is_soon(failure):
                     raise

@@ -94,6 +94,7 @@ class Turns:
                 on_text=lambda text: shown.update(text=text),
                 on_held=lambda why: shown.update(held=why),
                 caller=f"{activity.info().workflow_id}/{activity.info().activity_id}",
+                patience=patience_with(definition, activity.info().start_to_close_timeout),
             )
             full = self._fullness(call, conversation.transcript.parts, request.window)
             if full.tokens > COMPACT_AT * full.window and not request.unchecked:
@@ -140,6 +141,11 @@ class Turns:
         if ref not in self._definitions:
             self._definitions[ref] = await definition_of(store, ref)
         return self._definitions[ref]
+
+
+def patience_with(definition: Definition, whole: timedelta | None) -> float | None:
+    """Seconds that each model of a list may be silent, so that there is time for all of them."""
+    return whole.total_seconds() / len(definition.models) if whole and definition.fallbacks else None
 
 
 def renamed(reply: ModelReply, used: Collection[str], turn: int) -> ModelReply:

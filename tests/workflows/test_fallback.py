@@ -19,7 +19,7 @@ from activities.pace import HeldBack, Pace
 from activities.price import Price
 from activities.providers import Model, Models, Provider
 from contracts.failures import RunFailure
-from testkit.model_server import Answer, ScriptedModel, calls, cut, fails, says
+from testkit.model_server import Answer, ScriptedModel, calls, cut, fails, says, slow
 from testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
@@ -70,6 +70,20 @@ async def test_where_the_model_cannot_answer_the_next_does_within_the_same_attem
     assert (first["model"], first["run_id"], first["key"]) == ("near:small", name, "fallback:1")
     assert first["why"].startswith("scripted: ")
     assert second["why"].startswith("scripted: ")
+
+
+async def test_a_model_that_says_nothing_leaves_time_for_the_next_one(world: Any) -> None:
+    with ScriptedModel([FINISH]) as near:
+        client = AsyncAnthropic(api_key="none", base_url=near.base_url, max_retries=0)
+        async with client, world([slow(FINISH, 200)], works=False, turn_timeout="10s") as it:
+            other = Provider(MessagesModel(client), Pace("near"))
+            it.within = lambda model: Models({"anthropic": Provider(model, Pace("anthropic")), "near": other})
+            it.project = replace(it.project, fallbacks=("near:small",), providers=("near",))
+            async with it.worker():
+                run = await it.start()
+                assert (await run.result())["type"] == "agent.completed"
+                assert (await it.state(run))["model"] == "near:small"
+    assert (len(it.model.requests), len(near.requests)) == (1, 1)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404])
