@@ -72,9 +72,9 @@ async def trying(client: Client, most: int) -> AsyncIterator[Attempt]:
         with counting_holds(this):
             yield this
     except Exception as error:
-        if this.number < most or isinstance(error, HeldBack):
+        if this.number < most or isinstance(error, HeldBack) or getattr(error, "non_retryable", False):
             raise
-        raise final(error) from error
+        raise final(error) from error.__cause__
 
 
 def final(error: Exception) -> ApplicationError:

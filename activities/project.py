@@ -13,7 +13,7 @@ from activities.toolkit import Tool
 from activities.workspace import Workspace, folder_name
 from contracts.agent import Agent
 from contracts.limits import LimitOverrides
-from decisions.providers import provider_of
+from decisions.providers import DEFAULT, provider_of
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ class Project:
         return self.prices.get(model) or self.prices.get(provider_of(model, self.providers)[1])
 
     def summary_model_of(self, model: str) -> str:
-        """Who writes the summaries of a run of `model`."""
-        return self.summary_model or summary_model_of(model)
+        """Who writes the summaries of a run of `model`; of another provider's model that is the same."""
+        provider, bare = provider_of(model, self.providers)
+        return self.summary_model or (summary_model_of(bare) if provider == DEFAULT else model)
 
     def workspace(self, run_id: str) -> Workspace:
         return Workspace(self.workspaces / folder_name(run_id), self.secrets)

@@ -34,7 +34,7 @@ class Provider:
 
 @dataclass
 class Rests:
-    """Models that failed of late: they are not asked while another one can be, so that no turn waits for them in vain.
+    """Models that failed of late: they are not asked while another one answers, so that no turn waits for them in vain.
 
     When its time is over a model is asked by one call; the others go on without it until that one has its answer.
     """
@@ -44,12 +44,11 @@ class Rests:
     def why(self, name: str) -> str | None:
         """Why it is not asked now; None where it is."""
         rest = self._failed.get(name)
-        if rest is None:
-            return None
-        if rest.until > monotonic():
-            return rest.why
-        rest.until = monotonic() + rest.seconds
-        return None
+        return rest.why if rest and rest.until > monotonic() else None
+
+    def tried(self, name: str) -> None:
+        if rest := self._failed.get(name):
+            rest.until = monotonic() + rest.seconds
 
     def failed(self, name: str, began: float, why: str) -> None:
         rest = self._failed.get(name)
@@ -81,26 +80,24 @@ class Models:
     async def reply(self, call: ModelCall) -> ModelReply:
         """By the first of `call.definition.models` that can. Raises as `MessagesModel` does, and HeldBack.
 
-        A model is passed over where it failed, rests, or could only be asked after a while. What a provider refuses
-        (a key, a name, a request) is for a person to mend, and no other model is asked.
+        A model is passed over where it fails, or could only be asked after a while; one that rests is asked last. What
+        a provider refuses (a key, a name, a request) is for a person to mend, and no other model is asked.
         """
         failures: list[ApplicationError] = []
-        passed: list[PassedOver] = []
         names = call.definition.models
-        resting = {name: why for name in names if len(names) > 1 and (why := self._rests.why(name))}
-        for name in names:
-            if name in resting and len(resting) < len(names):
-                passed.append(PassedOver(model=name, why=resting[name]))
-                continue
+        whys = {name: why for name in names if len(names) > 1 and (why := self._rests.why(name))}
+        order = sorted(names, key=lambda name: name in whys)  # those that rest, last
+        for name in order:
             try:
-                reply = await self._asked(name, call if name != names[-1] else replace(call, patience=None))
+                reply = await self._asked(name, replace(call, patience=None) if name == order[-1] else call)
             except ApplicationError as failure:
                 if failure.non_retryable or _is_soon(failure):
                     raise
                 failures.append(failure)
-                passed.append(PassedOver(model=name, why=failure.message[:MOST_WHY]))
+                whys[name] = failure.message[:MOST_WHY]
             else:
-                return replace(reply, asked=name, passed_over=tuple(passed))
+                passed = tuple(PassedOver(model=each, why=whys[each]) for each in names[: names.index(name)])
+                return replace(reply, asked=name, passed_over=passed)
         raise _kindest(failures)
 
     async def _asked(self, name: str, call: ModelCall) -> ModelReply:
@@ -108,6 +105,7 @@ class Models:
         provider = self._providers[where]
         came = monotonic()
         began = await provider.pace.enter(call.caller, call.on_held)
+        self._rests.tried(name)
         definition = call.definition.model_copy(update={"model": model, "fallbacks": ()})
         try:
             reply = await provider.endpoint.reply(replace(call, definition=definition))

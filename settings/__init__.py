@@ -140,7 +140,7 @@ def _models(env: Mapping[str, str], file: ProjectFile, *, has_default: bool) -> 
 
 def _check_models(file: ProjectFile, models: tuple[str, ...], agents: Mapping[str, Agent]) -> None:
     """Without a key of the default provider, nobody may need it."""
-    named = [("model", name) for name in models]
+    named = [("model", name) for name in (*models, file.model.summary) if name]
     for agent in agents.values():
         named += [(f"agent {agent.name}: model", name) for name in (agent.model, *agent.fallbacks) if name]
     for where, name in named:

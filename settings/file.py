@@ -78,6 +78,8 @@ ToolName = Annotated[str, Field(pattern=TOOL_NAME), AfterValidator(_is_free)]
 
 def _names(said: Any) -> Any:
     """One name of a model, or several; the first is asked first."""
+    if said is None:  # of YAML: the setting is there, and nothing behind it
+        return ()
     names = [said] if isinstance(said, str) else said
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name.strip() for name in names):
         raise ValueError("expected the name of a model, or a list of names")

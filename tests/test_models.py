@@ -72,6 +72,9 @@ def test_a_default_may_be_one_model_or_a_list_and_an_agents_list_comes_before_it
     its = project(found)
     assert defined(its, its.agents["default"], may_delegate=True).models == ("one", "two")
     assert defined(its, its.agents["a"], may_delegate=True).models == ("mine", "yours")
+    agent_of(tmp_path, "model:")
+    its = project(load({"ANTHROPIC_API_KEY": "k"}, tmp_path))
+    assert defined(its, its.agents["a"], may_delegate=True).models == ("one", "two")
     agent_of(tmp_path, "model: mine")
     its = project(load({"ANTHROPIC_API_KEY": "k"}, tmp_path))
     assert defined(its, its.agents["a"], may_delegate=True).models == ("mine",)
@@ -108,6 +111,7 @@ def test_the_rehearsal_stands_in_for_the_default_provider_only(
     [
         (f'[model]\ndefault = ["local:one", "two"]\n{LOCAL}', "", "model two needs ANTHROPIC_API_KEY"),
         (f'[model]\ndefault = "local:one"\n{LOCAL}', "model: three", "agent a: model three needs ANTHROPIC_API_KEY"),
+        (f'[model]\ndefault = "local:one"\nsummary = "s"\n{LOCAL}', "", "model s needs ANTHROPIC_API_KEY"),
         ("[model]\ndefault = []\n", "", "line 2: model.default: expected the name of a model, or a list of names"),
         ("[model]\ndefault = [1]\n", "", "line 2: model.default: expected the name of a model, or a list of names"),
         ('[model]\ndefault = " "\n', "", "line 2: model.default: expected the name of a model, or a list of names"),
@@ -196,6 +200,8 @@ def test_prices_and_windows_are_those_of_the_model_unless_the_project_sets_them_
     own, known = its.price_of("local:claude-haiku-4-5"), its.price_of("local:claude-opus-4-6")
     assert (own and own.input, known and known.input) == (7, 5)
     assert its.price_of("local:llama3:8b") is None
+    assert its.summary_model_of("local:claude-opus-5-5") == "local:claude-opus-5-5"
+    assert its.summary_model_of("anthropic:claude-opus-5-5") == "claude-haiku-5-5"
     assert its.window_of("local:claude-opus-4-6") == 1_000_000
     assert its.window_of("claude-opus-4-6", "local:claude-haiku-4-5") == 200_000
 

@@ -162,6 +162,25 @@ async def test_a_model_that_answers_again_is_the_first_again(world: MakeWorld) -
     assert it.default.asked == ["one"] * 5  # it rests as at its first failure
 
 
+async def test_where_the_others_fail_one_that_rests_is_asked_after_all(world: MakeWorld) -> None:
+    it = world(down("one"))
+    await it.ask("one", "local:two")
+    it.default.fails, it.local.fails = down(), down("two")
+    reply = await it.ask("one", "local:two")
+    assert (reply.asked, reply.passed_over) == ("one", ())
+    assert (it.default.asked, it.local.asked) == (["one", "one"], ["two", "two"])
+
+
+async def test_one_that_was_not_needed_has_not_been_tried(world: MakeWorld) -> None:
+    it = world(down("one"), down("two"))
+    await it.failure("one", "local:two")
+    it.now += REST[0]
+    it.default.fails = it.local.fails = down()
+    await it.ask("one", "local:two")
+    it.default.fails = down("one")
+    assert (await it.ask("one", "local:two")).asked == "local:two"
+
+
 async def test_where_all_rest_all_are_tried_and_the_last_ones_failure_is_told(world: MakeWorld) -> None:
     it = world(down("one"), down("two"))
     for _ in range(3):
