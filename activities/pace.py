@@ -23,7 +23,7 @@ LEAST = 1 / 60  # calls a second, whatever was refused
 # Calls a second, for each call that got through: until the first refusal, and from then on. Of a limit of 20 a second
 # one call in a hundred is refused so. It must not shrink with the rate, or refusals that have nothing to do with ours
 # (others use the same limit) would bring it down to nothing.
-FAST, SLOW = 1.0, 0.05
+FAST, SLOW = 1.0, 0.1
 
 
 class HeldBack(ApplicationError):
@@ -60,11 +60,12 @@ class Pace:
         Raises HeldBack, with the delay, where it would be long; or ApplicationError `RateLimited`, not retryable, where
         the provider has let nothing through for very long.
         """
-        self._away.pop(caller, None)
+        comes_back = self._away.pop(caller, None) is not None
+        most = MOST_HELD if comes_back or not self._away else MOST_HELD / 2  # who has left before has the rest
         while True:
             now, closed_at = self._clock(), self._closed_at
             at = max(now, self._next, self._closed_until)
-            if at - now > MOST_HELD:
+            if at - now > most:
                 raise self._sent_away(caller, at - now)
             self._next = at + 1 / self._rate
             if at > now:

@@ -8,7 +8,7 @@ import pytest
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities import pace
-from activities.pace import LEAST, MOST_HELD, MOST_SHUT, MOST_SPREAD, START, HeldBack, Pace
+from activities.pace import LEAST, MOST_HELD, MOST_SHUT, MOST_SPREAD, SLOW, START, HeldBack, Pace
 
 ONE = timedelta(seconds=1)
 
@@ -129,9 +129,9 @@ async def test_those_that_are_sent_away_come_back_over_a_while(clock: Clock) -> 
 async def test_a_refusal_holds_back_all_calls_until_the_server_takes_some_again(clock: Clock) -> None:
     it = Pace("p", clock=clock)
     began = await it.enter("a", quiet)
-    assert it.refused(began, "a", 4 * ONE) >= 4 * ONE
+    assert it.refused(began, "a", 2 * ONE) >= 2 * ONE
     at, away = await begun(it, clock, 4, 10)
-    assert at == pytest.approx([4 + n / (START / 2) for n in range(4)])
+    assert at == pytest.approx([2 + n / (START / 2) for n in range(4)])
     assert away == []
 
 
@@ -145,6 +145,18 @@ async def test_who_waits_when_a_refusal_comes_stands_in_the_queue_again(clock: C
     await clock.run(5)
     at = sorted([await each - start for each in waiting])
     assert at == pytest.approx([2.0, 2.1, 2.2])
+
+
+async def test_who_has_left_before_finds_room_where_others_must_leave(clock: Clock) -> None:
+    it = Pace("p", 60, clock)
+    _, away = await begun(it, clock, 8, 0)  # the first goes, five wait, two leave
+    assert len(away) == 2
+    clock.now += 1.5  # 3.5 s until the next may begin
+    with pytest.raises(HeldBack):
+        await it.enter("new", quiet)
+    waiting = asyncio.create_task(it.enter("c7", quiet))
+    await clock.run(10)
+    assert await waiting <= clock.now
 
 
 async def test_a_refusal_halves_the_rate_and_those_of_calls_made_before_it_do_not_again(clock: Clock) -> None:
@@ -191,7 +203,7 @@ async def test_it_grows_while_others_wait_fast_at_first_and_slowly_once_refused(
     assert it.rate == START + 1
     it.refused(clock.now, "a", ONE)
     it.passed(clock.now)
-    assert it.rate == pytest.approx((START + 1) / 2 + 0.05)
+    assert it.rate == pytest.approx((START + 1) / 2 + SLOW)
     await clock.run(10)
     await waiting
 

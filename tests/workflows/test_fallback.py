@@ -166,7 +166,7 @@ async def test_who_is_held_back_can_be_seen_and_cancelled(world: Any) -> None:
 async def test_a_short_hold_is_told_by_the_beats_of_the_call(world: Any) -> None:
     async with world([FINISH], works=False) as it:
         pace = Pace("anthropic")
-        pace.refused(time.monotonic(), "somebody", timedelta(seconds=4))
+        pace.refused(time.monotonic(), "somebody", timedelta(seconds=2.4))
         it.within = lambda model: Models({"anthropic": Provider(model, pace)})
         async with it.worker():
             run = await it.start()
@@ -180,7 +180,7 @@ async def test_a_short_hold_is_told_by_the_beats_of_the_call(world: Any) -> None
 
             await it.until(tells)
             assert (await run.result())["type"] == "agent.completed"
-            assert (await it.state(run))["active_seconds"] < 3  # a wait is no work
+            assert (await it.state(run))["active_seconds"] < 2  # a wait is no work
 
 
 class Limited:
