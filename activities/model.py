@@ -149,8 +149,9 @@ def _is_thought(block: dict[str, Any]) -> bool:
 
 def is_unsigned(error: Exception) -> bool:
     """Whether a cloud's own library found no credentials, or could not get any: its errors are none of the SDK's."""
-    where = type(error).__module__.partition(".")[0]
-    return where in ("boto3", "botocore", "google") or (isinstance(error, RuntimeError) and "resolve" in str(error))
+    if isinstance(error, RuntimeError):
+        return str(error).startswith("Could not resolve")
+    return type(error).__module__.partition(".")[0] in ("boto3", "botocore", "google")
 
 
 def request_of(call: ModelCall) -> dict[str, Any]:
