@@ -105,6 +105,7 @@ class Models:
         provider = self._providers[where]
         came = monotonic()
         began = await provider.pace.enter(call.caller, call.on_held)
+        waited = monotonic() - came
         self._rests.tried(name)
         definition = call.definition.model_copy(update={"model": model, "fallbacks": ()})
         try:
@@ -119,7 +120,7 @@ class Models:
         provider.pace.passed(began)
         self._rests.answered(name)
         shown = reply.model if where == DEFAULT else f"{where}:{reply.model}"
-        return replace(reply, model=shown, waited=began - came)
+        return replace(reply, model=shown, waited=waited)
 
     def _explained(self, failure: ApplicationError, name: str) -> ApplicationError:
         """A provider that does not know `locl:llama3` cannot say that a provider was meant."""

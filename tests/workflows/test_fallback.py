@@ -21,6 +21,7 @@ from activities.providers import Model, Models, Provider
 from contracts.failures import RunFailure
 from testkit.model_server import Answer, ScriptedModel, calls, cut, fails, says, slow
 from testkit.tools import ScriptedTool
+from watch import Live, Watch
 
 FINISH = calls(("finish", {"outcome": "done"}))
 LOOK = calls(("look", {}), text="Plan: look.")
@@ -163,24 +164,17 @@ async def test_who_is_held_back_can_be_seen_and_cancelled(world: Any) -> None:
     assert it.model.requests == []
 
 
-async def test_a_short_hold_is_told_by_the_beats_of_the_call(world: Any) -> None:
+async def test_a_short_hold_is_told_live_to_who_watches_the_run(world: Any) -> None:
     async with world([FINISH], works=False) as it:
-        pace = Pace("anthropic")
-        pace.refused(time.monotonic(), "somebody", timedelta(seconds=2.4))
+        pace = Pace("anthropic", 20, clock=lambda: 0.0)  # time that stands still, so that any next call waits for 3 s
+        await pace.enter("somebody", lambda _: None)
         it.within = lambda model: Models({"anthropic": Provider(model, pace)})
         async with it.worker():
             run = await it.start()
-
-            async def tells() -> bool:
-                pending = (await run.describe()).raw_description.pending_activities
-                if not pending or not pending[0].heartbeat_details.payloads:
-                    return False
-                (beat,) = await it.client.data_converter.decode(pending[0].heartbeat_details.payloads)
-                return str(beat.get("held", "")).startswith("held back by the rate limit of anthropic, ")
-
-            await it.until(tells)
+            seen = [each.text async for each in Watch(it.client, run.id).happenings() if isinstance(each, Live)]
+            assert seen[0] == "held back by the rate limit of anthropic, 3.0 s"
             assert (await run.result())["type"] == "agent.completed"
-            assert (await it.state(run))["active_seconds"] < 2  # a wait is no work
+            assert (await it.state(run))["active_seconds"] < 3  # a wait is no work
 
 
 class Limited:
