@@ -14,7 +14,8 @@ from temporalio.exceptions import ApplicationError
 from activities.attempts import Attempt, trying, was_lost
 from activities.definition import definition_of, must_be_unchanged
 from activities.heartbeat import beating
-from activities.model import ModelCall, ModelReply, window_told
+from activities.model import ModelCall, ModelReply
+from activities.model_faults import window_told
 from activities.observation import learn
 from activities.pace import HeldBack
 from activities.price import cost

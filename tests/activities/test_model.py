@@ -10,7 +10,8 @@ import pytest
 from anthropic import AsyncAnthropic
 from temporalio.exceptions import ApplicationError
 
-from activities.model import TOO_LONG, MessagesModel, ModelCall, ModelReply, read_arguments, translated, window_told
+from activities.model import MessagesModel, ModelCall, ModelReply, read_arguments
+from activities.model_faults import TOO_LONG, translated, window_told
 from contracts.agent import Definition, ToolSchema
 from testkit import model_server
 from testkit.model_server import ScriptedModel, broken_json, calls, cut, fails, says, slow
