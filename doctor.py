@@ -12,6 +12,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from codec import VARIABLE
 from contracts.reconcile import Finding, Problem, ReconcileReport
 from decisions.narrate import cut
+from decisions.providers import DEFAULT, provider_of
 from devserver import ServerDidNotStart
 from reconcile import latest_look
 from runs import NotReachable, configured_address, register_search_attributes
@@ -71,13 +72,31 @@ def _names() -> Check:
 
 
 def _model(settings: Settings) -> Check:
+    from models import clients_of
+
+    try:
+        clients_of(settings)
+    except ProjectError as error:
+        return Check("model", ok=False, found=str(error))
     if settings.rehearses:
         return Check(
             "model", ok=True, found="rehearsal, by rule; ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL brings a real one"
         )
-    key = "with a key" if settings.api_key else "without a key"
-    where = settings.secrets.redact(settings.base_url or "Anthropic")
-    return Check("model", ok=True, found=f"{settings.model} at {where}, {key} (not called)")
+    names = (settings.model, *settings.fallbacks)
+    return Check("model", ok=True, found=f"{', else '.join(_placed(settings, name) for name in names)} (not called)")
+
+
+def _placed(settings: Settings, name: str) -> str:
+    providers = settings.file.model.providers
+    where, _ = provider_of(name, providers)
+    if where == DEFAULT:
+        key, place = settings.api_key, settings.base_url or "Anthropic"
+    else:
+        each = providers[where]
+        key, place = settings.keys.get(where), each.base_url or f"{each.kind}, {each.region}"
+        if each.kind != "messages" and not key:
+            return f"{name} at {place}, with the cloud's own credentials"
+    return f"{name} at {settings.secrets.redact(place)}, {'with' if key else 'without'} a key"
 
 
 def _encryption(settings: Settings) -> Check:

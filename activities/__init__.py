@@ -1,11 +1,12 @@
 """How: the only I/O. Each activity does one outside thing; its clients are given in.
 
 turn         `plan` and `reflect`: one model call each
-model        the Messages API behind them, and the translation of its failures
+model        the Messages API behind them (model_faults: its failures as named kinds)
+providers    which model answers: the first of the list that can (pace: how fast a provider is asked)
 context      `summarize`: what stands for old messages
 tool         `call_tool`
 ledger       claims and results of `once` calls
-attempts     whether the attempt before this one was lost with its worker
+attempts     which attempts of an activity count, and whether the one before was lost with its worker
 toolkit      what every tool looks like to it
 run          `open_run` and `close_segment`: a run's files and its store
 definition   the snapshot of its agent, and how another one differs from it
