@@ -9,9 +9,11 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from codec import VARIABLE
+from contracts.mcp import PinState
 from contracts.reconcile import Finding, Problem, ReconcileReport
 from decisions.narrate import cut
 from devserver import ServerDidNotStart
+from mcp_tools import Standing, standings
 from reconcile import latest_look
 from runs import NotReachable, configured_address, register_search_attributes
 from session import Needs, session
@@ -53,6 +55,8 @@ async def examine() -> AsyncIterator[Check]:
     yield _model(settings)
     yield _encryption(settings)
     yield await _tools(settings)
+    if settings.servers:
+        yield await _mcp(settings)
     async for check in _server(settings):
         yield check
 
@@ -95,6 +99,24 @@ async def _tools(settings: Settings) -> Check:
     except ProjectError as error:
         return Check("tools", ok=False, found=str(error))
     return Check("tools", ok=True, found=", ".join(tools))
+
+
+async def _mcp(settings: Settings) -> Check:
+    try:
+        found = await standings(settings)
+    except ProjectError as error:
+        return Check("MCP servers", ok=False, found=str(error))
+    told = "; ".join(_standing(each) for each in found)
+    return Check("MCP servers", ok=all(each.is_settled for each in found), found=told)
+
+
+def _standing(standing: Standing) -> str:
+    if standing.down:
+        return standing.down
+    if not standing.is_seen:
+        return f"{standing.server}: not seen yet: perdure tools --accept {standing.server}"
+    other = [f"{tool} {state}" for tool, state in standing.tools.items() if state is not PinState.pinned]
+    return f"{standing.server}: {', '.join(other) or f'{len(standing.tools)} tools as accepted'}"
 
 
 async def _server(settings: Settings) -> AsyncIterator[Check]:

@@ -53,17 +53,18 @@ from activities.transcript import Transcripts
 from activities.turn import Model, Turns
 from contracts.agent import ToolSchema
 from contracts.tool import ToolKind, ToolRoute
+from mcp_tools import Offer, offer_of, offering
 from reconcile import reconciling
 from runs import NotReachable, connect, leave, register_search_attributes
 from seal import affix
 from settings import (
     Deployment,
     HttpToolSettings,
+    McpToolSettings,
     ProjectError,
     PythonToolSettings,
     Settings,
     SignalToolSettings,
-    ToolSettings,
     load,
 )
 from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
@@ -95,16 +96,19 @@ WORKFLOWS: tuple[type, ...] = (
 )
 
 
-def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
-    """What a worker of this project offers. Raises ProjectError."""
+def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None = None) -> Project:
+    """What a worker of this project offers; without `mcp`, for looking at only. Raises ProjectError."""
+    mcp = mcp or offer_of(settings)
     tools: dict[str, Tool] = {
         tool.route.name: tool
         for tool in (FetchTool(frozenset(settings.file.fetch.allow_hosts)), ReadFile(), WriteFile(), ListFiles())
     }
     for name, described in settings.file.tools.items():
-        tools[name] = _tool(name, described, settings, client)
+        if not isinstance(described, McpToolSettings):
+            tools[name] = _tool(name, described, settings, client)
+    tools.update(mcp.tools)
     return Project(
-        agents=settings.agents,
+        agents=mcp.agents,
         tools=tools,
         model=settings.model,
         max_tokens=settings.file.model.max_tokens,
@@ -141,7 +145,12 @@ def _remote(url: str) -> Stores:
         raise ProjectError(f"PERDURE_STORE: {error}") from None
 
 
-def _tool(name: str, described: ToolSettings, settings: Settings, client: httpx.AsyncClient) -> Tool:
+def _tool(
+    name: str,
+    described: PythonToolSettings | HttpToolSettings | SignalToolSettings,
+    settings: Settings,
+    client: httpx.AsyncClient,
+) -> Tool:
     route = ToolRoute(
         name=name,
         kind=ToolKind(described.kind),
@@ -262,8 +271,8 @@ def workflow_runner() -> SandboxedWorkflowRunner:
 @asynccontextmanager
 async def working(client: Client, settings: Settings, deployment: Deployment | None = None) -> AsyncIterator[None]:
     """A worker for as long as the block runs. Raises ProjectError before anything is started."""
-    async with httpx.AsyncClient(trust_env=False) as http:
-        project = project_of(settings, http)
+    async with httpx.AsyncClient(trust_env=False) as http, offering(settings) as mcp:
+        project = project_of(settings, http, mcp)
         queue, model = settings.task_queue, model_of(settings)
         async with (
             observing(client, settings) as observers,

@@ -5,6 +5,7 @@ names the file, the line where that can be told, and what was expected.
 
 file         perdure.toml
 agents       agents/*.md
+mcp          .mcp.json
 environment  the worker's build, metrics, spans, encryption
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from activities.mcp_server import McpServer
 from activities.secrets import NO_SECRETS, Secrets, secrets_of
 from codec import AesGcmCodec
 from contracts.agent import Agent
@@ -21,6 +23,7 @@ from settings.environment import Deployment, codec_of, deployment_of, exports_sp
 from settings.file import (
     NATIVE_TOOLS,
     HttpToolSettings,
+    McpToolSettings,
     ProjectFile,
     PythonToolSettings,
     SignalToolSettings,
@@ -28,11 +31,14 @@ from settings.file import (
     read_file,
     urls_of,
 )
+from settings.mcp import NAME as MCP_FILE
+from settings.mcp import named_secrets, read_servers, server_urls
 from settings.problems import ProjectError
 
 __all__ = [
     "Deployment",
     "HttpToolSettings",
+    "McpToolSettings",
     "ProjectError",
     "ProjectFile",
     "PythonToolSettings",
@@ -69,6 +75,7 @@ class Settings:
     exports_spans: bool = False
     codec: AesGcmCodec | None = None
     secrets: Secrets = NO_SECRETS
+    servers: Mapping[str, McpServer] = field(default_factory=dict)  # of MCP, by name
 
     @property
     def rehearses(self) -> bool:
@@ -96,6 +103,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         raise ProjectError(f"PERDURE_CONFIG names {path}, and there is no such file")
     root = path.resolve().parent
     file = read_file(path) if path.is_file() else ProjectFile()
+    servers = read_servers(root / MCP_FILE, env)
     home = Path(env.get("PERDURE_HOME") or root / ".perdure").resolve()
     key, url = env.get("ANTHROPIC_API_KEY") or None, env.get("ANTHROPIC_BASE_URL") or None
     model = env.get("PERDURE_MODEL") or (file.model.default or DEFAULT_MODEL if key or url else REHEARSAL)
@@ -109,12 +117,13 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         task_queue=env.get("PERDURE_TASK_QUEUE") or "perdure",
         model=model,
         file=file,
-        agents=read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools)),
+        agents=read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools), servers),
+        servers=servers,
         api_key=key,
         base_url=url,
         deployment=deployment_of(env),
         metrics=metrics_of(env),
         exports_spans=exports_spans(env),
         codec=codec_of(env),
-        secrets=secrets_of(env, urls_of(file)),
+        secrets=secrets_of(env, urls_of(file) | server_urls(servers.values()), named_secrets(servers.values())),
     )
