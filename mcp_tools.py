@@ -5,7 +5,7 @@ The MCP SDK takes a second to load, so only what speaks to servers, or offers th
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -242,4 +242,8 @@ async def accept(settings: Settings, what: str | None) -> list[Standing]:
         change_lock(lock_of(settings), take)
     except (BadLock, OSError) as error:
         raise ProjectError(f"{lock_of(settings)}: {getattr(error, 'strerror', None) or error}") from None
-    return before
+    return before if tool is None else [_only(tool, each) for each in before]
+
+
+def _only(tool: str, standing: Standing) -> Standing:
+    return replace(standing, tools={tool: standing.tools[tool]}, refused={})

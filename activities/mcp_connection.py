@@ -6,7 +6,7 @@ calls come from the activities' own.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
@@ -252,9 +252,36 @@ class _Entered:
         return None
 
 
+class _Bounded(httpx2.AsyncHTTPTransport):
+    """An answer in one piece of JSON has a bound, as one in a stream has it by the SDK."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        if "json" in response.headers.get("content-type", "") and isinstance(response.stream, httpx2.AsyncByteStream):
+            response.stream = _Counted(response.stream)
+        return response
+
+
+class _Counted(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        count = 0
+        async for chunk in self._stream:
+            count += len(chunk)
+            if count > MOST_LINE:
+                raise httpx2.StreamError(f"the answer is larger than {MOST_LINE:,} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
 def _http_client(server: HttpServer) -> httpx2.AsyncClient:
     """Calls have a timeout of their own, so a silent stream is none."""
-    return httpx2.AsyncClient(headers=dict(server.headers), timeout=httpx2.Timeout(START, read=None), trust_env=False)
+    timeout = httpx2.Timeout(START, read=None)
+    return httpx2.AsyncClient(transport=_Bounded(trust_env=False), headers=dict(server.headers), timeout=timeout)
 
 
 async def _listed(client: Client) -> list[Tool]:

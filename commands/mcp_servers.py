@@ -1,6 +1,7 @@
 """What `perdure tools` says of MCP servers: whether their tools are what was accepted, and what was taken."""
 
 import json
+from collections.abc import Mapping
 
 import click
 
@@ -17,6 +18,12 @@ WORDS = {
     PinState.gone: "gone: its calls fail",
     PinState.new: "new: not offered",
 }
+TAKEN = {
+    PinState.pinned: "as before",
+    PinState.changed: "accepted as it is now",
+    PinState.gone: "taken out",
+    PinState.new: "accepted",
+}
 
 
 async def tell_servers(settings: Settings, take: str | None, *, as_json: bool) -> int:
@@ -29,11 +36,11 @@ async def tell_servers(settings: Settings, take: str | None, *, as_json: bool) -
         click.echo(json.dumps([_row(each) for each in found]))
     else:
         for each in found:
-            _print(each)
+            _print(each, WORDS if take is None else TAKEN)
         if not found:
             console.print("there is no MCP server in .mcp.json")
         elif take is not None:
-            console.print(f"accepted what is new, changed or gone: {NAME} is meant to be committed", soft_wrap=True)
+            console.print(f"{NAME} holds what was accepted, and is meant to be committed", soft_wrap=True)
         elif not all(each.is_settled for each in found):
             console.print("to take what a server says now: perdure tools --accept SERVER", soft_wrap=True)
     settled = [each.down is None if take is not None else each.is_settled for each in found]
@@ -58,13 +65,13 @@ def _row(standing: Standing) -> dict[str, object]:
     }
 
 
-def _print(standing: Standing) -> None:
+def _print(standing: Standing, words: Mapping[PinState, str]) -> None:
     """All that comes from a server is printed as plain text."""
     lines = [f"{standing.server}: {standing.down}" if standing.down else standing.server]
     for tool, state in standing.tools.items():
-        lines.append(f"  {tool_name(standing.server, tool)}  {WORDS[state]}")
-        if state is PinState.changed:
-            lines += [f"    {line}" for line in standing.differences[tool].splitlines()]
+        lines.append(f"  {tool_name(standing.server, tool)}  {words[state]}")
+        if state in (PinState.changed, PinState.new):
+            lines += [f"    {line}" for line in standing.differences[tool].splitlines()[2:]]  # without its file names
     lines += [f"  {tool!r}  cannot be offered: {why}" for tool, why in standing.refused.items()]
     for line in lines:
         console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -128,6 +128,31 @@ async def test_a_server_that_does_not_mind_is_killed(tmp_path: Path, do: str) ->
         assert not lives(rig.pids()[0])
 
 
+HOLDS = """
+import asyncio, sys
+from activities.mcp_connection import Connection
+from activities.mcp_server import StdioServer
+
+async def main():
+    await Connection(StdioServer("h", sys.executable, tuple(sys.argv[1:]))).tools()
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_server_ends_when_its_worker_is_killed(tmp_path: Path) -> None:
+    async with rigged(tmp_path) as rig:
+        command = (sys.executable, "-c", HOLDS, str(HOSTILE), str(rig.state), "plain")
+        worker = await asyncio.create_subprocess_exec(*command, cwd=HOSTILE.parents[2])
+        try:
+            await until((rig.state / "lists").exists)
+        finally:
+            worker.kill()
+            await worker.wait()
+        await until(lambda: not lives(rig.pids()[0]))
+
+
 async def test_a_call_has_its_own_time_and_the_session_survives_it(rig: Rig) -> None:
     with pytest.raises(TransientFailure, match=r"did not answer within 0\.3 s") as caught:
         await rig.run("hang", timeout=0.3)
