@@ -3,6 +3,7 @@
 The MCP SDK takes a second to load, so only what speaks to servers, or offers their tools, loads it.
 """
 
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,9 @@ from decisions.mcp import SEPARATOR, difference, effect_of, is_looser, server_of
 from settings import McpToolSettings, ProjectError, Settings
 
 if TYPE_CHECKING:
-    from activities.mcp_connection import Connections
+    from activities.mcp_connection import Connections, Unreachable
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,8 @@ async def _first_seen(settings: Settings, connections: "Connections", names: lis
         if isinstance(found, Unreachable):
             raise ProjectError(f"{found}; an agent uses it, and {NAME} does not have its tools yet")
         seen[name] = found
+        for tool, why in connections[name].refused.items():
+            _log.warning("mcp server %s: its tool %r is not offered: %s", name, tool, why)
     try:
         return keep_first(lock_of(settings), seen)
     except BadLock as error:
@@ -188,23 +193,23 @@ async def standings(settings: Settings) -> list[Standing]:
     pins = accepted(settings)
     connections = _connections(settings)
     try:
-        return await _standings(connections, settings.servers, pins)
+        return _compared(connections, await connections.listed(settings.servers), pins)
     finally:
         await connections.close()
 
 
-async def _standings(connections: "Connections", names: Iterable[str], pins: Pins) -> list[Standing]:
-    from activities.mcp_connection import Unreachable
-
+def _compared(
+    connections: "Connections", found: "Mapping[str, Mapping[str, Pin] | Unreachable]", pins: Pins
+) -> list[Standing]:
     told = []
-    for name, found in (await connections.listed(names)).items():
+    for name, tools in found.items():
         kept, is_seen = pins.get(name, {}), name in pins
-        if isinstance(found, Unreachable):
-            told.append(Standing(name, is_seen, down=str(found)))
+        if not isinstance(tools, Mapping):
+            told.append(Standing(name, is_seen, down=str(tools)))
             continue
-        now = states(kept, found)
+        now = states(kept, tools)
         changed = [tool for tool, state in now.items() if state is not PinState.pinned]
-        differences = {tool: difference(kept.get(tool), found.get(tool)) for tool in changed}
+        differences = {tool: difference(kept.get(tool), tools.get(tool)) for tool in changed}
         told.append(Standing(name, is_seen, None, now, differences, connections[name].refused))
     return told
 
@@ -221,10 +226,11 @@ async def accept(settings: Settings, what: str | None) -> list[Standing]:
     tool = what[len(f"{server}{SEPARATOR}") :] if what and what != server else None
     connections = _connections(settings)
     try:
-        before = await _standings(connections, [server] if server else settings.servers, accepted(settings))
-        found = {each.server: await connections[each.server].tools() for each in before if each.down is None}
+        listed = await connections.listed([server] if server else settings.servers)
     finally:
         await connections.close()
+    before = _compared(connections, listed, accepted(settings))  # of what is taken, nothing else is shown
+    found = {name: tools for name, tools in listed.items() if isinstance(tools, Mapping)}
     if tool and not any(tool in each.tools for each in before if each.down is None):
         down = "; ".join(each.down for each in before if each.down)
         raise ProjectError(down or f"MCP server {server} has no tool {tool!r}, and had none when it was accepted")

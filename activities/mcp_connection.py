@@ -32,7 +32,7 @@ from pydantic import ValidationError
 from activities.mcp_server import HttpServer, McpServer, StdioServer
 from activities.mcp_stdio import MOST_LINE, Process, started
 from contracts.mcp import Pin
-from decisions.mcp import foreign_reference, pin, unfit
+from decisions.mcp import foreign_reference, pin, unfit, visible
 
 START = 20.0  # seconds for a server to start and to say what it has
 STEADY = 60.0  # a server that lived for this long, and then died, is started again at once
@@ -219,7 +219,7 @@ class Connection:
 
     def _told(self, what: str) -> str:
         words = f"; its last words: {self._last_words}" if self._last_words else ""
-        return self._redact(f"MCP server {self.server.name} {what}{words}")[:1000]
+        return visible(self._redact(f"MCP server {self.server.name} {what}{words}"))[:1000]
 
     async def _list(self, client: Client) -> None:
         """Asks for all tools. What a tool of a model cannot be is refused by name."""

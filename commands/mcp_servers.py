@@ -8,7 +8,7 @@ import click
 from activities.mcp_lock import NAME
 from commands.common import console
 from contracts.mcp import PinState
-from decisions.mcp import tool_name
+from decisions.mcp import tool_name, visible
 from mcp_tools import Standing, accept, accepted, standings
 from settings import Settings
 
@@ -69,7 +69,7 @@ def _print(standing: Standing, words: Mapping[PinState, str]) -> None:
     """All that comes from a server is printed as plain text."""
     lines = [f"{standing.server}: {standing.down}" if standing.down else standing.server]
     for tool, state in standing.tools.items():
-        lines.append(f"  {tool_name(standing.server, tool)}  {words[state]}")
+        lines.append(f"  {visible(tool_name(standing.server, tool))}  {words[state]}")
         if state in (PinState.changed, PinState.new):
             lines += [f"    {line}" for line in standing.differences[tool].splitlines()[2:]]  # without its file names
     lines += [f"  {tool!r}  cannot be offered: {why}" for tool, why in standing.refused.items()]

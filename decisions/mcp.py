@@ -92,12 +92,17 @@ def difference(accepted: Pin | None, now: Pin | None) -> str:
     return text if len(text) <= MOST_DIFFERENCE else f"{text[:MOST_DIFFERENCE]}\n… (cut)"
 
 
+def visible(text: str) -> str:
+    """With what nobody would see, or a terminal would obey, written out: hidden words are for a person to judge too."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 def _told(kept: Pin | None) -> list[str]:
-    return [] if kept is None else list(_lines(kept))
+    return [] if kept is None else [visible(line) for line in _lines(kept)]
 
 
 def _lines(kept: Pin) -> Iterator[str]:
-    yield from (f"description: {line}" for line in kept.description.splitlines())
+    yield from (f"description: {line}" for line in kept.description.split("\n"))
     for field, value in (("annotations", kept.annotations), ("inputSchema", kept.input_schema)):
         if value:
             first, *rest = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).splitlines()

@@ -125,6 +125,21 @@ def test_a_difference_shows_both_sides_and_has_an_end() -> None:
 
 
 @pytest.mark.parametrize(
+    ("now", "shown"),
+    [
+        ("Reads.\n", "+description: "),
+        ("Reads.\u200b\u202e", "+description: Reads.\\u200b\\u202e"),
+        ("\x1b[2JReads.", "+description: \\x1b[2JReads."),
+        ("Reads.\U000e0041", "+description: Reads.\\U000e0041"),
+    ],
+)
+def test_what_a_person_would_not_see_is_written_out(now: str, shown: str) -> None:
+    told = difference(pin("Reads.", OBJECT, {}), pin(now, OBJECT, {}))
+    assert shown in told.splitlines()
+    assert told.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
     ("schema", "found"),
     [
         ({"$ref": "#/$defs/a", "$defs": {"a": {}}}, None),

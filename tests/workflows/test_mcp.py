@@ -6,14 +6,19 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.exceptions import ApplicationError
 
+from activities.toolkit import TransientFailure
+from contracts.tool import Effect, ToolKind, ToolOutcome
 from mcp_tools import Offer, offering
 from settings import load
 from testkit.model_server import calls
+from testkit.tools import ScriptedTool
 
 BIN = Path(sys.executable).parent
 HOSTILE = Path(__file__).parents[1] / "mcp" / "hostile.py"
@@ -229,3 +234,32 @@ async def test_an_image_is_an_artifact_of_the_run(world: Any, tmp_path: Path, ho
             await run.result()
             assert (await it.state(run))["artifacts"] == ["artifacts/h__look-01.png"]
             assert "iVBORw0KGgo=" not in (await it.results(run))[0][1]
+
+
+class Guarding(ScriptedTool):
+    """Its worker is lost in its first call, and its server cannot be asked afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__("act", self._dies, effect=Effect.once, kind=ToolKind.mcp)
+        self.looks = 0
+
+    def _dies(self, arguments: Any, context: Any) -> str:
+        raise ApplicationError("worker is shutting down", type="WorkerShutdown")
+
+    async def refusal(self, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
+        self.looks += 1
+        if self.looks > 1:
+            raise TransientFailure("unreachable", "the server is away")
+        return None
+
+
+async def test_a_call_that_may_have_happened_is_not_said_to_be_unmade_by_a_server_that_is_away(world: Any) -> None:
+    tool = Guarding()
+    async with world([calls(("act", {})), FINISH], tool) as it:
+        run = await it.start()
+        state = await it.until_state(run, question=True)
+        assert state["question"]["kind"] == "resume_unsafe"
+        assert tool.looks == 1
+        await run.execute_update("answer", {"decision": "give_up"})
+        await run.result()
+        assert len(tool.calls) == 1
