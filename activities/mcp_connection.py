@@ -6,7 +6,7 @@ calls come from the activities' own.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
@@ -41,6 +41,7 @@ MOST_PAGES = 100  # of a listing
 MOST_TOOLS = 1000
 MOST_DEFINITION = 64 * 1024  # bytes of a tool's description and schema: all of it goes to the model
 CLOSING = 10.0  # seconds
+CLOSED = "Connection closed"  # the SDK's words for the end of a whole connection
 
 _log = logging.getLogger(__name__)
 
@@ -108,9 +109,16 @@ class Connection:
         """Tools that cannot be offered, and why; known once it was asked."""
         return self._refused
 
-    async def call(self, tool: str, arguments: dict[str, Any], timeout: float) -> CallToolResult:
-        """Raises Unreachable, Lost, TimedOut; MCPError where the server refuses; RuntimeError for an unfit answer."""
+    async def call(
+        self, tool: str, arguments: dict[str, Any], timeout: float, accepted: Collection[str | None]
+    ) -> CallToolResult:
+        """Calls a tool whose definition has one of these digests.
+
+        Raises Unreachable, Lost, TimedOut; MCPError where the server refuses; RuntimeError for an unfit answer.
+        """
         link, client = await self._linked()
+        if self._is_stale or tool not in self._tools or self._tools[tool].sha256 not in accepted:
+            raise Unreachable(self._told("changed its tools just now"))  # since the call was looked at
         try:
             async with asyncio.timeout(timeout + 1):  # beyond the client's own, which does not count while it writes
                 result = await client.call_tool(tool, arguments, read_timeout_seconds=timeout)
@@ -120,7 +128,8 @@ class Connection:
             if error.code == REQUEST_TIMEOUT:
                 raise TimedOut(f"{self.server.name} did not answer within {timeout:g} s") from None
             if error.code == CONNECTION_CLOSED:
-                link.end.set()
+                if error.message == CLOSED:  # and not only the stream of this answer
+                    link.end.set()
                 raise Lost(self._told("ended the connection")) from None
             if isinstance(self.server, HttpServer) and error.message == "Session terminated":
                 link.end.set()  # it was started anew, and has not looked at the call
@@ -149,10 +158,16 @@ class Connection:
             return link, await asyncio.shield(link.ready)
         except _NotOpened as error:
             raise Unreachable(str(error)) from None
+        except asyncio.CancelledError:
+            if not link.ready.cancelled():
+                raise
+            raise Unreachable(self._told("was not ready when it was given up")) from None
 
     async def _closed(self, link: _Link) -> None:
         link.end.set()
         if link.owner is not None:
+            if not link.ready.done():
+                link.owner.cancel()  # it waits for a server that may never get ready
             await asyncio.wait([link.owner], timeout=CLOSING)
             if not link.owner.done():
                 link.owner.cancel()
@@ -207,7 +222,7 @@ class Connection:
             raise ValueError(server.missing)
         if isinstance(server, StdioServer):
             return _Entered(await stack.enter_async_context(started(server, on_end, self._said)))
-        http = await stack.enter_async_context(_http_client(server))
+        http = await stack.enter_async_context(_http_client(server, self._said))
         return streamable_http_client(server.url, http_client=http, max_sse_event_size=MOST_LINE)
 
     async def _hear(self, message: ServerNotification | Exception | Any) -> None:
@@ -227,7 +242,12 @@ class Connection:
             self._is_stale = False  # before it is asked: what it says meanwhile counts
             tools: dict[str, Pin] = {}
             refused: dict[str, str] = {}
-            for tool in await _listed(client):
+            try:
+                listed = await _listed(client)
+            except BaseException:
+                self._is_stale = True
+                raise
+            for tool in listed:
                 if why := _fault(self.server.name, tool):
                     refused[tool.name] = why
                 else:
@@ -278,10 +298,19 @@ class _Counted(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
-def _http_client(server: HttpServer) -> httpx2.AsyncClient:
+def _http_client(server: HttpServer, on_said: Callable[[str], None]) -> httpx2.AsyncClient:
     """Calls have a timeout of their own, so a silent stream is none."""
-    timeout = httpx2.Timeout(START, read=None)
-    return httpx2.AsyncClient(transport=_Bounded(trust_env=False), headers=dict(server.headers), timeout=timeout)
+
+    async def look(response: httpx2.Response) -> None:
+        if response.status_code >= 400:  # which the SDK does not tell
+            on_said(f"HTTP {response.status_code} {response.reason_phrase}".strip())
+
+    return httpx2.AsyncClient(
+        transport=_Bounded(trust_env=False),
+        headers=dict(server.headers),
+        timeout=httpx2.Timeout(START, read=None),
+        event_hooks={"response": [look]},
+    )
 
 
 async def _listed(client: Client) -> list[Tool]:

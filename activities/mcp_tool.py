@@ -61,7 +61,8 @@ class McpTool:
         """What was certainly not sent may be sent again; what was sent to a `once` tool may have happened."""
         timeout = self.route.timeout.total_seconds()
         try:
-            answer = await self._connection.call(self._name, arguments, timeout)
+            accepted = (self._accepted.sha256, context.accepts)
+            answer = await self._connection.call(self._name, arguments, timeout, accepted)
         except Unreachable as error:
             return self._unsent(str(error))
         except Lost as error:

@@ -244,6 +244,7 @@ def _context(call: ToolCall, workspace: Workspace) -> CallContext:
         idempotency_key=_key(call),
         requested_at=activity.info().scheduled_time,
         workspace=workspace,
+        accepts=call.accepts,
     )
 
 

@@ -13,7 +13,8 @@ from contracts.tool import ToolOutcome, ToolRoute
 class CallContext:
     """What a tool may know of the call besides its arguments.
 
-    `idempotency_key` is the same on every attempt of the call, also after a crash.
+    `idempotency_key` is the same on every attempt of the call, also after a crash. `accepts` is as in
+    `contracts.tool.ToolCall`.
     """
 
     run_id: str
@@ -21,6 +22,7 @@ class CallContext:
     idempotency_key: str
     requested_at: datetime
     workspace: Workspace
+    accepts: str | None = None
 
 
 class TransientFailure(Exception):

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -367,6 +368,33 @@ async def test_a_change_that_is_announced_stops_the_call(
     assert await tool.refusal(refused.error.definition, timedelta(seconds=LONG)) == (
         None if kind == ToolFault.changed else refused
     )
+
+
+async def test_a_change_between_the_look_and_the_call_is_not_called(rig: Rig) -> None:
+    look, act = await rig.tool(), await rig.tool("act")
+    rig.define({**LOOK, **READ, "description": "Another."}, {**LOOK, "name": "act", "description": "Another."})
+    await rig.connection.close()
+    context = CallContext("r", 1, "key", datetime.now(UTC), rig.workspace)
+    with pytest.raises(TransientFailure, match="changed its tools just now"):
+        await look.run({}, context)
+    outcome = await act.run({}, context)
+    assert outcome.error is not None
+    assert outcome.error.message.endswith("changed its tools just now; the call was not made")
+    assert rig.calls() == []
+    now = (await rig.connection.tools())["act"].sha256
+    assert (await act.run({}, replace(context, accepts=now))).result == "done"
+
+
+async def test_a_server_that_is_not_ready_yet_is_given_up_at_once_where_its_worker_stops(tmp_path: Path) -> None:
+    async with rigged(tmp_path, "silent") as rig:
+        asking = asyncio.create_task(rig.connection.tools())
+        await until(lambda: bool(rig.pids()))
+        since = monotonic()
+        await rig.connection.close()
+        assert monotonic() - since < 9  # of the 20 s that it would have
+        with pytest.raises(Unreachable, match="given up"):
+            await asking
+        assert not lives(rig.pids()[0])
 
 
 async def test_a_change_is_seen_at_the_next_connection(rig: Rig) -> None:

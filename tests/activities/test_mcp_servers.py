@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -171,9 +171,13 @@ def web() -> MCPServer:
     return server
 
 
+def serving(server: MCPServer, port: int) -> AbstractAsyncContextManager[None]:
+    return listening(server.streamable_http_app(), port)
+
+
 @asynccontextmanager
-async def serving(server: MCPServer, port: int) -> AsyncIterator[None]:
-    config = uvicorn.Config(server.streamable_http_app(), port=port, log_level="error", timeout_graceful_shutdown=1)
+async def listening(app: Any, port: int) -> AsyncIterator[None]:
+    config = uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1)
     http = uvicorn.Server(config)
     http.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     task = asyncio.create_task(http.serve())
@@ -233,3 +237,37 @@ async def test_a_server_at_a_url_that_was_started_anew_is_asked_again_at_once(tm
             tool = await client.tool("large")
             assert await tool.refusal(None, PATIENT) is None
             assert (await tool.run({}, client.context())).status == "ok"
+
+
+async def test_a_url_that_lets_nobody_in_says_so(tmp_path: Path) -> None:
+    async def refuses(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 401, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+    port = free_port()
+    server = HttpServer("web", f"http://127.0.0.1:{port}/mcp", {"Authorization": "Bearer wrong"})
+    async with listening(refuses, port), connected(server, tmp_path) as client:
+        with pytest.raises(Unreachable, match="its last words: HTTP 401 Unauthorized"):
+            await client.connection.tools()
+
+
+async def test_an_endless_answer_of_a_url_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("activities.mcp_connection.MOST_LINE", 100_000)
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            headers = [(b"content-type", b"application/json")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            with suppress(OSError):
+                while True:
+                    await send({"type": "http.response.body", "body": b" " * 10_000, "more_body": True})
+                    await asyncio.sleep(0)
+
+    port = free_port()
+    async with (
+        listening(endless, port),
+        connected(HttpServer("web", f"http://127.0.0.1:{port}/mcp"), tmp_path) as client,
+    ):
+        with pytest.raises(Unreachable, match="larger than 100,000 bytes"):
+            await client.connection.tools()
