@@ -114,6 +114,7 @@ async def _first_seen(settings: Settings, connections: "Connections", names: lis
         seen[name] = found
         for tool, why in connections[name].refused.items():
             _log.warning("mcp server %s: its tool %r is not offered: %s", name, tool, why)
+        _log.info("mcp server %s: first seen, its %d tools are accepted as they are", name, len(found))
     try:
         return keep_first(lock_of(settings), seen)
     except BadLock as error:

@@ -6,15 +6,12 @@ calls come from the activities' own.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-import httpx2
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
 from mcp import Client, MCPError
 from mcp.client import Transport
 from mcp.client.streamable_http import streamable_http_client
@@ -23,23 +20,21 @@ from mcp_types import (
     REQUEST_TIMEOUT,
     CallToolResult,
     ServerNotification,
-    Tool,
     ToolListChangedNotification,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
+from activities.mcp_http import http_client
+from activities.mcp_listing import listed
 from activities.mcp_server import HttpServer, McpServer, StdioServer
 from activities.mcp_stdio import MOST_LINE, Process, started
 from contracts.mcp import Pin
-from decisions.mcp import foreign_reference, pin, unfit, visible
+from decisions.mcp import visible
 
 START = 20.0  # seconds for a server to start and to say what it has
 STEADY = 60.0  # a server that lived for this long, and then died, is started again at once
 FIRST_PAUSE, MOST_PAUSE = 0.5, 30.0  # seconds before it is started again, where it did not
-MOST_PAGES = 100  # of a listing
-MOST_TOOLS = 1000
-MOST_DEFINITION = 64 * 1024  # bytes of a tool's description and schema: all of it goes to the model
 CLOSING = 10.0  # seconds
 CLOSED = "Connection closed"  # the SDK's words for the end of a whole connection
 
@@ -222,7 +217,7 @@ class Connection:
             raise ValueError(server.missing)
         if isinstance(server, StdioServer):
             return _Entered(await stack.enter_async_context(started(server, on_end, self._said)))
-        http = await stack.enter_async_context(_http_client(server, self._said))
+        http = await stack.enter_async_context(http_client(server, START, self._said))
         return streamable_http_client(server.url, http_client=http, max_sse_event_size=MOST_LINE)
 
     async def _hear(self, message: ServerNotification | Exception | Any) -> None:
@@ -240,19 +235,11 @@ class Connection:
         """Asks for all tools. What a tool of a model cannot be is refused by name."""
         async with self._listing:
             self._is_stale = False  # before it is asked: what it says meanwhile counts
-            tools: dict[str, Pin] = {}
-            refused: dict[str, str] = {}
             try:
-                listed = await _listed(client)
+                self._tools, self._refused = await listed(client, self.server.name)
             except BaseException:
                 self._is_stale = True
                 raise
-            for tool in listed:
-                if why := _fault(self.server.name, tool):
-                    refused[tool.name] = why
-                else:
-                    tools[tool.name] = _pinned(tool)
-            self._tools, self._refused = tools, refused
 
 
 class _NotOpened(Exception):
@@ -270,81 +257,6 @@ class _Entered:
 
     async def __aexit__(self, *_: object) -> None:
         return None
-
-
-class _Bounded(httpx2.AsyncHTTPTransport):
-    """An answer in one piece of JSON has a bound, as one in a stream has it by the SDK."""
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await super().handle_async_request(request)
-        if "json" in response.headers.get("content-type", "") and isinstance(response.stream, httpx2.AsyncByteStream):
-            response.stream = _Counted(response.stream)
-        return response
-
-
-class _Counted(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        count = 0
-        async for chunk in self._stream:
-            count += len(chunk)
-            if count > MOST_LINE:
-                raise httpx2.StreamError(f"the answer is larger than {MOST_LINE:,} bytes")
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-def _http_client(server: HttpServer, on_said: Callable[[str], None]) -> httpx2.AsyncClient:
-    """Calls have a timeout of their own, so a silent stream is none."""
-
-    async def look(response: httpx2.Response) -> None:
-        if response.status_code >= 400:  # which the SDK does not tell
-            on_said(f"HTTP {response.status_code} {response.reason_phrase}".strip())
-
-    return httpx2.AsyncClient(
-        transport=_Bounded(trust_env=False),
-        headers=dict(server.headers),
-        timeout=httpx2.Timeout(START, read=None),
-        event_hooks={"response": [look]},
-    )
-
-
-async def _listed(client: Client) -> list[Tool]:
-    tools: list[Tool] = []
-    cursor: str | None = None
-    for _ in range(MOST_PAGES):
-        page = await client.list_tools(cursor=cursor)
-        tools += page.tools
-        cursor = page.next_cursor
-        if cursor is None or len(tools) > MOST_TOOLS:
-            break
-    return tools[:MOST_TOOLS]
-
-
-def _pinned(tool: Tool) -> Pin:
-    annotations = tool.annotations.model_dump(mode="json", by_alias=True, exclude_none=True) if tool.annotations else {}
-    return pin(tool.description or tool.title or "", tool.input_schema, annotations)
-
-
-def _fault(server: str, tool: Tool) -> str | None:
-    """Why a model cannot be offered this tool; None if it can."""
-    if why := unfit(server, tool.name):
-        return why
-    if len(tool.model_dump_json(include={"description", "input_schema", "annotations"})) > MOST_DEFINITION:
-        return f"its definition is larger than {MOST_DEFINITION:,} bytes"
-    if tool.input_schema.get("type") != "object":
-        return 'its inputSchema has no type "object"'
-    if target := foreign_reference(tool.input_schema):
-        return f"its inputSchema refers to {target[:200]}, which lies outside of it"
-    try:
-        Draft202012Validator.check_schema(tool.input_schema)
-    except SchemaError as error:
-        return f"its inputSchema is none: {error.message[:200]}"
-    return None
 
 
 def _leaf(error: BaseException) -> str:

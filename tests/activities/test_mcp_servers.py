@@ -253,7 +253,7 @@ async def test_a_url_that_lets_nobody_in_says_so(tmp_path: Path) -> None:
 
 
 async def test_an_endless_answer_of_a_url_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.mcp_connection.MOST_LINE", 100_000)
+    monkeypatch.setattr("activities.mcp_http.MOST_LINE", 100_000)
 
     async def endless(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
