@@ -10,10 +10,12 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from codec import VARIABLE
+from contracts.mcp import PinState
 from contracts.reconcile import Finding, Problem, ReconcileReport
 from decisions.narrate import cut
 from decisions.providers import DEFAULT, provider_of
 from devserver import ServerDidNotStart
+from mcp_tools import Standing, standings
 from reconcile import latest_look
 from runs import NotReachable, configured_address, register_search_attributes
 from session import Needs, session
@@ -57,6 +59,8 @@ async def examine() -> AsyncIterator[Check]:
     yield await _tools(settings)
     async for check in _object_stores(settings):
         yield check
+    if settings.servers:
+        yield await _mcp(settings)
     async for check in _server(settings):
         yield check
 
@@ -135,6 +139,24 @@ async def _object_stores(settings: Settings) -> AsyncIterator[Check]:
             yield Check("large payloads", ok=True, found="PERDURE_PAYLOADS answers")
         except OSError as error:
             yield Check("large payloads", ok=False, found=str(error))
+
+
+async def _mcp(settings: Settings) -> Check:
+    try:
+        found = await standings(settings)
+    except ProjectError as error:
+        return Check("MCP servers", ok=False, found=str(error))
+    told = "; ".join(_standing(each) for each in found)
+    return Check("MCP servers", ok=all(each.is_settled for each in found), found=told)
+
+
+def _standing(standing: Standing) -> str:
+    if standing.down:
+        return standing.down
+    if not standing.is_seen:
+        return f"{standing.server}: not seen yet: perdure tools --accept {standing.server}"
+    other = [f"{tool} {state}" for tool, state in standing.tools.items() if state is not PinState.pinned]
+    return f"{standing.server}: {', '.join(other) or f'{len(standing.tools)} tools as accepted'}"
 
 
 async def _server(settings: Settings) -> AsyncIterator[Check]:

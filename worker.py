@@ -50,6 +50,7 @@ from activities.transcript import Transcripts
 from activities.turn import Turns
 from contracts.agent import ToolSchema
 from contracts.tool import ToolKind, ToolRoute
+from mcp_tools import Offer, offer_of, offering
 from models import model_of
 from reconcile import reconciling
 from runs import NotReachable, connect, leave, register_search_attributes
@@ -57,11 +58,11 @@ from seal import affix
 from settings import (
     Deployment,
     HttpToolSettings,
+    McpToolSettings,
     ProjectError,
     PythonToolSettings,
     Settings,
     SignalToolSettings,
-    ToolSettings,
     load,
 )
 from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
@@ -93,16 +94,19 @@ WORKFLOWS: tuple[type, ...] = (
 )
 
 
-def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
-    """What a worker of this project offers. Raises ProjectError."""
+def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None = None) -> Project:
+    """What a worker of this project offers; without `mcp`, for looking at only. Raises ProjectError."""
+    mcp = mcp or offer_of(settings)
     tools: dict[str, Tool] = {
         tool.route.name: tool
         for tool in (FetchTool(frozenset(settings.file.fetch.allow_hosts)), ReadFile(), WriteFile(), ListFiles())
     }
     for name, described in settings.file.tools.items():
-        tools[name] = _tool(name, described, settings, client)
+        if not isinstance(described, McpToolSettings):
+            tools[name] = _tool(name, described, settings, client)
+    tools.update(mcp.tools)
     return Project(
-        agents=settings.agents,
+        agents=mcp.agents,
         tools=tools,
         model=settings.model,
         fallbacks=settings.fallbacks,
@@ -141,7 +145,12 @@ def _remote(url: str) -> Stores:
         raise ProjectError(f"PERDURE_STORE: {error}") from None
 
 
-def _tool(name: str, described: ToolSettings, settings: Settings, client: httpx.AsyncClient) -> Tool:
+def _tool(
+    name: str,
+    described: PythonToolSettings | HttpToolSettings | SignalToolSettings,
+    settings: Settings,
+    client: httpx.AsyncClient,
+) -> Tool:
     route = ToolRoute(
         name=name,
         kind=ToolKind(described.kind),
@@ -253,8 +262,8 @@ def workflow_runner() -> SandboxedWorkflowRunner:
 @asynccontextmanager
 async def working(client: Client, settings: Settings, deployment: Deployment | None = None) -> AsyncIterator[None]:
     """A worker for as long as the block runs. Raises ProjectError before anything is started."""
-    async with httpx.AsyncClient(trust_env=False) as http:
-        project = project_of(settings, http)
+    async with httpx.AsyncClient(trust_env=False) as http, offering(settings) as mcp:
+        project = project_of(settings, http, mcp)
         queue = settings.task_queue
         async with (
             model_of(settings) as model,

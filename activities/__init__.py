@@ -43,5 +43,7 @@ heartbeat    how an activity says that it is alive
 fetch        the tool that fetches pages (guard, addresses: only public ones; webpage: HTML to Markdown)
 files        the tools that read, write and list files of the workspace
 python_tool, http_tool, signal_tool   the kinds of `perdure.toml`
+mcp_tool     the kind `mcp` (mcp_server: where a server is; mcp_connection: the one to it, over mcp_stdio or mcp_http;
+             mcp_listing: its tools; mcp_result: what it answers; mcp_lock: `mcp.lock.json`)
 rehearsal    the rule-based model (critique: what it writes; page: what it measures; messages_sse: how it is streamed)
 """

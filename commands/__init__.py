@@ -2,7 +2,7 @@
 
 common     what every command has in common: where it prints, how it ends
 run        run, watch, resume, fork
-look       list, show, trace, tools
+look       list, show, trace, tools (mcp_servers: what `tools` says of MCP servers)
 people     answer, approve, deny, cancel
 chat       a conversation at the terminal
 event      what happened outside

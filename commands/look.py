@@ -8,6 +8,7 @@ import click
 from activities.workspace import folder_name
 from commands.common import as_json_option, console, go, run_argument
 from commands.follow import happening_json
+from commands.mcp_servers import tell_servers, tell_unseen
 from commands.report import (
     print_follow_up,
     print_run,
@@ -111,9 +112,20 @@ def trace(run_id: str, as_json: bool) -> None:
 
 
 @click.command()
+@click.option("--check", is_flag=True, help="Ask the MCP servers whether their tools are what was accepted.")
+@click.option(
+    "--accept",
+    is_flag=False,
+    flag_value="",
+    metavar="[SERVER|SERVER__TOOL]",
+    help="Take what MCP servers say now, of all or of the named one, into mcp.lock.json.",
+)
 @as_json_option
-def tools(as_json: bool) -> None:
+def tools(check: bool, accept: str | None, as_json: bool) -> None:
     """Show the tool table: what each tool is, what it does to the world, whether it asks."""
+    if check or accept is not None:
+        go(lambda: tell_servers(load(), accept, as_json=as_json))
+
     import httpx
 
     from worker import project_of
@@ -121,12 +133,13 @@ def tools(as_json: bool) -> None:
     async def main() -> int:
         settings = load()
         async with httpx.AsyncClient() as http:
-            offered = project_of(settings, http).tools
-        rows = [tool_row(tool, list(settings.agents.values())) for tool in offered.values()]
+            project = project_of(settings, http)
+        rows = [tool_row(tool, list(project.agents.values())) for tool in project.tools.values()]
         if as_json:
             click.echo(json.dumps(rows))
         else:
             console.print(tool_table(rows))
+            tell_unseen(settings)
         return 0
 
     go(main)

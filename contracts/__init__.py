@@ -17,6 +17,7 @@ question    the one open question of a run
 agent       an agent's definition and the snapshot a run keeps of it
 limits      steps, turns, reframes, time, budgets
 tool        what a tool is, one call of it, what came back
+mcp         the definitions of MCP tools that were accepted
 turn        one model call: request and reply
 transcript  parts, cursor, page, segment: the conversation by reference
 context     how full the window is, and what stands for old messages

@@ -4,6 +4,7 @@ ids         every id and dedupe key, one function each
 limits      which limit is in force, and which is used up
 builtins    the tools that are decisions themselves, and their schemas
 calls       a reply of the model -> the calls it asks for, in batches
+mcp         tools of MCP servers: names, effects, and what has changed of them
 framing     frame and plan, read from the first turn
 loop        the run's state machine: what to do next, and what each answer makes of the state
 conversation  a lane: which requests it takes, and in which order they become turns

@@ -263,6 +263,12 @@ def approved(state: RunState, call: Call) -> tuple[RunState, Call]:
     return _changed(state, call, **changes), call.model_copy(update=changes)
 
 
+def accepted(state: RunState, call: Call, definition: str) -> tuple[RunState, Call]:
+    """A person wants exactly this call made, although its tool is defined so by now."""
+    changes = {"approval": call_digest(call.tool, call.arguments), "accepts": definition}
+    return _changed(state, call, **changes), call.model_copy(update=changes)
+
+
 def made_again(state: RunState, call: Call) -> tuple[RunState, Call]:
     """A person decided "run again": under a new key."""
     state = _changed(state, call, generation=call.generation + 1)

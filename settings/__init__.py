@@ -5,6 +5,7 @@ names the file, the line where that can be told, and what was expected.
 
 file         perdure.toml
 agents       agents/*.md
+mcp          .mcp.json
 environment  the worker's build, metrics, spans, encryption, large payloads
 """
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from activities.mcp_server import McpServer
 from activities.secrets import NO_SECRETS, Secrets, secrets_of
 from codec import AesGcmCodec
 from contracts.agent import Agent
@@ -23,6 +25,7 @@ from settings.environment import Deployment, codec_of, deployment_of, exports_sp
 from settings.file import (
     NATIVE_TOOLS,
     HttpToolSettings,
+    McpToolSettings,
     ProjectFile,
     ProviderSettings,
     PythonToolSettings,
@@ -31,6 +34,8 @@ from settings.file import (
     read_file,
     urls_of,
 )
+from settings.mcp import NAME as MCP_FILE
+from settings.mcp import named_secrets, read_servers, server_urls
 from settings.problems import ProjectError
 
 if TYPE_CHECKING:
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Deployment",
     "HttpToolSettings",
+    "McpToolSettings",
     "ProjectError",
     "ProjectFile",
     "ProviderSettings",
@@ -81,6 +87,7 @@ class Settings:
     codec: AesGcmCodec | None = None
     payloads: "PayloadStore | None" = None
     secrets: Secrets = NO_SECRETS
+    servers: Mapping[str, McpServer] = field(default_factory=dict)  # of MCP, by name
 
     @property
     def rehearses(self) -> bool:
@@ -108,10 +115,11 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         raise ProjectError(f"PERDURE_CONFIG names {path}, and there is no such file")
     root = path.resolve().parent
     file = read_file(path) if path.is_file() else ProjectFile()
+    servers = read_servers(root / MCP_FILE, env)
     home = Path(env.get("PERDURE_HOME") or root / ".perdure").resolve()
     key, url = env.get("ANTHROPIC_API_KEY") or None, env.get("ANTHROPIC_BASE_URL") or None
     model, *fallbacks = _models(env, file, has_default=bool(key or url))
-    agents = read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools))
+    agents = read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools), servers)
     if model != REHEARSAL and not (key or url):
         _check_models(file, (model, *fallbacks), agents)
     names = {name: each.api_key_env for name, each in file.model.providers.items() if each.api_key_env}
@@ -124,6 +132,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         model=model,
         file=file,
         agents=agents,
+        servers=servers,
         api_key=key,
         base_url=url,
         fallbacks=tuple(fallbacks),
@@ -133,7 +142,11 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         exports_spans=exports_spans(env),
         codec=codec_of(env),
         payloads=payloads_of(env),
-        secrets=secrets_of(env, urls_of(file), names.values()),
+        secrets=secrets_of(
+            env,
+            urls_of(file) | server_urls(servers.values()),
+            [*named_secrets(servers.values()), *((name, env[name].strip()) for name in names.values() if name in env)],
+        ),
     )
 
 

@@ -1,6 +1,7 @@
 """`agents/*.md`: an agent is Markdown with front matter, and the body is its prompt."""
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Self
 
@@ -11,6 +12,7 @@ from contracts.agent import DEFAULT_AGENT, Agent
 from contracts.limits import LimitOverrides
 from contracts.value import Edge
 from decisions import builtins
+from decisions.mcp import server_of
 from settings.file import NATIVE_TOOLS, ModelNames
 from settings.problems import ProjectError, first_fault, text_of
 
@@ -31,12 +33,13 @@ class _FrontMatter(Edge):
         return self
 
 
-def read_agents(folder: Path, tools: tuple[str, ...]) -> dict[str, Agent]:
+def read_agents(folder: Path, tools: tuple[str, ...], servers: Collection[str] = ()) -> dict[str, Agent]:
+    """`servers` are MCP servers, whose tools are looked up where they are offered."""
     default = Agent(name=DEFAULT_AGENT, description="fetches pages and writes files", tools=NATIVE_TOOLS)
     agents, paths = {default.name: default}, dict[str, Path]()
     for path in sorted(folder.glob("*.md")):
         agent = _read_agent(path)
-        unknown = [name for name in agent.tools if name not in tools]
+        unknown = [name for name in agent.tools if name not in tools and server_of(name) not in servers]
         if unknown:
             raise ProjectError(f"{path}: tools: there is no tool {unknown[0]!r}; the tools are: {', '.join(tools)}")
         agents[agent.name] = agent

@@ -21,12 +21,10 @@ NATIVE_TOOLS = ("fetch", "read_file", "write_file", "list_files")
 TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # what the Messages API takes
 
 
-class _Tool(Edge):
-    effect: Effect = Effect.once  # nothing declared: assume the worst
+class _Gated(Edge):
     approval: Approval = Approval.never
     pollable: bool = False
     approval_timeout: Duration | None = None  # after it an unanswered call is denied; None: people take their time
-    description: str | None = Field(default=None, min_length=1, max_length=10_000)
     timeout: Duration = timedelta(seconds=30)
 
     @model_validator(mode="after")
@@ -34,6 +32,18 @@ class _Tool(Edge):
         if self.approval_timeout is not None and self.approval is not Approval.always:
             raise ValueError('approval_timeout needs approval = "always"')
         return self
+
+
+class McpToolSettings(_Gated):
+    """Of a tool of an MCP server: what is not set stays as its annotations have it. `effect` may only be stricter."""
+
+    kind: Literal["mcp"]
+    effect: Effect | None = None
+
+
+class _Tool(_Gated):
+    effect: Effect = Effect.once  # nothing declared: assume the worst
+    description: str | None = Field(default=None, min_length=1, max_length=10_000)
 
 
 class PythonToolSettings(_Tool):
@@ -64,7 +74,9 @@ class SignalToolSettings(_Described):
     timeout: Duration = timedelta(hours=24)
 
 
-ToolSettings = Annotated[PythonToolSettings | HttpToolSettings | SignalToolSettings, Field(discriminator="kind")]
+ToolSettings = Annotated[
+    PythonToolSettings | HttpToolSettings | McpToolSettings | SignalToolSettings, Field(discriminator="kind")
+]
 
 
 def _is_free(name: str) -> str:

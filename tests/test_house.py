@@ -26,7 +26,7 @@ ORDER = (
     ("telemetry", "supervisor", "codec"),
     ("settings", "converter"),
     ("devserver", "models", "runs"),
-    ("watch", "seal", "reconcile", "lanes", "bridge"),
+    ("watch", "seal", "reconcile", "lanes", "bridge", "mcp_tools"),
     ("worker",),
     ("session",),
     ("doctor",),

@@ -24,13 +24,13 @@ from activities.price import Price
 from activities.project import Project
 from activities.providers import Model
 from activities.secrets import NO_SECRETS, Secrets
+from activities.toolkit import Tool
 from contracts.agent import Agent
 from contracts.events import StartEvent
 from contracts.limits import LimitOverrides
 from runs import start
 from settings import Deployment
 from testkit.model_server import Script, ScriptedModel
-from testkit.tools import ScriptedTool
 from worker import WORKFLOWS, build, workflow_runner
 
 KEY = "sk-canary-7f3a"  # the model server's key; it must turn up nowhere
@@ -199,7 +199,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
     @asynccontextmanager
     async def make(
         script: Script,
-        *tools: ScriptedTool,
+        *tools: Tool,
         server: Client = client,
         allowed: Sequence[str] | None = None,
         works: bool = True,
