@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import click
 
+from commands.agents import agents
 from commands.chat import chat
 from commands.common import complain, console
 from commands.event import event_
@@ -38,6 +39,7 @@ COMMANDS = (
     event_,
     mail,
     tools,
+    agents,
     worker,
     dev,
     doctor,

@@ -16,7 +16,7 @@ from pathlib import Path
 from activities.secrets import NO_SECRETS, Secrets, secrets_of
 from codec import AesGcmCodec
 from contracts.agent import Agent
-from settings.agents import read_agents
+from settings.agents import Roster, read_agents
 from settings.environment import Deployment, codec_of, deployment_of, exports_spans, metrics_of
 from settings.file import (
     NATIVE_TOOLS,
@@ -61,7 +61,7 @@ class Settings:
     task_queue: str
     model: str
     file: ProjectFile
-    agents: Mapping[str, Agent]
+    roster: Roster
     api_key: str | None = field(repr=False)
     base_url: str | None
     deployment: Deployment | None = None
@@ -69,6 +69,10 @@ class Settings:
     exports_spans: bool = False
     codec: AesGcmCodec | None = None
     secrets: Secrets = NO_SECRETS
+
+    @property
+    def agents(self) -> Mapping[str, Agent]:
+        return self.roster.agents
 
     @property
     def rehearses(self) -> bool:
@@ -88,8 +92,8 @@ class Settings:
             raise ProjectError(f"agent {name!r} lives outside: write to its mailbox ({bridge}), or delegate to it")
 
 
-def load(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
-    """The project in force. Raises ProjectError."""
+def load(environment: Mapping[str, str] | None = None, folder: Path | None = None, *, strict: bool = True) -> Settings:
+    """The project in force. Raises ProjectError; if not `strict`, agents that do not load are told of in the roster."""
     env = os.environ if environment is None else environment
     path = Path(env["PERDURE_CONFIG"]) if env.get("PERDURE_CONFIG") else (folder or Path.cwd()) / "perdure.toml"
     if env.get("PERDURE_CONFIG") and not path.is_file():
@@ -101,6 +105,9 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     model = env.get("PERDURE_MODEL") or (file.model.default or DEFAULT_MODEL if key or url else REHEARSAL)
     if model != REHEARSAL and not (key or url):
         raise ProjectError(f"model {model} needs ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL of a server that has it")
+    roster = read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools))
+    if strict:
+        roster.check()
     return Settings(
         folder=root,
         home=home,
@@ -109,7 +116,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         task_queue=env.get("PERDURE_TASK_QUEUE") or "perdure",
         model=model,
         file=file,
-        agents=read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools)),
+        roster=roster,
         api_key=key,
         base_url=url,
         deployment=deployment_of(env),
