@@ -21,6 +21,7 @@ from commands.mail import mail
 from commands.operate import dev, doctor, worker
 from commands.people import answer_, approve, cancel_, deny
 from commands.run import fork, resume, run, watch
+from commands.schedule import schedule
 from runs import leave
 
 COMMANDS = (
@@ -40,6 +41,7 @@ COMMANDS = (
     mail,
     tools,
     agents,
+    schedule,
     worker,
     dev,
     doctor,

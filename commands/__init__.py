@@ -1,9 +1,11 @@
 """What a person types: the commands of `perdure`, and how they show what they find.
 
 common     what every command has in common: where it prints, how it ends
+agents     agents
 run        run, watch, resume, fork
 look       list, show, trace, tools
 people     answer, approve, deny, cancel
+schedule   runs that begin by the clock
 chat       a conversation at the terminal
 event      what happened outside
 mail       the bridge between a folder and a mailbox
