@@ -4,6 +4,7 @@ common     what every command has in common: where it prints, how it ends
 agents     agents
 run        run, watch, resume, fork
 look       list, show, trace, tools
+export     trace --export
 people     answer, approve, deny, cancel
 schedule   runs that begin by the clock
 chat       a conversation at the terminal

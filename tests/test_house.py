@@ -26,7 +26,7 @@ ORDER = (
     ("telemetry", "supervisor", "codec"),
     ("settings", "converter"),
     ("devserver", "runs"),
-    ("watch", "seal", "reconcile", "lanes", "bridge", "schedules"),
+    ("watch", "seal", "reconcile", "lanes", "bridge", "export", "schedules"),
     ("worker",),
     ("session",),
     ("doctor",),
