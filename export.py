@@ -120,7 +120,7 @@ class Exporter:
 
     async def _plain(self, value: Any) -> Any:
         """A value of Temporal's API as JSON."""
-        plain: Any = value
+        plain: Any
         match value:
             case Payload():
                 plain = await self._value(value)
@@ -134,6 +134,8 @@ class Exporter:
                 plain = {field.name: await self._field(field, inner) for field, inner in value.ListFields()}
             case bytes():
                 plain = base64.b64encode(value).decode()
+            case _:
+                plain = value
         return plain
 
     async def _field(self, field: Any, value: Any) -> Any:

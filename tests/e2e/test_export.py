@@ -33,8 +33,9 @@ def note(text: str) -> str:
     return f"noted {text}"
 '''
 AGENT = "---\ntools: [note, write_file]\npeers: [helper]\n---\nYou take notes.\n"
+QUESTION = "Which shop? " + "Say it well. " * 30
 WHOLE = [
-    calls(("ask_human", {"question": "Which shop? " + "Say it well. " * 30}), text="Plan: ask, note, write."),
+    calls(("ask_human", {"question": QUESTION}), text="Plan: ask, note, write."),
     calls(("note", {"text": f"milk {CANARY}"})),
     calls(("write_file", {"path": "artifacts/list.md", "content": "milk\n"})),
     calls(("delegate", {"subtasks": [{"id": "check", "agent": "helper", "instructions": "check the list"}]})),
@@ -127,7 +128,7 @@ def test_the_conversation_is_whole_and_proven_by_its_hash(exported: Exported) ->
 
 def test_each_question_says_who_answered_it_and_when(exported: Exported) -> None:
     first, second = exported.record["questions"]
-    assert (first["id"], first["text"]) == ("q1", WHOLE[0].calls[0][1]["question"])
+    assert (first["id"], first["text"]) == ("q1", QUESTION)
     (answer,) = first["answers"]
     assert (answer["via"], answer["by"], answer["text"]) == ("update", "eva", "the corner shop")
     assert first["asked_at"] <= answer["at"] <= first["closed_at"]
