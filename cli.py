@@ -18,6 +18,7 @@ from commands.event import event_
 from commands.follow import DETACHED
 from commands.look import list_, show, tools, trace
 from commands.mail import mail
+from commands.new import new
 from commands.operate import dev, doctor, worker
 from commands.people import answer_, approve, cancel_, deny
 from commands.run import fork, resume, run, watch
@@ -41,6 +42,7 @@ COMMANDS = (
     mail,
     tools,
     agents,
+    new,
     schedule,
     worker,
     dev,

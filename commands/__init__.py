@@ -6,6 +6,7 @@ run        run, watch, resume, fork
 look       list, show, trace, tools
 export     trace --export
 people     answer, approve, deny, cancel
+new        new, which writes what is in project/
 schedule   runs that begin by the clock
 chat       a conversation at the terminal
 event      what happened outside
