@@ -4,8 +4,6 @@ History is the record, so it needs no worker: only the end of the conversation o
 """
 
 import asyncio
-import base64
-import json
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -14,13 +12,6 @@ from hashlib import sha256
 from importlib.metadata import version
 from typing import Any
 
-from google.protobuf.descriptor import EnumDescriptor
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
-from google.protobuf.timestamp_pb2 import Timestamp
-from temporalio.api.common.v1 import Payload, Payloads
-from temporalio.api.enums.v1 import EventType
-from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.service import RPCError
@@ -33,14 +24,14 @@ from contracts.agent import Definition
 from contracts.export import (
     Export,
     ExportedArtifact,
-    ExportedExecution,
     ExportedTranscript,
 )
 from contracts.transcript import Page, Segment
 from decisions.export import Told, shown, told
 from decisions.narrate import cut
 from decisions.transcript import Transcript
-from runs import Found, below, ended, find, first_kept, state
+from history import History
+from runs import Found, below, ended, find, state
 
 MOST_INLINE = 256 * 1024  # bytes of an artifact that stands in the record itself
 MOST_ARTIFACTS = 10_000
@@ -64,7 +55,9 @@ class Exporter:
         view = await state(self.client, found.run_id, PATIENCE) if self.asks else None
         if view is None:
             missing.append("state: no worker answers")
-        executions = await self._executions(found, missing)
+        executions = await History(self.client).of(found)
+        if executions[0].execution != found.first_execution:
+            missing.append("executions: the earlier ones are past the retention of the namespace")
         tale = told(executions)
         transcript = await self._transcript(found, tale, missing, asks=view is not None)
         end = None if found.is_open else asdict(await ended(self.client, found.run_id))
@@ -91,72 +84,6 @@ class Exporter:
             versions=await self._versions(tale),
             missing=missing,
         )
-
-    async def _executions(self, found: Found, missing: list[str]) -> list[ExportedExecution]:
-        execution: str | None = await first_kept(self.client, found)
-        if execution != found.first_execution:
-            missing.append("executions: the earlier ones are past the retention of the namespace")
-        executions = []
-        while execution is not None:
-            handle = self.client.get_workflow_handle(found.execution.id, run_id=execution)
-            events, following = [], None
-            async for event in handle.fetch_history_events():
-                events.append(await self._event(event))
-                if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
-                    following = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
-            executions.append(ExportedExecution(execution=execution, events=events))
-            execution = following
-        return executions
-
-    async def _event(self, event: HistoryEvent) -> dict[str, Any]:
-        """As `contracts.export.ExportedExecution` has it."""
-        kind = EventType.Name(event.event_type).removeprefix("EVENT_TYPE_").lower()
-        plain = {"id": event.event_id, "type": kind, "at": event.event_time.ToDatetime(UTC).isoformat()}
-        if event.user_metadata.HasField("summary"):
-            plain["summary"] = await self._value(event.user_metadata.summary)
-        attributes = event.WhichOneof("attributes")
-        said: Mapping[str, Any] = await self._plain(getattr(event, attributes)) if attributes else {}
-        return {**said, **plain}
-
-    async def _plain(self, value: Any) -> Any:
-        """A value of Temporal's API as JSON."""
-        plain: Any
-        match value:
-            case Payload():
-                plain = await self._value(value)
-            case Payloads():
-                plain = [await self._value(payload) for payload in value.payloads]
-            case Timestamp():
-                plain = value.ToDatetime(UTC).isoformat()
-            case Duration():
-                plain = value.ToTimedelta().total_seconds()
-            case Message():
-                plain = {field.name: await self._field(field, inner) for field, inner in value.ListFields()}
-            case bytes():
-                plain = base64.b64encode(value).decode()
-            case _:
-                plain = value
-        return plain
-
-    async def _field(self, field: Any, value: Any) -> Any:
-        if field.message_type and field.message_type.GetOptions().map_entry:
-            return {str(key): await self._plain(inner) for key, inner in value.items()}
-        values = value if field.is_repeated else [value]
-        if field.enum_type:
-            plain: list[Any] = [_name_of(field.enum_type, number) for number in values]
-        else:
-            plain = [await self._plain(each) for each in values]
-        return plain if field.is_repeated else plain[0]
-
-    async def _value(self, payload: Payload) -> Any:
-        """Raises codec.UnknownKey."""
-        codec = self.client.data_converter.payload_codec
-        clear = (await codec.decode([payload]))[0] if codec else payload
-        try:
-            return json.loads(clear.data) if clear.data else None
-        except ValueError:
-            encoding = clear.metadata.get("encoding", b"").decode(errors="replace")
-            return {"encoding": encoding, "base64": base64.b64encode(clear.data).decode()}
 
     async def _transcript(self, found: Found, tale: Told, missing: list[str], *, asks: bool) -> ExportedTranscript:
         """From the stores, and what is not there yet from the run; its hash chain says whether that is all."""
@@ -289,8 +216,3 @@ def _subtask(depth: int, found: Found) -> dict[str, Any]:
         "started_at": found.execution.start_time.isoformat(),
         "closed_at": found.execution.close_time.isoformat() if found.execution.close_time else None,
     }
-
-
-def _name_of(kind: EnumDescriptor, number: int) -> str:
-    known = kind.values_by_number.get(number)
-    return known.name if known else str(number)
