@@ -14,6 +14,7 @@ import click
 from commands.agents import agents
 from commands.chat import chat
 from commands.common import complain, console
+from commands.evaluation import evaluate
 from commands.event import event_
 from commands.follow import DETACHED
 from commands.look import list_, show, tools, trace
@@ -43,6 +44,7 @@ COMMANDS = (
     tools,
     agents,
     new,
+    evaluate,
     schedule,
     worker,
     dev,
