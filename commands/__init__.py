@@ -7,6 +7,7 @@ look       list, show, trace, tools
 export     trace --export
 people     answer, approve, deny, cancel
 new        new, which writes what is in project/
+evaluation eval; cases: the files that it reads; scores: what it reports
 schedule   runs that begin by the clock
 chat       a conversation at the terminal
 event      what happened outside

@@ -34,6 +34,7 @@ from watch import Waiting, Watch
 
 BY = "perdure eval"
 ENDS_WITHIN = 30.0  # seconds for runs that were asked to stop
+LOOK_EVERY = 0.5  # seconds between looks at a run that does not answer
 MOST_FILES = 10_000
 
 
@@ -148,17 +149,23 @@ class Evaluation:
         return asked, unanswered
 
     async def _question(self, run_id: str) -> QuestionView | None:
-        view = await state(self.here.client, run_id)
-        return view.question if view else None
+        """The open one, however long a busy worker takes to tell; None where somebody has answered it meanwhile."""
+        while (await find(self.here.client, run_id)).status == RunStatus.waiting_on_human:
+            view = await state(self.here.client, run_id)
+            if view is not None and view.question is not None:
+                return view.question
+            await asyncio.sleep(LOOK_EVERY)
+        return None
 
     async def _unanswered(self, run_id: str, question: QuestionView, answers: deque[str]) -> str | None:
         """The question, where there is no answer to it, or none that fits."""
         if not answers:
             return question.text
+        said = answers.popleft()
         try:
-            await answer(self.here.client, run_id, read_answer(question, answers.popleft()))
+            await answer(self.here.client, run_id, read_answer(question, said))
         except Refused as refused:
-            return f"{question.text} (the answer does not fit: {refused})"
+            return f"{said!r} does not fit: {refused}; asked was: {question.text}"
         return None
 
     async def _facts(self, run_id: str, end: Ended, asked: list[str], unanswered: str | None) -> Facts:

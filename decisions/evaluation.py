@@ -22,8 +22,8 @@ def faults(expect: Expectation, facts: Facts) -> tuple[str, ...]:
 
 def _question_fault(expect: Expectation, facts: Facts) -> str | None:
     if facts.unanswered is not None and (expect.asks is None or expect.answer):
-        more = ", and there is no answer left" if expect.answer else ""
-        return f"it asks a person: {_short(facts.unanswered)}{more}"
+        unsettled = ", and no answer settles it" if expect.answer else ""
+        return f"it asks a person{unsettled}: {_short(facts.unanswered)}"
     if expect.asks is None:
         return None
     if not facts.asked:
