@@ -17,7 +17,10 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 
 from contracts.export import ExportedExecution
+from contracts.value import depth
 from runs import Found, first_kept
+
+MOST_NESTED = 100  # levels of a payload that are told as JSON
 
 
 @dataclass(frozen=True)
@@ -84,10 +87,13 @@ class History:
         codec = self.client.data_converter.payload_codec
         clear = (await codec.decode([payload]))[0] if codec else payload
         try:
-            return json.loads(clear.data) if clear.data else None
-        except ValueError:
-            encoding = clear.metadata.get("encoding", b"").decode(errors="replace")
-            return {"encoding": encoding, "base64": base64.b64encode(clear.data).decode()}
+            value = json.loads(clear.data) if clear.data else None
+            if depth(value) <= MOST_NESTED:
+                return value
+        except (ValueError, RecursionError):  # no JSON, or none that could be written again inside of other values
+            pass
+        encoding = clear.metadata.get("encoding", b"").decode(errors="replace")
+        return {"encoding": encoding, "base64": base64.b64encode(clear.data).decode()}
 
 
 def _name_of(kind: EnumDescriptor, number: int) -> str:

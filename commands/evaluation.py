@@ -178,7 +178,9 @@ class Evaluation:
             spent = own + (view.delegated or Spent())
         return Facts(
             status=end.status,
-            text=payload.get("outcome") or end.message or f"{payload.get('reason', '')}: {payload.get('detail', '')}",
+            text=payload.get("outcome")
+            or end.message
+            or (f"{payload['reason']}: {payload['detail']}" if payload else ""),
             asked=tuple(asked),
             unanswered=unanswered,
             files=await asyncio.to_thread(self._files, run_id, payload.get("artifacts", ())),
@@ -206,7 +208,7 @@ class Evaluation:
         if not self._open:
             return
         await asyncio.gather(*self._open.values(), return_exceptions=True)
-        console.print(f"cancelling {len(self._open)} runs …", style="dim")
+        click.echo(f"cancelling {len(self._open)} runs …", err=True)
         await asyncio.gather(*(self._cancel(run_id, "the evaluation was stopped") for run_id in self._open))
         ends = asyncio.gather(*(ended(self.here.client, run_id) for run_id in self._open), return_exceptions=True)
         with suppress(TimeoutError):

@@ -33,5 +33,7 @@ journal     the run journal: written by its tools, shown whole or as a digest
 reconcile   what is wrong with runs, claims and stores, and which of it may be repaired
 metrics     what is counted of runs, and under which names
 spans       what a span says of a run, an attempt, an event
+export      what a run's events tell of its turns, calls and questions
+evaluation  whether a run came to what was expected of it
 narrate     what a person reads: summaries, current details, the state view
 """

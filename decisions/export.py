@@ -121,7 +121,7 @@ class _Fold:
         given = _first(event.get("input"))
         if self._is_first:
             self.told.start = given
-        if isinstance(given, Mapping) and given.get("type") == "agentic.continue":
+        if event.get("continued_execution_run_id"):
             self._carried(given)
 
     def _carried(self, given: Mapping[str, Any]) -> None:

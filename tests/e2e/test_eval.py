@@ -165,7 +165,7 @@ async def test_ctrl_c_cancels_what_it_started(table: Any, served: Any, until: An
         await until(at_work)
         done = process.signalled(signal.SIGINT)
     assert done.code == 130
-    assert "cancelling 2 runs" in done.out
+    assert done.err == "cancelling 2 runs …\n"
     assert [each.run_id async for each in listing(served.client, limit=None) if each.is_open] == []
 
 

@@ -1,5 +1,6 @@
 """A run's record out of several executions, of a turn of a conversation, and of a run that goes on from another."""
 
+import json
 from typing import Any
 
 import pytest
@@ -122,3 +123,25 @@ async def test_an_attempt_that_failed_and_a_result_from_outside_are_in_it(world:
     assert second.shown == "done far away"
     assert [came["event"]["payload"]["result"] for came in second.from_outside] == ["done far away"]
     assert record.questions[0].answers[0].decision == "approve"
+
+
+async def test_a_start_and_signals_that_make_no_sense_do_not_hinder_the_record(world: Any) -> None:
+    nested: Any = "deep"
+    for _ in range(150):
+        nested = [nested]
+    async with world([calls(("ask_human", {"question": "Go on?"})), FINISH]) as it:
+        forged = await it.start_raw({"type": "agentic.continue", "state": "none", "segments": 7})
+        with pytest.raises(WorkflowFailureError):
+            await forged.result()
+        refused = await exported(it, forged)
+        run = await it.start()
+        await it.until_state(run, question=True)
+        for name in ("human_input", "tool_result", "cancel_not"):
+            for body in (nested, 7, {"payload": {"step": [1]}}, {"decision": "perhaps"}):
+                await run.signal(name, body)
+        await run.signal("human_input", {"text": "yes"})
+        await run.result()
+        record = await exported(it, run)
+    assert (refused.status, refused.turns, refused.transcript.parts) == ("failed", [], [])
+    assert [answer.text for answer in record.questions[0].answers] == ["yes"]
+    assert json.loads(record.model_dump_json())["missing"] == []
