@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -25,9 +24,10 @@ class Result:
 
 
 def by_case(results: Sequence[Result]) -> list[tuple[int, Case, list[Score]]]:
-    grouped = groupby(results, key=lambda result: result.number)
+    cases = {result.number: result.case for result in results}
     return [
-        (number, found[0].case, [each.score for each in found]) for number, found in ((n, list(g)) for n, g in grouped)
+        (number, case, [result.score for result in results if result.number == number])
+        for number, case in cases.items()
     ]
 
 

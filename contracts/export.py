@@ -9,7 +9,6 @@ from contracts.transcript import Part
 from contracts.turn import Usage
 from contracts.value import Value
 
-FORMAT = "perdure.run"
 VERSION = 1  # grows when a field goes, or means something else; a new field alone is no new version
 
 
