@@ -11,15 +11,19 @@ from typing import NoReturn
 
 import click
 
+from commands.agents import agents
 from commands.chat import chat
 from commands.common import complain, console
+from commands.evaluation import evaluate
 from commands.event import event_
 from commands.follow import DETACHED
 from commands.look import list_, show, tools, trace
 from commands.mail import mail
+from commands.new import new
 from commands.operate import dev, doctor, worker
 from commands.people import answer_, approve, cancel_, deny
 from commands.run import fork, resume, run, watch
+from commands.schedule import schedule
 from runs import leave
 
 COMMANDS = (
@@ -38,6 +42,10 @@ COMMANDS = (
     event_,
     mail,
     tools,
+    agents,
+    new,
+    evaluate,
+    schedule,
     worker,
     dev,
     doctor,

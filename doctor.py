@@ -5,6 +5,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions, version
+from pathlib import Path
 
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
@@ -54,6 +55,7 @@ async def examine() -> AsyncIterator[Check]:
         yield Check("project", ok=False, found=str(error))
         return
     yield Check("project", ok=True, found=f"{settings.folder}, agents: {', '.join(settings.agents)}")
+    yield _modules(settings.folder)
     yield _model(settings)
     yield _encryption(settings)
     yield await _tools(settings)
@@ -73,6 +75,21 @@ def _names() -> Check:
         told = ", ".join(f"{owner} also installs `{name}`" for name, owner in foreign.items())
         return Check("import names", ok=False, found=f"{told}: use an environment without it")
     return Check("import names", ok=True, found="no other package owns ours")
+
+
+def _modules(folder: Path) -> Check:
+    """The project's folder comes last on the import path: a module there that has a name of ours is never found."""
+    if folder == Path(__file__).parent:
+        return Check("module names", ok=True, found="the project is Perdure's own folder")
+    ours = {name for name, owners in packages_distributions().items() if "perdure" in owners}
+    theirs = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
+    if taken := sorted(ours & theirs):
+        named = ", ".join(f"`{name}`" for name in taken)
+        told = (
+            f"{named} in {folder}: Perdure has {'modules' if taken[1:] else 'a module'} of that name, and finds its own"
+        )
+        return Check("module names", ok=False, found=f"{told}; rename yours")
+    return Check("module names", ok=True, found="none of the project's is one of Perdure's")
 
 
 def _model(settings: Settings) -> Check:

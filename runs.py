@@ -296,6 +296,17 @@ async def _found(client: Client, run_id: str) -> Found:
     return Found(ids.run_id_of(execution.id), execution)
 
 
+async def first_kept(client: Client, found: Found) -> str:
+    """The execution with which the run's history begins: earlier ones may be past the namespace's retention."""
+    try:
+        await client.get_workflow_handle(found.execution.id, run_id=found.first_execution).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return found.execution.run_id
+        raise
+    return found.first_execution
+
+
 async def listing(
     client: Client,
     *,
@@ -350,18 +361,18 @@ async def _listed(client: Client, query: str) -> AsyncIterator[Found]:
         raise NotReachable(f"the list cannot be read: {cut(error.message, 200)}") from None
 
 
-async def state(client: Client, run_id: str) -> RunView | None:
+async def state(client: Client, run_id: str, patience: timedelta = QUERY_PATIENCE) -> RunView | None:
     """What the run says of itself. Raises NoSuchRun.
 
     None where no worker is there to answer, and of a run that was refused at its start: it has no state.
     """
-    return await _asked(client, run_id, RunView)
+    return await _asked(client, run_id, RunView, patience)
 
 
-async def _asked(client: Client, run_id: str, answers: type[V]) -> V | None:
+async def _asked(client: Client, run_id: str, answers: type[V], patience: timedelta = QUERY_PATIENCE) -> V | None:
     handle = client.get_workflow_handle(ids.addressed(run_id))
     try:
-        view: V = await handle.query("state", result_type=answers, rpc_timeout=QUERY_PATIENCE)
+        view: V = await handle.query("state", result_type=answers, rpc_timeout=patience)
         return view
     except (WorkflowQueryFailedError, WorkflowQueryRejectedError):
         return None

@@ -16,7 +16,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 
 from activities.attributes import AGENT_STATUS, WAITING_FOR
 from contracts.context import ContextFull, Summary
@@ -26,7 +26,7 @@ from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, TurnRequest
 from decisions import ids
 from decisions.narrate import cut
-from runs import NoSuchRun, find, state
+from runs import NoSuchRun, find, first_kept, state
 
 # What else is told to the trace, people see anyway: as a call, a summary, a question, or the end.
 TOLD_TO_PEOPLE = ("agent.guardrail.escalated", "agent.exhaustion.soft_limit")
@@ -221,9 +221,7 @@ class Watch:
 
     async def _read_history(self) -> None:
         found = await find(self.client, self.run_id)
-        execution: str | None = found.first_execution
-        if not await self._is_kept(found.first_execution):
-            execution = found.execution.run_id
+        execution: str | None = await first_kept(self.client, found)
         while execution is not None:
             handle = self.client.get_workflow_handle(self._workflow_id, run_id=execution)
             execution = None
@@ -232,16 +230,6 @@ class Watch:
                     self._queue.put_nowait(happening)
                 if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
                     execution = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
-
-    async def _is_kept(self, execution: str) -> bool:
-        """Earlier executions of a run that continued as new may be past the namespace's retention."""
-        try:
-            await self.client.get_workflow_handle(self._workflow_id, run_id=execution).describe()
-        except RPCError as error:
-            if error.status is RPCStatusCode.NOT_FOUND:
-                return False
-            raise
-        return True
 
     async def _read(self, event: HistoryEvent) -> list[Happening]:
         match event.event_type:

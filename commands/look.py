@@ -7,6 +7,7 @@ import click
 
 from activities.workspace import folder_name
 from commands.common import as_json_option, console, go, run_argument
+from commands.export import STDOUT, export_run
 from commands.follow import happening_json
 from commands.mcp_servers import tell_servers, tell_unseen
 from commands.report import (
@@ -94,9 +95,22 @@ async def _show_follow_up(named: str, *, as_json: bool) -> int:
 
 @click.command()
 @run_argument
+@click.option(
+    "--export",
+    "target",
+    is_flag=False,
+    flag_value=STDOUT,
+    metavar="[FILE]",
+    help="Write one self-contained record instead, as JSON: to FILE, or to standard output.",
+)
+@click.option("--with-subtasks", is_flag=True, help="With --export: the records of the runs it delegated, too.")
 @as_json_option
-def trace(run_id: str, as_json: bool) -> None:
+def trace(run_id: str, target: str | None, with_subtasks: bool, as_json: bool) -> None:
     """Print what a run did so far: each turn, each call, each result."""
+    if with_subtasks and target is None:
+        raise click.UsageError("--with-subtasks is for --export")
+    if target is not None:
+        go(lambda: export_run(run_id, target, with_subtasks=with_subtasks))
 
     async def main() -> int:
         screen = Screen(console)

@@ -25,5 +25,7 @@ thrash      the latest calls of a run, and what was seen in them
 journal     the eight sections of the run journal
 run         a run's state, and the view of it that `state` answers
 reconcile   what the reconciler finds, and the mark by which it knows a store again
+export      one run as one record, for an audit
+evaluation  goals and what should come of each, and how a run of them ended
 failures    the kinds of failure, by whose fault they are
 """

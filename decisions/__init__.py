@@ -35,5 +35,7 @@ reconcile   what is wrong with runs, claims and stores, and which of it may be r
 providers   whom the name of a model means
 metrics     what is counted of runs, and under which names
 spans       what a span says of a run, an attempt, an event
+export      what a run's events tell of its turns, calls and questions
+evaluation  whether a run came to what was expected of it
 narrate     what a person reads: summaries, current details, the state view
 """

@@ -20,7 +20,7 @@ from activities.secrets import NO_SECRETS, Secrets, secrets_of
 from codec import AesGcmCodec
 from contracts.agent import Agent
 from decisions.providers import DEFAULT, provider_of
-from settings.agents import read_agents
+from settings.agents import Roster, read_agents
 from settings.environment import Deployment, codec_of, deployment_of, exports_spans, metrics_of, payloads_of
 from settings.file import (
     NATIVE_TOOLS,
@@ -76,7 +76,7 @@ class Settings:
     task_queue: str
     model: str
     file: ProjectFile
-    agents: Mapping[str, Agent]
+    roster: Roster
     api_key: str | None = field(repr=False)
     base_url: str | None
     fallbacks: tuple[str, ...] = ()
@@ -88,6 +88,10 @@ class Settings:
     payloads: "PayloadStore | None" = None
     secrets: Secrets = NO_SECRETS
     servers: Mapping[str, McpServer] = field(default_factory=dict)  # of MCP, by name
+
+    @property
+    def agents(self) -> Mapping[str, Agent]:
+        return self.roster.agents
 
     @property
     def rehearses(self) -> bool:
@@ -107,8 +111,8 @@ class Settings:
             raise ProjectError(f"agent {name!r} lives outside: write to its mailbox ({bridge}), or delegate to it")
 
 
-def load(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
-    """The project in force. Raises ProjectError."""
+def load(environment: Mapping[str, str] | None = None, folder: Path | None = None, *, strict: bool = True) -> Settings:
+    """The project in force. Raises ProjectError; if not `strict`, agents that do not load are told of in the roster."""
     env = os.environ if environment is None else environment
     path = Path(env["PERDURE_CONFIG"]) if env.get("PERDURE_CONFIG") else (folder or Path.cwd()) / "perdure.toml"
     if env.get("PERDURE_CONFIG") and not path.is_file():
@@ -119,9 +123,11 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     home = Path(env.get("PERDURE_HOME") or root / ".perdure").resolve()
     key, url = env.get("ANTHROPIC_API_KEY") or None, env.get("ANTHROPIC_BASE_URL") or None
     model, *fallbacks = _models(env, file, has_default=bool(key or url))
-    agents = read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools), servers)
+    roster = read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools), servers)
+    if strict:
+        roster.check()
     if model != REHEARSAL and not (key or url):
-        _check_models(file, (model, *fallbacks), agents)
+        _check_models(file, (model, *fallbacks), roster.agents)
     names = {name: each.api_key_env for name, each in file.model.providers.items() if each.api_key_env}
     return Settings(
         folder=root,
@@ -131,7 +137,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         task_queue=env.get("PERDURE_TASK_QUEUE") or "perdure",
         model=model,
         file=file,
-        agents=agents,
+        roster=roster,
         servers=servers,
         api_key=key,
         base_url=url,
