@@ -15,11 +15,13 @@ from commands.chat import chat
 from commands.common import complain, console
 from commands.event import event_
 from commands.follow import DETACHED
+from commands.gateway import gateway
 from commands.look import list_, show, tools, trace
 from commands.mail import mail
 from commands.operate import dev, doctor, worker
 from commands.people import answer_, approve, cancel_, deny
 from commands.run import fork, resume, run, watch
+from commands.token import token
 from runs import leave
 
 COMMANDS = (
@@ -40,6 +42,8 @@ COMMANDS = (
     tools,
     worker,
     dev,
+    gateway,
+    token,
     doctor,
 )
 

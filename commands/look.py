@@ -7,7 +7,6 @@ import click
 
 from activities.workspace import folder_name
 from commands.common import as_json_option, console, go, run_argument
-from commands.follow import happening_json
 from commands.report import (
     print_follow_up,
     print_run,
@@ -24,7 +23,7 @@ from decisions.endings import handoff_sections
 from runs import below, ended, find, find_follow_up, follow_up_state, listing, state
 from session import Needs, session
 from settings import load
-from watch import Watch
+from watch import Watch, happening_json
 
 
 @click.command("list")

@@ -29,7 +29,7 @@ ORDER = (
     ("watch", "seal", "reconcile", "lanes", "bridge"),
     ("worker",),
     ("session",),
-    ("doctor",),
+    ("doctor", "gateway"),
     ("commands",),
     ("cli",),
 )
