@@ -88,9 +88,8 @@ def handlers(secrets: Secrets) -> dict[Any, Callable[[Request, Any], Coroutine[A
 
 
 def _of_routing(error: RoutingError) -> Failure:
-    why = {404: "there is nothing at this address", 405: "this address does not take this method"}
-    headers = dict(error.headers or {})
-    return Failure(error.status_code, why.get(error.status_code, str(error.detail)), headers=headers)
+    why = "there is nothing at this address" if error.status_code == 404 else str(error.detail)
+    return Failure(error.status_code, why, headers=dict(error.headers or {}))
 
 
 def _of_validation(error: RequestValidationError) -> Failure:

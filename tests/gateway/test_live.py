@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.gateway.conftest import Door, House, parsed, until
+from tests.e2e.conftest import until
+from tests.gateway.conftest import Door, House, parsed
 
 
 async def test_a_stream_tells_each_thing_and_ends_with_the_end(door: Door) -> None:

@@ -114,7 +114,8 @@ async def test_pages_of_the_list_join(door: Door) -> None:
     for _ in range(3):
         await ended(door, await door.start())
     whole = [run["run_id"] for run in (await door.get("/v1/runs?limit=200")).json()["runs"]]
-    paged, cursor = [], ""
+    paged: list[str] = []
+    cursor = ""
     while len(paged) < 3:
         part = (await door.get(f"/v1/runs?limit=1{cursor and '&cursor=' + cursor}")).json()
         paged += [run["run_id"] for run in part["runs"]]

@@ -19,7 +19,7 @@ from gateway.bodies import BoundedBodies
 from gateway.live import Stream
 from gateway.server import listen, serve
 from gateway.tokens import Tokens
-from tests.gateway.conftest import until
+from tests.e2e.conftest import until
 
 
 def app_of(here: Gateway) -> FastAPI:
