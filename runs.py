@@ -143,7 +143,7 @@ async def start(
 ) -> WorkflowHandle[Any, Any]:
     """The run of this event: a new one, or the one that the same id or dedupe key has started before.
 
-    Only the handle of a new one has a `first_execution_run_id`. Raises Refused.
+    Only the handle of a new one has a `first_execution_run_id`. Raises Refused, NotReachable.
     """
     return await _start(client, task_queue, event, run_id_of(event) if run_id is None else run_id, event.payload.goal)
 
@@ -184,6 +184,8 @@ async def _start(
     except WorkflowAlreadyStartedError:
         return client.get_workflow_handle(workflow_id, result_type=dict[str, Any])
     except RPCError as error:
+        if error.status is RPCStatusCode.UNAVAILABLE:
+            raise NotReachable(f"Temporal does not answer: {cut(error.message, 200)}") from None
         raise Refused(f"the server does not take the start: {cut(error.message, 300)}") from None
 
 

@@ -27,12 +27,15 @@ def gateway(host: str, port: int, *, behind_tls: bool) -> None:
         from gateway.access import Gateway
         from gateway.schemes import webhooks_of
         from gateway.server import listen, serve
-        from gateway.tokens import tokens_of
+        from gateway.tokens import Unreadable, tokens_of
         from telemetry import log_to_stderr
 
         settings = load()
         tokens = tokens_of(settings.home, os.environ)
-        has_tokens = bool(tokens.all())
+        try:
+            has_tokens = bool(tokens.all())
+        except Unreadable as error:
+            raise ProjectError(str(error)) from None
         if not _is_loopback(host) and not (has_tokens and behind_tls):
             raise ProjectError(
                 f"{host} is not this machine alone: make a token (perdure token create), end TLS in front of the "

@@ -56,7 +56,7 @@ class Route(APIRoute):
             request = StrictRequest(given.scope, given.receive)
             for scope in scopes:
                 request.state.by = _admitted(request, scope)
-            if takes_json and not _says_json(request):
+            if takes_json and _has_body(request) and not _says_json(request):
                 raise Failure(415, "the body has to come with Content-Type: application/json")
             try:
                 async with asyncio.timeout(PATIENCE):
@@ -85,6 +85,10 @@ def _admitted(request: Request, scope: Scope) -> str:
         challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'}
         raise Failure(403, f"token {token.name} has no scope {scope}", headers=challenge)
     return token.name
+
+
+def _has_body(request: Request) -> bool:
+    return "Transfer-Encoding" in request.headers or request.headers.get("Content-Length", "0") != "0"
 
 
 def _says_json(request: Request) -> bool:

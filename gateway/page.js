@@ -80,6 +80,7 @@ function card(open) {
   return made;
 }
 
+const LABELS = { approve_tool: "approve for this run" };
 const TEXTUAL = ["question", "choice"];
 const TAKE_TEXT = ["question", "thrash", "recovery", "resume_unsafe", "approval"];
 
@@ -98,7 +99,7 @@ function answerForm({ run_id, question }) {
   const said = () => form.said?.value.trim() || undefined;
   const send = (body) => answer(run_id, { ...named, ...body }, form);
   for (const option of question.options) {
-    const button = element("button", option.replaceAll("_", " "), option === "approve" ? "first" : "");
+    const button = element("button", LABELS[option] ?? option.replaceAll("_", " "), option === "approve" ? "first" : "");
     button.type = "button";
     button.dataset.option = option;
     button.addEventListener("click", () => send(isText ? { text: option } : { decision: option, text: said() }));
@@ -264,7 +265,7 @@ async function showFacts(runId) {
     const read = usage.input + usage.cache_read + usage.cache_write;
     Object.assign(facts, {
       model: state.model,
-      steps: `${state.step} of ${state.max_steps}, ${state.turns} turns`,
+      steps: `${state.step} of ${state.max_steps}, model turns ${state.turns}`,
       tokens: `${read.toLocaleString()} → ${usage.output.toLocaleString()}, ${usage.cache_read.toLocaleString()} cached`,
       cost: state.cost_usd === null ? "not known" : `USD ${state.cost_usd.toFixed(4)}`,
     });

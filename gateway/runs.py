@@ -229,10 +229,10 @@ async def read_result(
 
 
 @router.post("/{run_id}/cancel", status_code=202, dependencies=[needs(Scope.answer)])
-async def cancel_run(here: Here, by: By, run_id: RunId, body: Reason) -> Begun:
+async def cancel_run(here: Here, by: By, run_id: RunId, body: Reason | None = None) -> Begun:
     """Asks a run to stop; a side effect that is running is finished first."""
     await find(here.session.client, run_id)
-    await cancel(here.session.client, run_id, CancelRequest(reason=body.reason, by=by))
+    await cancel(here.session.client, run_id, CancelRequest(reason=body.reason if body else None, by=by))
     return Begun(run_id=run_id)
 
 
