@@ -1,6 +1,7 @@
 """The description against the routes: whatever comes, nothing breaks, and nothing undocumented comes back."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+import cli
 from tests.gateway.conftest import Door
 
 SECONDS = 35  # of fuzzing
@@ -50,3 +52,20 @@ async def test_the_description_names_problems_and_scopes(door: Door) -> None:
     schema: dict[str, Any] = {"$ref": "#/components/schemas/Problem", "components": described["components"]}
     Draft202012Validator(schema).validate((await door.get("/v1/runs/nobody")).json())
     assert described["paths"]["/v1/runs"]["post"]["security"] == [{"token": ["runs:start"]}]
+
+
+async def test_the_docs_name_every_route_with_its_scope(door: Door) -> None:
+    text = (Path(cli.__file__).parent / "docs" / "gateway.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith(("| `GET", "| `POST"))]
+    told = {route: scope.strip(" `") for named, scope in rows for route in re.findall(r"`((?:GET|POST) [^`]+)`", named)}
+    paths = (await door.get("/openapi.json")).json()["paths"]
+    plain = {"run_id": "id", "conversation_id": "id", "name": "name"}
+    served = {
+        f"{method.upper()} {re.sub(r'{(.*?)}', lambda name: '{' + plain[name[1]] + '}', path)}": operation
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+    }
+    assert told.keys() - {"GET /openapi.json"} == served.keys()
+    for route, operation in served.items():
+        scopes = [scope for each in operation.get("security", ()) for scope in each["token"]]
+        assert (scopes or [told[route]]) == [told[route]]
