@@ -236,19 +236,19 @@ class Watch:
         tasks = [asyncio.create_task(self._read_history())]
         if self.follow:
             tasks.append(asyncio.create_task(self._look_at_pending()))
+        getting = asyncio.create_task(self._queue.get())
         try:
             while True:
-                getting = asyncio.create_task(self._queue.get())
                 await asyncio.wait({getting, tasks[0]}, return_when=asyncio.FIRST_COMPLETED)
                 if not getting.done():
-                    getting.cancel()
                     tasks[0].result()  # the reader ends at the end of history, or with an error
                     return
-                yield getting.result()
+                told, getting = getting.result(), asyncio.create_task(self._queue.get())
+                yield told
         finally:
-            for task in tasks:
+            for task in (*tasks, getting):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, getting, return_exceptions=True)
 
     @property
     def _workflow_id(self) -> str:

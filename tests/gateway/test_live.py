@@ -101,6 +101,8 @@ async def test_clients_that_leave_leave_nothing_behind(house: House) -> None:
         for each in streams:
             each.close()
         await until(lambda: descriptors(door) <= before + 2)
+        done = await asyncio.to_thread(door.process.signalled, signal.SIGTERM)
+        assert (done.code, "destroyed" in done.err, "Traceback" in done.err) == (0, False, False), done.err[:2000]
         await door.client.get_workflow_handle(f"run:{run_id}").terminate("its test is over")
 
 
