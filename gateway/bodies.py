@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from fastapi import Request
@@ -12,6 +13,7 @@ from contracts.value import MOST_DEPTH, depth
 from gateway.problems import Failure, answer_to
 
 MOST_BODY = 1024 * 1024  # bytes
+MOST_DRAINED = 16 * MOST_BODY
 PATIENCE = 20.0  # seconds from the first look at a body to its end
 MOST_NESTED = MOST_DEPTH + 10  # what wraps a value that may be nested so deep
 _CLOSE = {"Connection": "close"}  # what still comes is not read
@@ -27,8 +29,11 @@ class BoundedBodies:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        told = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
+        headers = dict(scope["headers"])
+        told = headers.get(b"content-length", b"")
         if told.isdigit() and int(told) > self._most:
+            if b"expect" not in headers:  # else it waits for our word before it sends
+                await self._drain(receive, asyncio.get_running_loop().time() + self._patience)
             await answer_to(self._too_large())(scope, receive, send)
             return
         await self._app(scope, self._bounded(receive), send)
@@ -48,12 +53,24 @@ class BoundedBodies:
                 why = f"the body did not come within {self._patience:g} s"
                 raise Failure(408, why, headers=_CLOSE) from None
             taken += len(message.get("body", b""))
-            if taken > self._most:
-                raise self._too_large()
             is_read = not message.get("more_body", False)
+            if taken > self._most:
+                if not is_read:
+                    await self._drain(receive, deadline)
+                raise self._too_large()
             return message
 
         return bounded
+
+    async def _drain(self, receive: Receive, deadline: float) -> None:
+        """Lets go of what still comes, within bounds: who is answered while it sends gets a reset, and no answer."""
+        taken, more = 0, True
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while more and taken < MOST_DRAINED:
+                    message = await receive()
+                    taken += len(message.get("body", b""))
+                    more = message.get("more_body", False)
 
     def _too_large(self) -> Failure:
         return Failure(413, f"a body may have {self._most:,} bytes", headers=_CLOSE)

@@ -1,5 +1,7 @@
 """What is no plain JSON is refused: nothing that two readers may understand differently gets in."""
 
+from collections.abc import AsyncIterator
+
 import pytest
 
 from gateway.bodies import read_json
@@ -39,6 +41,18 @@ async def test_the_gateway_refuses_it_as_a_problem(door: Door, name: str) -> Non
         answer = await http.post("/v1/runs", content=BAD[name], headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
     assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("size", [1024 * 1024 + 1, 10_000_000])
+async def test_who_sends_too_much_hears_of_it(door: Door, size: int) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(0, size, 50_000):
+            yield b" " * 50_000
+
+    async with door.http as http:
+        for content in (b" " * size, chunks()):
+            answer = await http.post("/v1/runs", content=content, headers={"Content-Type": "application/json"})
+            assert (answer.status_code, answer.json()["status"]) == (413, 413)
 
 
 async def test_another_content_type_is_refused(door: Door) -> None:
