@@ -18,7 +18,7 @@ from temporalio.service import RPCError
 
 from gateway.access import Gateway
 from gateway.problems import Failure
-from runs import ended
+from runs import NoSuchRun, NotReachable, Refused, ended
 from watch import Position, Watch, happening_json
 
 V = TypeVar("V")
@@ -96,7 +96,7 @@ async def _told(gateway: Gateway, run_id: str, after: Position | None) -> AsyncG
         if not gateway.stopping.is_set():
             end = json.dumps({"run_id": run_id, **asdict(await ended(client, run_id))}, ensure_ascii=False)
             yield format_sse_event(event="end", data_str=end, id=str(last) if last else None)
-    except RPCError:  # Temporal is away: the client comes again, and goes on after what it has
+    except (RPCError, NotReachable, NoSuchRun, Refused):  # Temporal is away: the client goes on later, where it was
         return
 
 
