@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from fastapi import APIRouter, FastAPI, Request
 
+import gateway.live
 import gateway.server
 from activities.secrets import NO_SECRETS
 from gateway.access import Gateway, Here, Route
 from gateway.app import make_app
 from gateway.bodies import BoundedBodies
-from gateway.live import Stream
+from gateway.live import MOST_STREAMS, Stream, followed
+from gateway.problems import Failure
 from gateway.server import listen, serve
 from gateway.tokens import Tokens
 from tests.e2e.conftest import until
@@ -130,3 +132,30 @@ async def test_a_bug_is_told_as_a_problem_without_its_words(monkeypatch: pytest.
     assert answer.startswith(b"HTTP/1.1 500")
     assert b"application/problem+json" in answer
     assert b"words of the bug" not in answer
+
+
+async def test_one_stream_too_many_is_refused(tmp_path: Any) -> None:
+    here = Gateway(SimpleNamespace(), Tokens(tmp_path / "tokens.json"), streams=MOST_STREAMS)  # type: ignore[arg-type]
+    with pytest.raises(Failure) as failure:
+        followed(here, "a", None)
+    assert (failure.value.status_code, failure.value.kind) == (429, "too-many-streams")
+
+
+async def test_a_silent_stream_says_that_it_lives_and_ends_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway.live, "KEEP_ALIVE", 0.01)
+    more, stopping = asyncio.Event(), asyncio.Event()
+
+    async def values() -> AsyncGenerator[int]:
+        yield 1
+        await more.wait()
+        yield 2
+        await asyncio.Event().wait()
+
+    paced = gateway.live._paced(values(), stopping)
+    assert [await anext(paced) for _ in range(3)] == [1, None, None]
+    more.set()
+    while (value := await anext(paced)) is None:
+        pass
+    assert value == 2
+    stopping.set()
+    assert [each async for each in paced if each is not None] == []
