@@ -1,5 +1,6 @@
 """`perdure doctor`: everything a run needs, looked at one by one."""
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from codec import VARIABLE
 from contracts.reconcile import Finding, Problem, ReconcileReport
 from decisions.narrate import cut
+from decisions.providers import DEFAULT, provider_of
 from devserver import ServerDidNotStart
 from reconcile import latest_look
 from runs import NotReachable, configured_address, register_search_attributes
@@ -53,6 +55,8 @@ async def examine() -> AsyncIterator[Check]:
     yield _model(settings)
     yield _encryption(settings)
     yield await _tools(settings)
+    async for check in _object_stores(settings):
+        yield check
     async for check in _server(settings):
         yield check
 
@@ -68,13 +72,31 @@ def _names() -> Check:
 
 
 def _model(settings: Settings) -> Check:
+    from models import clients_of
+
+    try:
+        clients_of(settings)
+    except ProjectError as error:
+        return Check("model", ok=False, found=str(error))
     if settings.rehearses:
         return Check(
             "model", ok=True, found="rehearsal, by rule; ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL brings a real one"
         )
-    key = "with a key" if settings.api_key else "without a key"
-    where = settings.secrets.redact(settings.base_url or "Anthropic")
-    return Check("model", ok=True, found=f"{settings.model} at {where}, {key} (not called)")
+    names = (settings.model, *settings.fallbacks)
+    return Check("model", ok=True, found=f"{', else '.join(_placed(settings, name) for name in names)} (not called)")
+
+
+def _placed(settings: Settings, name: str) -> str:
+    providers = settings.file.model.providers
+    where, _ = provider_of(name, providers)
+    if where == DEFAULT:
+        key, place = settings.api_key, settings.base_url or "Anthropic"
+    else:
+        each = providers[where]
+        key, place = settings.keys.get(where), each.base_url or f"{each.kind}, {each.region}"
+        if each.kind != "messages" and not key:
+            return f"{name} at {place}, with the cloud's own credentials"
+    return f"{name} at {settings.secrets.redact(place)}, {'with' if key else 'without'} a key"
 
 
 def _encryption(settings: Settings) -> Check:
@@ -95,6 +117,24 @@ async def _tools(settings: Settings) -> Check:
     except ProjectError as error:
         return Check("tools", ok=False, found=str(error))
     return Check("tools", ok=True, found=", ".join(tools))
+
+
+async def _object_stores(settings: Settings) -> AsyncIterator[Check]:
+    """Those that are set are asked, with the credentials of this environment."""
+    if settings.store:
+        from activities.remote_store import RemoteStores
+
+        try:
+            count = await asyncio.to_thread(lambda: sum(1 for _ in RemoteStores.at(settings.store or "").folders()))
+            yield Check("object store", ok=True, found=f"{settings.store}: answers, {count} runs")
+        except (OSError, ValueError) as error:
+            yield Check("object store", ok=False, found=str(error))
+    if settings.payloads:
+        try:
+            await settings.payloads.look()
+            yield Check("large payloads", ok=True, found="PERDURE_PAYLOADS answers")
+        except OSError as error:
+            yield Check("large payloads", ok=False, found=str(error))
 
 
 async def _server(settings: Settings) -> AsyncIterator[Check]:

@@ -27,6 +27,7 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
 )
 from temporalio.common import SearchAttributeIndexedValueType, WorkflowIDReusePolicy
+from temporalio.converter import StorageDriver
 from temporalio.envconfig import ClientConfig
 from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError, WorkflowAlreadyStartedError
 from temporalio.exceptions import TimeoutError as TimedOut
@@ -39,7 +40,7 @@ from contracts.failures import RunFailure
 from contracts.followup import FollowUpState
 from contracts.run import RunStatus, RunView
 from contracts.signals import CancelRequest, HumanInput
-from converter import data_converter, encrypting
+from converter import data_converter, encrypting, offloading
 from decisions import ids
 from decisions.narrate import cut, markdown
 from decisions.resume import refusal
@@ -71,8 +72,13 @@ def configured_address() -> str | None:
         raise NotReachable(f"Temporal's configuration does not load: {cut(str(error), 300)}") from None
 
 
-async def connect(address: str | None = None, codec: AesGcmCodec | None = None) -> Client:
-    """A client for the configured Temporal, or for `address`; with a codec, it encrypts. Raises NotReachable."""
+async def connect(
+    address: str | None = None, codec: AesGcmCodec | None = None, payloads: StorageDriver | None = None
+) -> Client:
+    """A client for the configured Temporal, or for `address`. Raises NotReachable.
+
+    With a codec it encrypts, with `payloads` it keeps there what is large.
+    """
     configured_address()
     config = ClientConfig.load_client_connect_config()
     if address:
@@ -82,8 +88,9 @@ async def connect(address: str | None = None, codec: AesGcmCodec | None = None) 
         raise NotReachable(
             f"{target} is not on this machine: set TEMPORAL_TLS or TEMPORAL_API_KEY before speaking to it"
         )
+    converter = encrypting(codec) if codec else data_converter
     try:
-        return await Client.connect(**config, data_converter=encrypting(codec) if codec else data_converter)
+        return await Client.connect(**config, data_converter=offloading(converter, payloads) if payloads else converter)
     except (RuntimeError, OSError, ValueError, RPCError) as error:
         why = "connection refused" if "ConnectionRefused" in str(error) else cut(str(error), 200)
         raise NotReachable(f"no Temporal server answers at {target}: {why}") from None

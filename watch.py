@@ -401,7 +401,7 @@ class Watch:
         if not details.payloads:
             return ""
         beat = (await self.client.data_converter.decode(details.payloads))[0]
-        return str(beat.get("text", "")) if isinstance(beat, dict) else ""
+        return str(beat.get("held") or beat.get("text", "")) if isinstance(beat, dict) else ""
 
     async def _decoded(self, payloads: Payloads, kind: Any) -> Any:
         return (await self.client.data_converter.decode(payloads.payloads, [kind]))[0]

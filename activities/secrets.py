@@ -112,9 +112,12 @@ def _least(forms: Iterable[str]) -> list[str]:
 NO_SECRETS = Secrets()
 
 
-def secrets_of(environment: Mapping[str, str], urls: Mapping[str, str] | None = None) -> Secrets:
-    """Those of the process: what its environment names so, and the credentials in URLs there and in `urls`."""
-    found = [pair for name, value in environment.items() for pair in _in_variable(name, value)]
+def secrets_of(
+    environment: Mapping[str, str], urls: Mapping[str, str] | None = None, keys: Iterable[str] = ()
+) -> Secrets:
+    """Those of the process: what its environment names so, the variables `keys`, and what URLs hold (`urls` too)."""
+    found = [(name, value) for name in keys if len(value := environment.get(name, "").strip()) >= LEAST]
+    found += [pair for name, value in environment.items() for pair in _in_variable(name, value)]
     found += [(name, secret) for name, url in (urls or {}).items() for secret in _in_urls(url)]
     return Secrets(found)
 

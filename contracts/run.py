@@ -15,7 +15,7 @@ from contracts.question import Question, QuestionKind
 from contracts.thrash import Made
 from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
 from contracts.transcript import Segment
-from contracts.turn import Usage
+from contracts.turn import PassedOver, Usage
 from contracts.value import Value
 
 
@@ -96,6 +96,7 @@ class RunState(Value):
     requested: dict[str, Any] = Field(default_factory=dict)  # the limits that the start event set
     status: RunStatus = RunStatus.queued
     model: str = ""
+    passed_over: tuple[PassedOver, ...] = Field(default=(), exclude_if=lambda models: not models)  # in the last turn
     definition: str = ""
     workspace: str = ""
     tools: tuple[ToolRoute, ...] = ()

@@ -31,6 +31,7 @@ inputs      which file is an input of a task, of those that fit
 mail_mode   how awake a bridge is
 journal     the run journal: written by its tools, shown whole or as a digest
 reconcile   what is wrong with runs, claims and stores, and which of it may be repaired
+providers   whom the name of a model means
 metrics     what is counted of runs, and under which names
 spans       what a span says of a run, an attempt, an event
 narrate     what a person reads: summaries, current details, the state view

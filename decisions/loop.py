@@ -206,6 +206,7 @@ def _counted(state: RunState, turn: ModelTurn) -> RunState:
             "usage": state.usage + turn.usage,
             "cost_usd": cost,
             "model": turn.model,
+            "passed_over": turn.passed_over,
             "active_ms": state.active_ms + turn.duration_ms,
             "last_call": turn.usage.total if state.assignment else 0,
         }

@@ -5,23 +5,26 @@ names the file, the line where that can be told, and what was expected.
 
 file         perdure.toml
 agents       agents/*.md
-environment  the worker's build, metrics, spans, encryption
+environment  the worker's build, metrics, spans, encryption, large payloads
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from activities.secrets import NO_SECRETS, Secrets, secrets_of
 from codec import AesGcmCodec
 from contracts.agent import Agent
+from decisions.providers import DEFAULT, provider_of
 from settings.agents import read_agents
-from settings.environment import Deployment, codec_of, deployment_of, exports_spans, metrics_of
+from settings.environment import Deployment, codec_of, deployment_of, exports_spans, metrics_of, payloads_of
 from settings.file import (
     NATIVE_TOOLS,
     HttpToolSettings,
     ProjectFile,
+    ProviderSettings,
     PythonToolSettings,
     SignalToolSettings,
     ToolSettings,
@@ -30,11 +33,15 @@ from settings.file import (
 )
 from settings.problems import ProjectError
 
+if TYPE_CHECKING:
+    from activities.payload_store import PayloadStore
+
 __all__ = [
     "Deployment",
     "HttpToolSettings",
     "ProjectError",
     "ProjectFile",
+    "ProviderSettings",
     "PythonToolSettings",
     "Settings",
     "SignalToolSettings",
@@ -51,6 +58,8 @@ class Settings:
     """`folder` is the project's; `home` holds state, `workspaces` a folder for each run.
 
     `store` is the URL of the object store that holds the runs' segments and ledgers; None: the workspaces do.
+    `payloads` keeps what is too large for Temporal's history; None: history has it.
+    `fallbacks` are asked where `model` cannot answer; `keys` are those of the providers that have one.
     `metrics` is the "address:port" of the Prometheus endpoint; None: there is none.
     """
 
@@ -64,10 +73,13 @@ class Settings:
     agents: Mapping[str, Agent]
     api_key: str | None = field(repr=False)
     base_url: str | None
+    fallbacks: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     deployment: Deployment | None = None
     metrics: str | None = None
     exports_spans: bool = False
     codec: AesGcmCodec | None = None
+    payloads: "PayloadStore | None" = None
     secrets: Secrets = NO_SECRETS
 
     @property
@@ -98,9 +110,11 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     file = read_file(path) if path.is_file() else ProjectFile()
     home = Path(env.get("PERDURE_HOME") or root / ".perdure").resolve()
     key, url = env.get("ANTHROPIC_API_KEY") or None, env.get("ANTHROPIC_BASE_URL") or None
-    model = env.get("PERDURE_MODEL") or (file.model.default or DEFAULT_MODEL if key or url else REHEARSAL)
+    model, *fallbacks = _models(env, file, has_default=bool(key or url))
+    agents = read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools))
     if model != REHEARSAL and not (key or url):
-        raise ProjectError(f"model {model} needs ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL of a server that has it")
+        _check_models(file, (model, *fallbacks), agents)
+    names = {name: each.api_key_env for name, each in file.model.providers.items() if each.api_key_env}
     return Settings(
         folder=root,
         home=home,
@@ -109,12 +123,34 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         task_queue=env.get("PERDURE_TASK_QUEUE") or "perdure",
         model=model,
         file=file,
-        agents=read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools)),
+        agents=agents,
         api_key=key,
         base_url=url,
+        fallbacks=tuple(fallbacks),
+        keys={name: value for name, variable in names.items() if (value := env.get(variable, "").strip())},
         deployment=deployment_of(env),
         metrics=metrics_of(env),
         exports_spans=exports_spans(env),
         codec=codec_of(env),
-        secrets=secrets_of(env, urls_of(file)),
+        payloads=payloads_of(env),
+        secrets=secrets_of(env, urls_of(file), names.values()),
     )
+
+
+def _models(env: Mapping[str, str], file: ProjectFile, *, has_default: bool) -> tuple[str, ...]:
+    """Who answers, first to last. Where that is the default provider, and it has no key: the rehearsal."""
+    if env.get("PERDURE_MODEL"):
+        return (env["PERDURE_MODEL"],)
+    names = file.model.default or (DEFAULT_MODEL,)
+    return names if has_default or provider_of(names[0], file.model.providers)[0] != DEFAULT else (REHEARSAL,)
+
+
+def _check_models(file: ProjectFile, models: tuple[str, ...], agents: Mapping[str, Agent]) -> None:
+    """Without a key of the default provider, nobody may need it."""
+    named = [("model", name) for name in (*models, file.model.summary) if name]
+    for agent in agents.values():
+        named += [(f"agent {agent.name}: model", name) for name in (agent.model, *agent.fallbacks) if name]
+    for where, name in named:
+        if provider_of(name, file.model.providers)[0] == DEFAULT:
+            server = "ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL of a server that has it"
+            raise ProjectError(f"{where} {name} needs {server}")

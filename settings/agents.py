@@ -11,14 +11,14 @@ from contracts.agent import DEFAULT_AGENT, Agent
 from contracts.limits import LimitOverrides
 from contracts.value import Edge
 from decisions import builtins
-from settings.file import NATIVE_TOOLS
+from settings.file import NATIVE_TOOLS, ModelNames
 from settings.problems import ProjectError, first_fault, text_of
 
 
 class _FrontMatter(Edge):
     name: str | None = Field(default=None, min_length=1, max_length=200)
     description: str = ""
-    model: str | None = None
+    model: ModelNames = ()
     tools: tuple[str, ...] = NATIVE_TOOLS
     peers: tuple[str, ...] = ()
     limits: LimitOverrides = LimitOverrides()
@@ -64,7 +64,8 @@ def _read_agent(path: Path) -> Agent:
     return Agent(
         name=head.name or path.stem,
         description=head.description,
-        model=head.model,
+        model=head.model[0] if head.model else None,
+        fallbacks=head.model[1:],
         tools=tuple(dict.fromkeys(name for name in head.tools if name not in builtins.NAMES)),
         peers=tuple(dict.fromkeys(head.peers)),
         limits=head.limits,

@@ -25,7 +25,7 @@ LAYERS = {"contracts", "decisions", "activities", "workflows", "testkit"}
 ORDER = (
     ("telemetry", "supervisor", "codec"),
     ("settings", "converter"),
-    ("devserver", "runs"),
+    ("devserver", "models", "runs"),
     ("watch", "seal", "reconcile", "lanes", "bridge"),
     ("worker",),
     ("session",),
