@@ -419,7 +419,12 @@ async def answer(client: Client, run_id: str, body: HumanInput) -> None:
     except TimeoutError:
         raise NotReachable("no worker took the answer within 20 s: is one running? (perdure worker)") from None
     except RPCError as error:
-        raise _translated(error, run_id) from None
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise _translated(error, run_id) from None
+        # An update that meets the end of its run is not found either.
+        if (await _found(client, run_id)).is_open:
+            raise NotReachable(f"the answer got lost on its way to run {run_id}: send it again") from None
+        raise Refused(f"run {run_id} has ended") from None
 
 
 async def cancel(client: Client, run_id: str, body: CancelRequest) -> None:
