@@ -17,6 +17,7 @@ from commands.common import complain, console
 from commands.evaluation import evaluate
 from commands.event import event_
 from commands.follow import DETACHED
+from commands.gateway import gateway
 from commands.look import list_, show, tools, trace
 from commands.mail import mail
 from commands.new import new
@@ -24,6 +25,7 @@ from commands.operate import dev, doctor, worker
 from commands.people import answer_, approve, cancel_, deny
 from commands.run import fork, resume, run, watch
 from commands.schedule import schedule
+from commands.token import token
 from runs import leave
 
 COMMANDS = (
@@ -48,6 +50,8 @@ COMMANDS = (
     schedule,
     worker,
     dev,
+    gateway,
+    token,
     doctor,
 )
 

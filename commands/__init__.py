@@ -13,5 +13,6 @@ chat       a conversation at the terminal
 event      what happened outside
 mail       the bridge between a folder and a mailbox
 operate    worker, dev, doctor
+gateway    gateway; token: token create, list, revoke
 follow     following a run to its end; terminal: how what happens in it looks; report: tables and pages
 """

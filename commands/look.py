@@ -8,7 +8,6 @@ import click
 from activities.workspace import folder_name
 from commands.common import as_json_option, console, go, run_argument
 from commands.export import STDOUT, export_run
-from commands.follow import happening_json
 from commands.mcp_servers import tell_servers, tell_unseen
 from commands.report import (
     print_follow_up,
@@ -26,7 +25,7 @@ from decisions.endings import handoff_sections
 from runs import below, ended, find, find_follow_up, follow_up_state, listing, state
 from session import Needs, session
 from settings import load
-from watch import Watch
+from watch import Watch, happening_json
 
 
 @click.command("list")

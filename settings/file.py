@@ -178,6 +178,17 @@ class OutboxSettings(Edge):
         return self
 
 
+class WebhookSettings(Edge):
+    """Who signs what is POSTed to `/v1/webhooks/NAME`, and how; `secret_env` names the variable with the secret."""
+
+    scheme: Literal["standard", "slack", "github"]
+    secret_env: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+
+
+class GatewaySettings(Edge):
+    webhooks: dict[Annotated[str, Field(pattern=TOOL_NAME)], WebhookSettings] = Field(default_factory=dict)
+
+
 class PriceSettings(Edge):
     """USD per million tokens, in place of what is known of the model."""
 
@@ -196,6 +207,7 @@ class ProjectFile(Edge):
     limits: LimitOverrides = LimitOverrides()
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
     outbox: OutboxSettings = OutboxSettings()
+    gateway: GatewaySettings = GatewaySettings()
 
 
 def read_file(path: Path) -> ProjectFile:

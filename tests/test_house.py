@@ -29,7 +29,7 @@ ORDER = (
     ("watch", "seal", "reconcile", "lanes", "bridge", "mcp_tools", "history", "schedules"),
     ("worker", "export"),
     ("session",),
-    ("doctor",),
+    ("doctor", "gateway"),
     ("commands",),
     ("cli",),
 )
