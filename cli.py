@@ -11,16 +11,22 @@ from typing import NoReturn
 
 import click
 
+from commands.agents import agents
 from commands.chat import chat
 from commands.common import complain, console
+from commands.evaluation import evaluate
 from commands.event import event_
 from commands.follow import DETACHED
+from commands.gateway import gateway
 from commands.look import list_, show, tools, trace
 from commands.mail import mail
 from commands.mcp import mcp_
+from commands.new import new
 from commands.operate import dev, doctor, worker
 from commands.people import answer_, approve, cancel_, deny
 from commands.run import fork, resume, run, watch
+from commands.schedule import schedule
+from commands.token import token
 from runs import leave
 
 COMMANDS = (
@@ -40,8 +46,14 @@ COMMANDS = (
     mail,
     mcp_,
     tools,
+    agents,
+    new,
+    evaluate,
+    schedule,
     worker,
     dev,
+    gateway,
+    token,
     doctor,
 )
 

@@ -18,7 +18,7 @@ from temporalio.converter import PayloadCodec
 
 VARIABLE = "PERDURE_CODEC_KEYS"
 ENCRYPTED = b"binary/encrypted"
-UNREADABLE = b"binary/unreadable"  # stands for what says that it is encrypted, and is not with the key it names
+UNREADABLE = b"binary/unreadable"  # what says that it is encrypted and is not, or refers to what is not there
 
 _KEY_ID = "encryption-key-id"
 _KEY_BYTES = 32
@@ -73,9 +73,9 @@ class AesGcmCodec(PayloadCodec):
             return payload
         key_id = key_id_of(payload)
         if key_id is None:
-            return _unreadable("it says that it is encrypted, but not with which key")
+            return unreadable("it says that it is encrypted, but not with which key")
         if len(payload.data) < _NONCE_BYTES + _TAG_BYTES:
-            return _unreadable("it says that it is encrypted, but is too short for that")
+            return unreadable("it says that it is encrypted, but is too short for that")
         cipher = self._ciphers.get(key_id)
         if cipher is None:
             raise self._unknown(key_id)
@@ -83,7 +83,7 @@ class AesGcmCodec(PayloadCodec):
         try:
             return Payload.FromString(cipher.decrypt(nonce, sealed, key_id.encode()))
         except InvalidTag:
-            return _unreadable(f"it cannot be decrypted with key {key_id!r}, which it names")
+            return unreadable(f"it cannot be decrypted with key {key_id!r}, which it names")
 
     def _unknown(self, key_id: str) -> UnknownKey:
         """Told once in the log: a run that waits for the key tries again and again."""
@@ -100,7 +100,8 @@ def key_id_of(payload: Payload) -> str | None:
     return name if payload.metadata.get("encoding") == ENCRYPTED and _ID.fullmatch(name) else None
 
 
-def _unreadable(why: str) -> Payload:
+def unreadable(why: str) -> Payload:
+    """Stands for a payload that cannot be read: whoever takes it untyped gets `Undecodable`."""
     return Payload(metadata={"encoding": UNREADABLE}, data=why.encode())
 
 

@@ -5,17 +5,27 @@ that nobody here knows): an exception at that place would fail the workflow task
 what is wanted where only a key is missing: the run waits, and goes on once the key is there.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
 from temporalio.contrib.pydantic import PydanticPayloadConverter, pydantic_data_converter
-from temporalio.converter import DataConverter, DefaultFailureConverter, PayloadCodec, PayloadConverter
+from temporalio.converter import (
+    DataConverter,
+    DefaultFailureConverter,
+    ExternalStorage,
+    PayloadCodec,
+    PayloadConverter,
+    StorageDriver,
+)
 
-from codec import UNREADABLE, UnknownKey, key_id_of
+from codec import UNREADABLE, UnknownKey, key_id_of, unreadable
 from contracts.value import Undecodable
+from decisions.narrate import cut
+
+LARGE = 64 * 1024  # bytes; a step of a run is smaller, its state and what comes from outside may not be
 
 
 class TolerantPayloadConverter(PydanticPayloadConverter):
@@ -54,9 +64,45 @@ class EncryptedFailures(DefaultFailureConverter):
             failure.ClearField("encoded_attributes")
 
 
-data_converter = replace(pydantic_data_converter, payload_converter_class=TolerantPayloadConverter)
+@dataclass(frozen=True)
+class TolerantDataConverter(DataConverter):
+    """A reference to an object store that leads nowhere is unreadable, and no more than that.
+
+    Anybody who may signal a run can send one. The SDK's own converter fails the workflow task, again and again. That is
+    right only where the store cannot be asked just now, an OSError: the run waits until it answers.
+    """
+
+    async def _decode_reference_payload_sequence(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return await _each(super()._decode_reference_payload_sequence, payloads)
+
+    async def _external_retrieve_payload_sequence(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return await _each(super()._external_retrieve_payload_sequence, payloads)
+
+
+async def _each(
+    read: Callable[[Sequence[Payload]], Awaitable[list[Payload]]], payloads: Sequence[Payload]
+) -> list[Payload]:
+    try:
+        return await read(payloads)
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a foreign payload breaks, it must not break the run
+        if len(payloads) > 1:
+            return [(await _each(read, [payload]))[0] for payload in payloads]
+        return [unreadable(f"it is kept outside of Temporal, and cannot be had: {cut(str(error), 200)}")]
+
+
+data_converter = TolerantDataConverter(
+    payload_converter_class=TolerantPayloadConverter,
+    failure_converter_class=pydantic_data_converter.failure_converter_class,
+)
 
 
 def encrypting(codec: PayloadCodec) -> DataConverter:
     """The converter of those who have keys."""
     return replace(data_converter, payload_codec=codec, failure_converter_class=EncryptedFailures)
+
+
+def offloading(converter: DataConverter, store: StorageDriver) -> DataConverter:
+    """Keeps what is large in `store`, encrypted where the converter encrypts. Temporal has a reference to it."""
+    return replace(converter, external_storage=ExternalStorage([store], payload_size_threshold=LARGE))

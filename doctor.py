@@ -1,17 +1,22 @@
 """`perdure doctor`: everything a run needs, looked at one by one."""
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.metadata import packages_distributions, version
+from pathlib import Path
 
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from codec import VARIABLE
+from contracts.mcp import PinState
 from contracts.reconcile import Finding, Problem, ReconcileReport
 from decisions.narrate import cut
+from decisions.providers import DEFAULT, provider_of
 from devserver import ServerDidNotStart
+from mcp_tools import Standing, standings
 from reconcile import latest_look
 from runs import NotReachable, configured_address, register_search_attributes
 from session import Needs, session
@@ -50,9 +55,14 @@ async def examine() -> AsyncIterator[Check]:
         yield Check("project", ok=False, found=str(error))
         return
     yield Check("project", ok=True, found=f"{settings.folder}, agents: {', '.join(settings.agents)}")
+    yield _modules(settings.folder)
     yield _model(settings)
     yield _encryption(settings)
     yield await _tools(settings)
+    async for check in _object_stores(settings):
+        yield check
+    if settings.servers:
+        yield await _mcp(settings)
     async for check in _server(settings):
         yield check
 
@@ -67,14 +77,47 @@ def _names() -> Check:
     return Check("import names", ok=True, found="no other package owns ours")
 
 
+def _modules(folder: Path) -> Check:
+    """The project's folder comes last on the import path: a module there that has a name of ours is never found."""
+    if folder == Path(__file__).parent:
+        return Check("module names", ok=True, found="the project is Perdure's own folder")
+    ours = {name for name, owners in packages_distributions().items() if "perdure" in owners}
+    theirs = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
+    if taken := sorted(ours & theirs):
+        named = ", ".join(f"`{name}`" for name in taken)
+        told = (
+            f"{named} in {folder}: Perdure has {'modules' if taken[1:] else 'a module'} of that name, and finds its own"
+        )
+        return Check("module names", ok=False, found=f"{told}; rename yours")
+    return Check("module names", ok=True, found="none of the project's is one of Perdure's")
+
+
 def _model(settings: Settings) -> Check:
+    from models import clients_of
+
+    try:
+        clients_of(settings)
+    except ProjectError as error:
+        return Check("model", ok=False, found=str(error))
     if settings.rehearses:
         return Check(
             "model", ok=True, found="rehearsal, by rule; ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL brings a real one"
         )
-    key = "with a key" if settings.api_key else "without a key"
-    where = settings.secrets.redact(settings.base_url or "Anthropic")
-    return Check("model", ok=True, found=f"{settings.model} at {where}, {key} (not called)")
+    names = (settings.model, *settings.fallbacks)
+    return Check("model", ok=True, found=f"{', else '.join(_placed(settings, name) for name in names)} (not called)")
+
+
+def _placed(settings: Settings, name: str) -> str:
+    providers = settings.file.model.providers
+    where, _ = provider_of(name, providers)
+    if where == DEFAULT:
+        key, place = settings.api_key, settings.base_url or "Anthropic"
+    else:
+        each = providers[where]
+        key, place = settings.keys.get(where), each.base_url or f"{each.kind}, {each.region}"
+        if each.kind != "messages" and not key:
+            return f"{name} at {place}, with the cloud's own credentials"
+    return f"{name} at {settings.secrets.redact(place)}, {'with' if key else 'without'} a key"
 
 
 def _encryption(settings: Settings) -> Check:
@@ -95,6 +138,42 @@ async def _tools(settings: Settings) -> Check:
     except ProjectError as error:
         return Check("tools", ok=False, found=str(error))
     return Check("tools", ok=True, found=", ".join(tools))
+
+
+async def _object_stores(settings: Settings) -> AsyncIterator[Check]:
+    """Those that are set are asked, with the credentials of this environment."""
+    if settings.store:
+        from activities.remote_store import RemoteStores
+
+        try:
+            count = await asyncio.to_thread(lambda: sum(1 for _ in RemoteStores.at(settings.store or "").folders()))
+            yield Check("object store", ok=True, found=f"{settings.store}: answers, {count} runs")
+        except (OSError, ValueError) as error:
+            yield Check("object store", ok=False, found=str(error))
+    if settings.payloads:
+        try:
+            await settings.payloads.look()
+            yield Check("large payloads", ok=True, found="PERDURE_PAYLOADS answers")
+        except OSError as error:
+            yield Check("large payloads", ok=False, found=str(error))
+
+
+async def _mcp(settings: Settings) -> Check:
+    try:
+        found = await standings(settings)
+    except ProjectError as error:
+        return Check("MCP servers", ok=False, found=str(error))
+    told = "; ".join(_standing(each) for each in found)
+    return Check("MCP servers", ok=all(each.is_settled for each in found), found=told)
+
+
+def _standing(standing: Standing) -> str:
+    if standing.down:
+        return standing.down
+    if not standing.is_seen:
+        return f"{standing.server}: not seen yet: perdure tools --accept {standing.server}"
+    other = [f"{tool} {state}" for tool, state in standing.tools.items() if state is not PinState.pinned]
+    return f"{standing.server}: {', '.join(other) or f'{len(standing.tools)} tools as accepted'}"
 
 
 async def _server(settings: Settings) -> AsyncIterator[Check]:

@@ -13,7 +13,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities import conversation
-from contracts.conversation import LaneView, SubmitRequest, Submitted
+from contracts.conversation import LaneFault, LaneView, SubmitRequest, Submitted
 from decisions import ids
 from decisions.narrate import cut
 from runs import QUERY_PATIENCE, NoSuchRun, NotReachable, Refused
@@ -32,10 +32,18 @@ _PASSES = (
 _SILENT = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED, RPCStatusCode.FAILED_PRECONDITION)
 
 
+class NotTaken(Refused):
+    """The lane does not take the request. `kind` is a `LaneFault`, where it is the lane that says so."""
+
+    def __init__(self, why: str, kind: str | None) -> None:
+        super().__init__(why)
+        self.kind = LaneFault(kind) if kind in set(LaneFault) else None
+
+
 async def submit(client: Client, task_queue: str, conversation_id: str, request: SubmitRequest) -> Submitted:
     """Hands a request to a lane, which is opened where there is none; sent again, it is the same request.
 
-    Raises Refused with the lane's reason, NotReachable where nobody has taken it in time.
+    Raises NotTaken with the lane's reason, Refused by the server, NotReachable where nobody has taken it in time.
     """
     deadline, why = time.monotonic() + PATIENCE, "no worker took the request: is one running? (perdure worker)"
     while (left := deadline - time.monotonic()) > 0:
@@ -44,7 +52,9 @@ async def submit(client: Client, task_queue: str, conversation_id: str, request:
                 return await conversation.submit(client, task_queue, conversation_id, request)
         except WorkflowUpdateFailedError as error:
             cause = error.cause
-            raise Refused(cause.message if isinstance(cause, ApplicationError) else str(cause)) from None
+            if isinstance(cause, ApplicationError):
+                raise NotTaken(cause.message, cause.type) from None
+            raise Refused(str(cause)) from None
         except (WorkflowUpdateRPCTimeoutOrCancelledError, TimeoutError):
             continue
         except RPCError as error:

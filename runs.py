@@ -26,11 +26,8 @@ from temporalio.client import (
     WorkflowQueryRejectedError,
     WorkflowUpdateFailedError,
 )
-from temporalio.common import (
-    SearchAttributeIndexedValueType,
-    WorkflowIDConflictPolicy,
-    WorkflowIDReusePolicy,
-)
+from temporalio.common import SearchAttributeIndexedValueType, WorkflowIDReusePolicy
+from temporalio.converter import StorageDriver
 from temporalio.envconfig import ClientConfig
 from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError, WorkflowAlreadyStartedError
 from temporalio.exceptions import TimeoutError as TimedOut
@@ -38,12 +35,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities import attributes
 from codec import AesGcmCodec
-from contracts.events import ResumeEvent, ResumePayload, StartEvent
+from contracts.events import ResumeEvent, ResumePayload, StartEvent, ToolResultEvent
 from contracts.failures import RunFailure
 from contracts.followup import FollowUpState
 from contracts.run import RunStatus, RunView
 from contracts.signals import CancelRequest, HumanInput
-from converter import data_converter, encrypting
+from converter import data_converter, encrypting, offloading
 from decisions import ids
 from decisions.narrate import cut, markdown
 from decisions.resume import refusal
@@ -75,8 +72,13 @@ def configured_address() -> str | None:
         raise NotReachable(f"Temporal's configuration does not load: {cut(str(error), 300)}") from None
 
 
-async def connect(address: str | None = None, codec: AesGcmCodec | None = None) -> Client:
-    """A client for the configured Temporal, or for `address`; with a codec, it encrypts. Raises NotReachable."""
+async def connect(
+    address: str | None = None, codec: AesGcmCodec | None = None, payloads: StorageDriver | None = None
+) -> Client:
+    """A client for the configured Temporal, or for `address`. Raises NotReachable.
+
+    With a codec it encrypts, with `payloads` it keeps there what is large.
+    """
     configured_address()
     config = ClientConfig.load_client_connect_config()
     if address:
@@ -86,8 +88,9 @@ async def connect(address: str | None = None, codec: AesGcmCodec | None = None) 
         raise NotReachable(
             f"{target} is not on this machine: set TEMPORAL_TLS or TEMPORAL_API_KEY before speaking to it"
         )
+    converter = encrypting(codec) if codec else data_converter
     try:
-        return await Client.connect(**config, data_converter=encrypting(codec) if codec else data_converter)
+        return await Client.connect(**config, data_converter=offloading(converter, payloads) if payloads else converter)
     except (RuntimeError, OSError, ValueError, RPCError) as error:
         why = "connection refused" if "ConnectionRefused" in str(error) else cut(str(error), 200)
         raise NotReachable(f"no Temporal server answers at {target}: {why}") from None
@@ -147,7 +150,7 @@ async def start(
 ) -> WorkflowHandle[Any, Any]:
     """The run of this event: a new one, or the one that the same id or dedupe key has started before.
 
-    Raises Refused.
+    Only the handle of a new one has a `first_execution_run_id`. Raises Refused, NotReachable.
     """
     return await _start(client, task_queue, event, run_id_of(event) if run_id is None else run_id, event.payload.goal)
 
@@ -181,14 +184,15 @@ async def _start(
             event.model_dump(mode="json", exclude_defaults=True),
             id=workflow_id,
             task_queue=task_queue,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
             static_summary=markdown(cut(summary, 200)),
             result_type=dict[str, Any],
         )
-    except WorkflowAlreadyStartedError as started:
-        return client.get_workflow_handle(workflow_id, run_id=started.run_id, result_type=dict[str, Any])
+    except WorkflowAlreadyStartedError:
+        return client.get_workflow_handle(workflow_id, result_type=dict[str, Any])
     except RPCError as error:
+        if error.status is RPCStatusCode.UNAVAILABLE:
+            raise NotReachable(f"Temporal does not answer: {cut(error.message, 200)}") from None
         raise Refused(f"the server does not take the start: {cut(error.message, 300)}") from None
 
 
@@ -289,6 +293,45 @@ async def _found(client: Client, run_id: str) -> Found:
     return Found(ids.run_id_of(execution.id), execution)
 
 
+async def is_kept(client: Client, workflow_id: str, execution: str) -> bool:
+    """Earlier executions of a run that continued as new may be past the namespace's retention."""
+    try:
+        await client.get_workflow_handle(workflow_id, run_id=execution).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return False
+        raise
+    return True
+
+
+async def first_kept(client: Client, found: Found) -> str:
+    """The execution with which the run's history begins, as far as it is kept."""
+    there = await is_kept(client, found.execution.id, found.first_execution)
+    return found.first_execution if there else found.execution.run_id
+
+
+@dataclass(frozen=True)
+class Page:
+    """A part of the list, the latest first. `next` is where the list goes on; None at its end."""
+
+    found: tuple[Found, ...]
+    next: bytes | None
+
+
+async def page(client: Client, *, waiting: bool, limit: int, after: bytes | None) -> Page:
+    """At most `limit` runs of the list, and fewer where some of them were delegated. Raises Refused, NotReachable."""
+    listed = client.list_workflows(_query(waiting=waiting), page_size=limit, next_page_token=after)
+    try:
+        await listed.fetch_next_page()
+    except RPCError as error:
+        # A server tells of a token that it cannot read in one way or another, by its store.
+        if after and error.status not in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED):
+            raise Refused("the cursor is not one of this list") from None
+        raise NotReachable(f"the list cannot be read: {cut(error.message, 200)}") from None
+    there = [Found(ids.run_id_of(each.id), each) for each in listed.current_page or () if _is_listed(each)]
+    return Page(tuple(each for each in there if waiting or each.parent is None), listed.next_page_token or None)
+
+
 async def listing(
     client: Client,
     *,
@@ -301,10 +344,7 @@ async def listing(
 
     What a run delegated belongs to it, and is listed only where it needs somebody.
     """
-    query = f"WorkflowType = '{'FollowUp' if follow_ups else 'AgentRun'}'"
-    if waiting:
-        query = "WorkflowType IN ('AgentRun', 'FollowUp')"
-        query += " AND AgentStatus = 'waiting_on_human' AND ExecutionStatus = 'Running'"
+    query = _query(waiting=waiting, follow_ups=follow_ups)
     if wedged:
         query += f" AND {attributes.PROBLEMS.name} IS NOT NULL AND ExecutionStatus = 'Running'"
     count = 0
@@ -314,6 +354,17 @@ async def listing(
             count += 1
         if count == limit:
             return
+
+
+def _query(*, waiting: bool, follow_ups: bool = False) -> str:
+    if not waiting:
+        return f"WorkflowType = '{'FollowUp' if follow_ups else 'AgentRun'}'"
+    who = "WorkflowType IN ('AgentRun', 'FollowUp')"
+    return f"{who} AND AgentStatus = 'waiting_on_human' AND ExecutionStatus = 'Running'"
+
+
+def _is_listed(execution: WorkflowExecution) -> bool:
+    return execution.status is not WorkflowExecutionStatus.CONTINUED_AS_NEW
 
 
 async def below(client: Client, root: Found) -> list[tuple[int, Found]]:
@@ -337,24 +388,24 @@ def _descent(children: Mapping[str, Sequence[Found]], run_id: str, depth: int) -
 async def _listed(client: Client, query: str) -> AsyncIterator[Found]:
     try:
         async for execution in client.list_workflows(query):
-            if execution.status is not WorkflowExecutionStatus.CONTINUED_AS_NEW:
+            if _is_listed(execution):
                 yield Found(ids.run_id_of(execution.id), execution)
     except RPCError as error:
         raise NotReachable(f"the list cannot be read: {cut(error.message, 200)}") from None
 
 
-async def state(client: Client, run_id: str) -> RunView | None:
+async def state(client: Client, run_id: str, patience: timedelta = QUERY_PATIENCE) -> RunView | None:
     """What the run says of itself. Raises NoSuchRun.
 
     None where no worker is there to answer, and of a run that was refused at its start: it has no state.
     """
-    return await _asked(client, run_id, RunView)
+    return await _asked(client, run_id, RunView, patience)
 
 
-async def _asked(client: Client, run_id: str, answers: type[V]) -> V | None:
+async def _asked(client: Client, run_id: str, answers: type[V], patience: timedelta) -> V | None:
     handle = client.get_workflow_handle(ids.addressed(run_id))
     try:
-        view: V = await handle.query("state", result_type=answers, rpc_timeout=QUERY_PATIENCE)
+        view: V = await handle.query("state", result_type=answers, rpc_timeout=patience)
         return view
     except (WorkflowQueryFailedError, WorkflowQueryRejectedError):
         return None
@@ -368,9 +419,9 @@ async def _asked(client: Client, run_id: str, answers: type[V]) -> V | None:
         raise _translated(error, run_id) from None
 
 
-async def follow_up_state(client: Client, named: str) -> FollowUpState | None:
+async def follow_up_state(client: Client, named: str, patience: timedelta = QUERY_PATIENCE) -> FollowUpState | None:
     """What the follow-up `wf:<workflowId>` says of itself. Raises NoSuchRun; None where no worker answers."""
-    return await _asked(client, named, FollowUpState)
+    return await _asked(client, named, FollowUpState, patience)
 
 
 async def answer(client: Client, run_id: str, body: HumanInput) -> None:
@@ -385,14 +436,30 @@ async def answer(client: Client, run_id: str, body: HumanInput) -> None:
     except TimeoutError:
         raise NotReachable("no worker took the answer within 20 s: is one running? (perdure worker)") from None
     except RPCError as error:
-        raise _translated(error, run_id) from None
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise _translated(error, run_id) from None
+        # An update that meets the end of its run is not found either.
+        if (await _found(client, run_id)).is_open:
+            raise NotReachable(f"the answer got lost on its way to run {run_id}: send it again") from None
+        raise Refused(f"run {run_id} has ended") from None
 
 
 async def cancel(client: Client, run_id: str, body: CancelRequest) -> None:
     """Asks the run to stop. Raises NoSuchRun, Refused where it has ended."""
+    await _signal(client, run_id, "cancel", body.model_dump(mode="json", exclude_none=True))
+
+
+async def tool_result(client: Client, run_id: str, event: ToolResultEvent) -> None:
+    """Brings the result of a tool outside. Raises NoSuchRun, Refused where the run has ended."""
+    await _signal(
+        client, run_id, "tool_result", event.model_dump(mode="json", exclude_unset=True) | {"type": event.type}
+    )
+
+
+async def _signal(client: Client, run_id: str, name: str, body: Mapping[str, Any]) -> None:
     handle = client.get_workflow_handle(ids.addressed(run_id))
     try:
-        await handle.signal("cancel", body.model_dump(mode="json", exclude_none=True))
+        await handle.signal(name, body)
     except RPCError as error:
         raise _translated(error, run_id) from None
 

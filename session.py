@@ -79,12 +79,12 @@ async def session(
     if configured_address() is not None:
         if port or ui_port:
             raise NotReachable("a Temporal server is configured by TEMPORAL_*; ports are for the embedded one")
-        there = Session(await connect(codec=settings.codec), settings, None)
+        there = Session(await connect(codec=settings.codec, payloads=settings.payloads), settings, None)
         await check(there.client, settings.task_queue, settings.codec, there.has_worker)
         yield there
         return
     async with embedded(settings.home, port=port, ui_port=ui_port) as server:
-        client = await connect(server.address, settings.codec)
+        client = await connect(server.address, settings.codec, settings.payloads)
         await register_search_attributes(client)
         found = Session(client, settings, server.ui)
         if needs is Needs.work:

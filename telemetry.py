@@ -75,6 +75,7 @@ def log_to(handler: logging.Handler, secrets: Secrets, level: int = logging.INFO
     root.setLevel(level)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request says nothing new
     logging.getLogger("httpx2").setLevel(logging.WARNING)
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # ours says what becomes of a server, without its session ids
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # a collector that is away is told once for each batch
     # The run is a field of each line; the SDK would append all that it knows of it to the message as well.
     workflow.logger.workflow_info_on_message = False

@@ -6,17 +6,19 @@ yet, the model's partial answer and retries, is read from the pending activity.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
 
+from pydantic import BaseModel
 from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 
 from activities.attributes import AGENT_STATUS, WAITING_FOR
 from contracts.context import ContextFull, Summary
@@ -27,12 +29,13 @@ from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, TurnRequest
 from decisions import ids
 from decisions.narrate import cut
-from runs import NoSuchRun, find, state
+from runs import NoSuchRun, find, first_kept, is_kept, state
 
 # What else is told to the trace, people see anyway: as a call, a summary, a question, or the end.
 TOLD_TO_PEOPLE = ("agent.guardrail.escalated", "agent.exhaustion.soft_limit")
 QUEUED = "queued"  # no name of an activity of ours
 LOOK_EVERY = 0.3  # seconds between looks at what is not in history yet
+MOST_AHEAD = 16  # happenings that are read before somebody takes them: a history may be long, and its reader slow
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,29 @@ _ENDS = frozenset(
 )
 
 
+@dataclass(frozen=True)
+class Position:
+    """Of a happening in a run's history: its Temporal execution, the event, and its number within that.
+
+    It means the same to every process that reads the history. As text: `<execution>.<event>.<part>`.
+    """
+
+    execution: str
+    event: int
+    part: int
+
+    def __str__(self) -> str:
+        return f"{self.execution}.{self.event}.{self.part}"
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Raises ValueError."""
+        found = re.fullmatch(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.(\d{1,9})\.(\d{1,3})", text, re.ASCII)
+        if found is None:
+            raise ValueError("it is none that was given out")
+        return cls(found[1], int(found[2]), int(found[3]))
+
+
 @dataclass
 class Watch:
     """Follows one run. Raises NoSuchRun."""
@@ -193,30 +219,39 @@ class Watch:
     client: Client
     run_id: str
     follow: bool = True  # False: only what has happened so far
+    after: Position | None = None  # what was told before is not told again
+    look_every: float = LOOK_EVERY
     _scheduled: dict[int, tuple[str, Any]] = field(default_factory=dict)
-    _queue: asyncio.Queue[Happening] = field(default_factory=asyncio.Queue)
+    _queue: asyncio.Queue[tuple[Position | None, Happening]] = field(default_factory=lambda: asyncio.Queue(MOST_AHEAD))
     _waiting: bool = False
     _task_queue: str = ""
+    _is_behind: bool = False  # `after` has not been reached yet
 
     async def happenings(self) -> AsyncIterator[Happening]:
-        """From the run's first event to its end."""
+        """From the run's first event, or from `after`, to its end."""
+        async with aclosing(self.positioned()) as told:
+            async for _, happening in told:
+                yield happening
+
+    async def positioned(self) -> AsyncGenerator[tuple[Position | None, Happening]]:
+        """The same, each with its position; what is not in history has none."""
         await find(self.client, self.run_id)
         tasks = [asyncio.create_task(self._read_history())]
         if self.follow:
             tasks.append(asyncio.create_task(self._look_at_pending()))
+        getting = asyncio.create_task(self._queue.get())
         try:
             while True:
-                getting = asyncio.create_task(self._queue.get())
                 await asyncio.wait({getting, tasks[0]}, return_when=asyncio.FIRST_COMPLETED)
                 if not getting.done():
-                    getting.cancel()
                     tasks[0].result()  # the reader ends at the end of history, or with an error
                     return
-                yield getting.result()
+                told, getting = getting.result(), asyncio.create_task(self._queue.get())
+                yield told
         finally:
-            for task in tasks:
+            for task in (*tasks, getting):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, getting, return_exceptions=True)
 
     @property
     def _workflow_id(self) -> str:
@@ -224,27 +259,30 @@ class Watch:
 
     async def _read_history(self) -> None:
         found = await find(self.client, self.run_id)
-        execution: str | None = found.first_execution
-        if not await self._is_kept(found.first_execution):
-            execution = found.execution.run_id
+        execution: str | None = await first_kept(self.client, found)
+        # Where the history up to there is not kept any more, all that is left is told.
+        self._is_behind = self.after is not None and await is_kept(self.client, self._workflow_id, self.after.execution)
         while execution is not None:
             handle = self.client.get_workflow_handle(self._workflow_id, run_id=execution)
-            execution = None
+            here, execution = execution, None
             async for event in handle.fetch_history_events(wait_new_event=self.follow):
-                for happening in await self._read(event):
-                    self._queue.put_nowait(happening)
+                self._is_behind = self._is_behind and not self._is_past(here, event.event_id)
+                for part, happening in enumerate(await self._read(event)):
+                    at = Position(here, event.event_id, part)
+                    if not self._is_behind and not self._was_told(at):
+                        await self._queue.put((at, happening))
                 if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
                     execution = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
 
-    async def _is_kept(self, execution: str) -> bool:
-        """Earlier executions of a run that continued as new may be past the namespace's retention."""
-        try:
-            await self.client.get_workflow_handle(self._workflow_id, run_id=execution).describe()
-        except RPCError as error:
-            if error.status is RPCStatusCode.NOT_FOUND:
-                return False
-            raise
-        return True
+    def _is_past(self, execution: str, event: int) -> bool:
+        """Whether what follows from here may be new."""
+        return self.after is not None and execution == self.after.execution and event >= self.after.event
+
+    def _was_told(self, at: Position) -> bool:
+        after = self.after
+        if after is None or at.execution != after.execution:
+            return False
+        return (at.event, at.part) <= (after.event, after.part)
 
     async def _read(self, event: HistoryEvent) -> list[Happening]:
         match event.event_type:
@@ -283,6 +321,11 @@ class Watch:
     async def _scheduled_event(self, event: HistoryEvent) -> list[Happening]:
         scheduled = event.activity_task_scheduled_event_attributes
         kind = scheduled.activity_type.name
+        if scheduled.task_queue.name != self._task_queue:  # a tool of the kind `queue`, whatever it is called there
+            request = (await self._decoded(scheduled.input, ToolRequestEvent)).payload
+            call = ToolCall(step=request.step, tool=request.tool, tool_use_id="", arguments=request.tool_payload)
+            self._scheduled[event.event_id] = (QUEUED, call)
+            return [Calling(call)]
         if kind in ("plan", "reflect"):
             request = await self._decoded(scheduled.input, TurnRequest)
             self._scheduled[event.event_id] = (kind, request)
@@ -291,11 +334,6 @@ class Watch:
         if kind == "call_tool":
             call = await self._decoded(scheduled.input, ToolCall)
             self._scheduled[event.event_id] = (kind, call)
-            return [Calling(call)]
-        if scheduled.task_queue.name != self._task_queue:  # a tool of the kind `queue`
-            request = (await self._decoded(scheduled.input, ToolRequestEvent)).payload
-            call = ToolCall(step=request.step, tool=request.tool, tool_use_id="", arguments=request.tool_payload)
-            self._scheduled[event.event_id] = (QUEUED, call)
             return [Calling(call)]
         self._scheduled[event.event_id] = (kind, None)
         return []
@@ -327,7 +365,7 @@ class Watch:
         self._waiting = True
         about = json.loads(fields[WAITING_FOR.name].data) if WAITING_FOR.name in fields else "a result from outside"
         question = None
-        if status == RunStatus.waiting_on_human:
+        if status == RunStatus.waiting_on_human and not self._is_behind:
             with suppress(NoSuchRun):
                 view = await state(self.client, self.run_id)
                 question = view.question if view else None
@@ -338,18 +376,18 @@ class Watch:
         told: set[tuple[str, int]] = set()
         shown = ""
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(self.look_every)
             with suppress(RPCError):
                 for pending in (await handle.describe()).raw_description.pending_activities:
                     key = (pending.activity_id, pending.attempt)
                     if pending.attempt > 1 and key not in told:
                         told.add(key)
                         why = cut(await self._said(pending.last_failure) or "its worker died", 200)
-                        self._queue.put_nowait(Retrying(pending.activity_type.name, pending.attempt, why))
+                        await self._queue.put((None, Retrying(pending.activity_type.name, pending.attempt, why)))
                     text = await self._partial(pending.heartbeat_details)
                     if text and text != shown:
                         shown = text
-                        self._queue.put_nowait(Live(text))
+                        await self._queue.put((None, Live(text)))
 
     async def _said(self, failure: Failure) -> str:
         """A failure's message, decrypted where the run is encrypted."""
@@ -362,10 +400,22 @@ class Watch:
         if not details.payloads:
             return ""
         beat = (await self.client.data_converter.decode(details.payloads))[0]
-        return str(beat.get("text", "")) if isinstance(beat, dict) else ""
+        return str(beat.get("held") or beat.get("text", "")) if isinstance(beat, dict) else ""
 
     async def _decoded(self, payloads: Payloads, kind: Any) -> Any:
         return (await self.client.data_converter.decode(payloads.payloads, [kind]))[0]
+
+
+def happening_json(happening: Happening) -> str:
+    """`{"happening": its kind, …}`."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, BaseModel):
+            return value.model_dump(mode="json")
+        return value if isinstance(value, dict) else str(value)
+
+    told = {each.name: getattr(happening, each.name) for each in fields(happening)}
+    return json.dumps({"happening": type(happening).__name__.lower(), **told}, default=plain, ensure_ascii=False)
 
 
 def _goal(given: list[Any]) -> str:

@@ -15,8 +15,6 @@ from importlib.resources import files
 from typing import NoReturn
 
 import httpx
-import httpx2
-from anthropic import AsyncAnthropic
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.service import RPCError
@@ -33,16 +31,15 @@ from activities.followup import FollowUps
 from activities.http_tool import HttpTool
 from activities.inherit import Inheritances
 from activities.mailbox import Mailboxes
-from activities.model import MessagesModel
 from activities.observation import Observation
 from activities.outbox import LogOutbox, Outbox, WebhookOutbox
 from activities.price import Price
 from activities.project import Project
+from activities.providers import Model
 from activities.python_tool import BadTarget, PythonTool
 from activities.queue_tool import QueueResults, QueueTool
 from activities.reconcile import Reconciliations
 from activities.redaction import Redaction
-from activities.rehearsal import RehearsalTransport
 from activities.run import Runs
 from activities.secrets import secrets_of
 from activities.signal_tool import SignalTool
@@ -51,21 +48,23 @@ from activities.store import Stores
 from activities.tool import ToolCalls
 from activities.toolkit import Tool
 from activities.transcript import Transcripts
-from activities.turn import Model, Turns
+from activities.turn import Turns
 from contracts.agent import ToolSchema
 from contracts.tool import QueueRoute, ToolKind, ToolRoute
+from mcp_tools import Offer, offer_of, offering
+from models import model_of
 from reconcile import reconciling
 from runs import NotReachable, connect, leave, register_search_attributes
 from seal import affix
 from settings import (
     Deployment,
     HttpToolSettings,
+    McpToolSettings,
     ProjectError,
     PythonToolSettings,
     QueueToolSettings,
     Settings,
     SignalToolSettings,
-    ToolSettings,
     load,
 )
 from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
@@ -97,18 +96,23 @@ WORKFLOWS: tuple[type, ...] = (
 )
 
 
-def project_of(settings: Settings, client: httpx.AsyncClient) -> Project:
-    """What a worker of this project offers. Raises ProjectError."""
+def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None = None) -> Project:
+    """What a worker of this project offers; without `mcp`, for looking at only. Raises ProjectError."""
+    mcp = mcp or offer_of(settings)
     tools: dict[str, Tool] = {
         tool.route.name: tool
         for tool in (FetchTool(frozenset(settings.file.fetch.allow_hosts)), ReadFile(), WriteFile(), ListFiles())
     }
     for name, described in settings.file.tools.items():
-        tools[name] = _tool(name, described, settings, client)
+        if not isinstance(described, McpToolSettings):
+            tools[name] = _tool(name, described, settings, client)
+    tools.update(mcp.tools)
     return Project(
-        agents=settings.agents,
+        agents=mcp.agents,
         tools=tools,
         model=settings.model,
+        fallbacks=settings.fallbacks,
+        providers=frozenset(settings.file.model.providers),
         max_tokens=settings.file.model.max_tokens,
         limits=settings.file.limits,
         workspaces=settings.workspaces,
@@ -143,7 +147,12 @@ def _remote(url: str) -> Stores:
         raise ProjectError(f"PERDURE_STORE: {error}") from None
 
 
-def _tool(name: str, described: ToolSettings, settings: Settings, client: httpx.AsyncClient) -> Tool:
+def _tool(
+    name: str,
+    described: PythonToolSettings | HttpToolSettings | QueueToolSettings | SignalToolSettings,
+    settings: Settings,
+    client: httpx.AsyncClient,
+) -> Tool:
     route = ToolRoute(
         name=name,
         kind=ToolKind(described.kind),
@@ -178,15 +187,6 @@ def _schema(name: str, described: HttpToolSettings | QueueToolSettings | SignalT
     if not isinstance(described.input_schema, dict):
         raise ProjectError(f"perdure.toml: tools.{name}.input_schema: expected a JSON Schema, or the path of one")
     return ToolSchema(name=name, description=described.description, input_schema=described.input_schema)
-
-
-def model_of(settings: Settings) -> Model:
-    """The `anthropic` client in every case; without a key or an address the rehearsal answers behind its transport."""
-    if settings.rehearses:
-        transport = httpx2.AsyncClient(transport=RehearsalTransport())
-        return MessagesModel(AsyncAnthropic(api_key="rehearsal", max_retries=0, http_client=transport))
-    key = settings.api_key or "none"  # local servers ask for none, the SDK does
-    return MessagesModel(AsyncAnthropic(api_key=key, base_url=settings.base_url, max_retries=0))
 
 
 def build(  # noqa: PLR0913 - what a worker is made of
@@ -271,10 +271,11 @@ def workflow_runner() -> SandboxedWorkflowRunner:
 @asynccontextmanager
 async def working(client: Client, settings: Settings, deployment: Deployment | None = None) -> AsyncIterator[None]:
     """A worker for as long as the block runs. Raises ProjectError before anything is started."""
-    async with httpx.AsyncClient(trust_env=False) as http:
-        project = project_of(settings, http)
-        queue, model = settings.task_queue, model_of(settings)
+    async with httpx.AsyncClient(trust_env=False) as http, offering(settings) as mcp:
+        project = project_of(settings, http, mcp)
+        queue = settings.task_queue
         async with (
+            model_of(settings) as model,
             observing(client, settings) as observers,
             build(client, project, queue, model, deployment, observers),
             reconciling(client, queue),
@@ -321,7 +322,7 @@ async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
 
 async def serve(settings: Settings) -> None:
     """Works until SIGTERM or SIGINT, then finishes what is running."""
-    client = await connect(codec=settings.codec)
+    client = await connect(codec=settings.codec, payloads=settings.payloads)
     await affix(client, settings.task_queue, settings.codec)
     await register_search_attributes(client)
     stop = asyncio.Event()

@@ -1,11 +1,12 @@
 """How: the only I/O. Each activity does one outside thing; its clients are given in.
 
 turn         `plan` and `reflect`: one model call each
-model        the Messages API behind them, and the translation of its failures
+model        the Messages API behind them (model_faults: its failures as named kinds)
+providers    which model answers: the first of the list that can (pace: how fast a provider is asked)
 context      `summarize`: what stands for old messages
 tool         `call_tool`
 ledger       claims and results of `once` calls
-attempts     whether the attempt before this one was lost with its worker
+attempts     which attempts of an activity count, and whether the one before was lost with its worker
 toolkit      what every tool looks like to it
 run          `open_run` and `close_segment`: a run's files and its store
 definition   the snapshot of its agent, and how another one differs from it
@@ -13,7 +14,7 @@ conversation `join_conversation` and `answer_turn`: what turns of a conversation
 standing     `watch_run`: waits for the end of a run that its watcher has no handle for
 delegation   `collect` and `find_delegation`: what became of a subtask, or of a whole delegation
 inherit      `inherit`: what a resumed or forked run begins with
-store        a run's store on a disk (remote_store: on an object store)
+store        a run's store on a disk (remote_store: on an object store; payload_store: large payloads, there too)
 project      what a worker offers: agents, tools, model settings
 claude       the Claude models: their windows and prices (price: what a call costs)
 transcript   the worker's cache of conversations, and how it gets what it misses
@@ -42,5 +43,7 @@ heartbeat    how an activity says that it is alive
 fetch        the tool that fetches pages (guard, addresses: only public ones; webpage: HTML to Markdown)
 files        the tools that read, write and list files of the workspace
 python_tool, http_tool, signal_tool, queue_tool   the kinds of `perdure.toml`
+mcp_tool     the kind `mcp` (mcp_server: where a server is; mcp_connection: the one to it, over mcp_stdio or mcp_http;
+             mcp_listing: its tools; mcp_result: what it answers; mcp_lock: `mcp.lock.json`)
 rehearsal    the rule-based model (critique: what it writes; page: what it measures; messages_sse: how it is streamed)
 """

@@ -1,10 +1,19 @@
-"""What became of the attempt before this one: did it fail, or was it lost with its worker?"""
+"""The attempts of an activity: which of them count, and what became of the one before."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from temporalio import activity
 from temporalio.api.enums.v1 import TimeoutType
 from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+
+from activities.pace import HeldBack
+from contracts.failures import RunFailure
 
 WORKER_SHUTDOWN = "WorkerShutdown"  # the type of the failure with which a worker that stops gives up its activities
+HOLDS = "holds"  # where an attempt's beats tell how many before it were held back
 
 
 async def was_lost(client: Client) -> bool:
@@ -19,3 +28,65 @@ async def was_lost(client: Client) -> bool:
             died = failure.timeout_failure_info.timeout_type == TimeoutType.TIMEOUT_TYPE_HEARTBEAT
             return died or failure.application_failure_info.type == WORKER_SHUTDOWN
     return False
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """`number` counts from 1, without the `holds`: attempts that were held back before they asked the model.
+
+    Each beat must carry `told`, since the next attempt knows of those only by them.
+    """
+
+    number: int
+    holds: int
+
+    @property
+    def told(self) -> dict[str, int]:
+        return {HOLDS: self.holds} if self.holds else {}
+
+
+def this_attempt() -> Attempt:
+    info = activity.info()
+    beat = info.heartbeat_details[0] if info.heartbeat_details else None
+    holds = beat.get(HOLDS, 0) if isinstance(beat, dict) else 0
+    return Attempt(info.attempt - holds, holds)
+
+
+@contextmanager
+def counting_holds(this: Attempt) -> Iterator[None]:
+    """If the block is held back, the next attempt will know of it. No beat of the block may come after it."""
+    try:
+        yield
+    except HeldBack:
+        activity.heartbeat({HOLDS: this.holds + 1})
+        raise
+
+
+@asynccontextmanager
+async def trying(client: Client, most: int) -> AsyncIterator[Attempt]:
+    """The block as one of so many attempts. Temporal cannot count them, as it would count those held back too."""
+    this = this_attempt()
+    if this.number > most:
+        raise await _used_up(client)
+    try:
+        with counting_holds(this):
+            yield this
+    except Exception as error:
+        if this.number < most or isinstance(error, HeldBack) or getattr(error, "non_retryable", False):
+            raise
+        raise final(error) from error.__cause__
+
+
+def final(error: Exception) -> ApplicationError:
+    """The same, so that Temporal does not try again."""
+    if isinstance(error, ApplicationError):
+        return ApplicationError(error.message, *error.details, type=error.type, non_retryable=True)
+    return ApplicationError(str(error), type=type(error).__name__, non_retryable=True)
+
+
+async def _used_up(client: Client) -> ApplicationError:
+    """The last attempt said nothing: it was lost with its worker, as the run must know, or took too long."""
+    if await was_lost(client):
+        return ApplicationError("lost with its worker, again and again", type=WORKER_SHUTDOWN, non_retryable=True)
+    message = "the model did not answer in time, again and again"
+    return ApplicationError(message, type=RunFailure.model_unavailable, non_retryable=True)

@@ -1,8 +1,8 @@
 """The activity `summarize`: what stands for old messages when the context is full (B4)."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from time import perf_counter
 from typing import Any
@@ -10,16 +10,19 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
+from activities.attempts import Attempt, counting_holds, this_attempt
 from activities.definition import definition_of
 from activities.heartbeat import beating
 from activities.model import ModelCall
 from activities.observation import learn
+from activities.pace import HeldBack
 from activities.price import cost
 from activities.project import Project
+from activities.providers import Model
 from activities.redaction import redacted
 from activities.trace import record, record_all
 from activities.transcript import Transcripts, Wanted
-from activities.turn import Model, front_tokens
+from activities.turn import front_tokens, patience_with, tell_fallback
 from contracts.agent import Definition
 from contracts.context import Summary, SummaryRequest
 from contracts.journal import Journal
@@ -54,26 +57,33 @@ class Summaries:
     @activity.defn
     async def summarize(self, request: SummaryRequest) -> Summary:
         """A summary of all but the last messages, by the cheap model. If that fails, they are cut down instead."""
+        attempt = this_attempt()
+        with counting_holds(attempt):
+            return await self._summarized(request, attempt)
+
+    async def _summarized(self, request: SummaryRequest, attempt: Attempt) -> Summary:
         run_id = run_id_of(activity.info().workflow_id or "")
         workspace, store = self._project.workspace(run_id), self._project.stores.of(run_id)
         record_all(workspace, request.told)
-        async with beating(lambda: {"messages kept": request.keep}):
+        held: dict[str, str] = {}
+        async with beating(lambda: {"messages kept": request.keep, **held, **attempt.told}):
             definition = await definition_of(store, request.definition)
             conversation = await self._transcripts.at(Wanted.here(request.length, request.head, store))
             parts = conversation.transcript.parts
-            window = request.window or self._project.window_of(definition.model)
+            window = request.window or self._project.window_of(*definition.models)
             cut = divided(parts, request.keep, window, is_deep=request.is_deep)
             front, messages = front_tokens(definition), conversation.messages()
             before = estimate(parts, messages, front)
             if cut.messages == 0 and cut.cut is None:
                 return _nothing_done(before, len(messages))
             started = perf_counter()
-            without = truncated(parts, cut.tail, window) or "Nothing else came before what follows."
-            written = _Written(without)
+            written = _Written()
             if cut.messages:
-                written = await self._written(definition, parts, cut.tail, request, without)
+                said = self._asking(definition, parts, cut.tail, lambda why: held.update(held=why))
+                written = await self._written(said, request, attempt)
+            text = written.text or truncated(parts, cut.tail, window) or "Nothing else came before what follows."
         summary = Summary(
-            text=written.text,
+            text=text,
             tail=cut.tail,
             pins=cut.pins,
             pin_bytes=cut.pin_bytes,
@@ -85,48 +95,60 @@ class Summaries:
             after_messages=0,
             model=written.model,
             usage=written.usage,
-            cost_usd=cost(written.usage, self._project.prices.get(written.asked)) if written.asked else 0.0,
+            cost_usd=cost(written.usage, self._project.price_of(written.asked)) if written.asked else 0.0,
             duration_ms=round((perf_counter() - started) * 1000),
         )
         summary = _measured(redacted(summary, self._project.secrets), parts, front)
         record(workspace, _trace(request, summary))
         return summary
 
-    async def _written(
-        self, definition: Definition, parts: Sequence[Part], tail: int, request: SummaryRequest, without: str
-    ) -> "_Written":
-        """By the model; where it does not bring any, `without` one."""
+    def _asking(
+        self, definition: Definition, parts: Sequence[Part], tail: int, on_held: Callable[[str], object]
+    ) -> ModelCall:
         name = self._project.summary_model_of(definition.model)
-        learn(model=name)
-        most = round(READ_SHARE * self._project.window_of(name) * BYTES_PER_TOKEN)
         asked = Definition(
             agent=definition.agent,
             model=name,
+            fallbacks=tuple(other for other in definition.fallbacks if other != name),
             max_tokens=min(MOST_SUMMARY, definition.max_tokens),
             system=files("activities").joinpath("prompts/summarize.md").read_text(encoding="utf-8"),
             tools=(),
         )
+        most = round(READ_SHARE * self._project.window_of(*asked.models) * BYTES_PER_TOKEN)
         told = f"# Goal\n\n{goal_in(parts)}\n\n# Messages\n\n{narrated(parts, tail, most)}"
         message = {"role": "user", "content": [{"type": "text", "text": told}]}
+        info = activity.info()
+        caller = f"{info.workflow_id}/{info.activity_id}"
+        return ModelCall(definition=asked, messages=[message], on_held=on_held, caller=caller)
+
+    async def _written(self, call: ModelCall, request: SummaryRequest, attempt: Attempt) -> "_Written":
+        """By the model; without a text where it does not bring any."""
+        learn(model=call.definition.model)
+        patience = patience_with(call.definition, request.timeout)
         try:
             async with asyncio.timeout(request.timeout.total_seconds()):
-                reply = await self._model.reply(ModelCall(definition=asked, messages=[message]))
+                reply = await self._model.reply(replace(call, patience=patience))
+        except HeldBack:
+            learn(held=True)
+            raise
         except Exception as error:
             # Whatever it is: the work must not stand still for want of a summary.
             passes = not (isinstance(error, ApplicationError) and error.non_retryable)
-            if passes and activity.info().attempt < TRIES:
+            if passes and attempt.number < TRIES:
                 raise
             activity.logger.warning("no model summarised the conversation, so it is cut down: %s", error)
-            return _Written(without)
-        text = text_of(reply.content)
-        return _Written(text or without, name if text else "", name, reply.usage)
+            return _Written()
+        workspace = self._project.workspace(run_id_of(activity.info().workflow_id or ""))
+        tell_fallback(workspace, f"fallback:summary:{request.length}", reply)
+        text, name = text_of(reply.content), reply.asked or call.definition.model
+        return _Written(text, name if text else "", name, reply.usage)
 
 
 @dataclass(frozen=True)
 class _Written:
-    """`asked` is the model that is to be paid, also where its reply was of no use."""
+    """`text` is empty where no model brought any. `asked` is to be paid, also where its reply was of no use."""
 
-    text: str
+    text: str = ""
     model: str = ""
     asked: str = ""
     usage: Usage = field(default_factory=Usage)

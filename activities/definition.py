@@ -37,6 +37,7 @@ def defined(project: Project, agent: Agent, *, may_delegate: bool) -> Definition
     return Definition(
         agent=agent.name,
         model=agent.model or project.model,
+        fallbacks=agent.fallbacks if agent.model else project.fallbacks,
         max_tokens=project.max_tokens,
         system="\n\n".join(text.strip() for text in told if text.strip()),
         tools=(*own, *(project.tools[name].schema for name in agent.tools)),
@@ -103,7 +104,7 @@ def difference(old: Definition, new: Definition) -> str:
 
 def _told(definition: Definition) -> list[str]:
     tools = {tool.name: tool.model_dump(exclude={"name"}) for tool in definition.tools}
-    head = [f"model: {definition.model}", f"max_tokens: {definition.max_tokens}"]
+    head = [f"model: {', '.join(definition.models)}", f"max_tokens: {definition.max_tokens}"]
     described = [
         f"tool {name}: {json.dumps(tools[name], sort_keys=True, ensure_ascii=False)}" for name in sorted(tools)
     ]

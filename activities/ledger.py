@@ -129,6 +129,16 @@ class Entry:
             raise LedgerUnavailable(f"the ledger takes no claim: {error.strerror or error}") from error
         return Granted(now)
 
+    def is_claimed(self) -> bool:
+        """Whether an attempt before this one may have made the effect. Raises LedgerUnavailable."""
+        try:
+            self.store.read(f"{self._stem}.claim")
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise LedgerUnavailable(f"the ledger cannot be read: {error.strerror or error}") from error
+        return True
+
     def found(self) -> Recorded | Doubtful:
         """What became of a call that was claimed. Raises LedgerUnavailable."""
         try:

@@ -1,46 +1,34 @@
-"""The Messages API behind `plan` and `reflect`, and the translation of its failures into named kinds."""
+"""The Messages API behind `plan` and `reflect`."""
 
 import json
 import math
-import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from typing import Any
 
 import anthropic
 import httpx2
-from anthropic import AsyncAnthropic
+from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVertex
 from anthropic.types import RawMessageStreamEvent
 from pydantic_core import from_json, to_json
 from temporalio.exceptions import ApplicationError
 
+from activities.model_faults import is_unsigned, translated, unavailable
 from contracts.agent import Definition
-from contracts.failures import RunFailure, Stop
-from contracts.turn import Usage
+from contracts.failures import RunFailure
+from contracts.turn import PassedOver, Usage
 
 MOST_BYTES = 1024 * 1024  # of a reply's JSON; the server takes 2 MiB, and the longest replies of today are half of this
-MOST_WAIT = 60.0  # seconds; a server that asks for more is asked again by then
-REFUSED = frozenset({400, 401, 402, 403, 404, 413, 422})
-TOO_LONG = (
-    "prompt is too long",
-    "exceed_context_size",
-    "exceed context limit",
-    "context window",
-    "input is too long",
-    "context length",
-    "maximum context",
-    "context size",
-)
 
 
 @dataclass(frozen=True)
 class ModelCall:
     """`on_text` is told the text so far, each time there is more of it.
 
+    `on_held` is told why it must wait, and "" when it need not any longer; `caller` tells those apart that wait.
     `digest` is the journal's, `brief` what this turn is told beside the system prompt. The reply must call `force`, if
-    that is set; with `is_closing` it may call no tool.
+    that is set; with `is_closing` it may call no tool. The server may be silent for `patience` seconds; None: no limit.
     """
 
     definition: Definition
@@ -50,54 +38,97 @@ class ModelCall:
     force: str | None = None
     is_closing: bool = False
     on_text: Callable[[str], object] = lambda _: None
+    on_held: Callable[[str], object] = lambda _: None
+    caller: str = ""
+    patience: float | None = None
 
 
 @dataclass(frozen=True)
 class ModelReply:
-    """`broken` names the tool uses whose arguments were not valid JSON."""
+    """`broken` names the tool uses whose arguments were not valid JSON.
+
+    `asked` is who has answered, by the name that the project has for it; "" is the definition's own model. `waited` is
+    how many seconds the call was held back before it was made.
+    """
 
     content: list[dict[str, Any]]
     stop_reason: str | None
     model: str
     usage: Usage
     broken: tuple[str, ...] = ()
+    asked: str = ""
+    waited: float = 0.0
+    passed_over: tuple[PassedOver, ...] = ()
 
 
 class MessagesModel:
     """Any server that speaks the Messages API, through the `anthropic` SDK. The client's own retries are off."""
 
-    def __init__(self, client: AsyncAnthropic) -> None:
+    def __init__(self, client: AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex) -> None:
         self._client = client
 
     async def reply(self, call: ModelCall) -> ModelReply:
         """One streamed call. Raises ApplicationError of a `RunFailure` type, retryable or not, or `ContextTooLong`.
 
-        A provider that takes no `tool_choice` is asked again without it: what it should call, a note has told it.
+        A provider that refuses `tool_choice` is asked again without it: what it should call, a note has told it. One
+        that refuses the thinking of another model, whose signature it does not know, is asked without any.
         """
         request = request_of(call)
-        try:
-            return await self._streamed(request, call.on_text)
-        except ApplicationError as error:
-            if "tool_choice" not in request or not _is_about_choice(error):
-                raise
-        del request["tool_choice"]
-        return await self._streamed(request, call.on_text)
+        while True:
+            try:
+                return await self._streamed(request, call)
+            except ApplicationError as error:
+                milder = milder_than(request, error)
+                if milder is None:
+                    raise
+                request = milder
 
-    async def _streamed(self, request: dict[str, Any], on_text: Callable[[str], object]) -> ModelReply:
-        stream = _Accumulated(on_text)
+    async def _streamed(self, request: dict[str, Any], call: ModelCall) -> ModelReply:
+        stream = _Accumulated(call.on_text)
+        options: dict[str, Any] = {}
+        if call.patience:
+            options["timeout"] = httpx2.Timeout(call.patience, connect=anthropic.DEFAULT_TIMEOUT.connect)
         try:
-            async with await self._client.messages.create(stream=True, **request) as events:
+            async with await self._client.messages.create(stream=True, **request, **options) as events:
                 async for event in events:
                     stream.take(event)
         except (anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError) as error:
-            raise translated(error, self._client.api_key) from None
+            raise translated(error, self._secret) from None
+        except Exception as error:
+            if not is_unsigned(error):
+                raise
+            raise unavailable(f"the call could not be signed: {type(error).__name__} {error}") from None
         if stream.stop_reason is None:
             raise unavailable("the model's answer was cut off in the middle of the stream")
         return stream.reply()
 
+    @property
+    def _secret(self) -> str | None:
+        client = self._client
+        return client.access_token if isinstance(client, AsyncAnthropicVertex) else client.api_key
 
-def _is_about_choice(error: ApplicationError) -> bool:
-    return error.type == RunFailure.model_refused and ("tool_choice" in error.message or "thinking" in error.message)
+
+def milder_than(request: dict[str, Any], refusal: ApplicationError) -> dict[str, Any] | None:
+    """The request without what it was refused for; None where that is none of what can be left out."""
+    if refusal.type != RunFailure.model_refused:
+        return None
+    about = refusal.message.lower()
+    thinks = any(_is_thought(block) for message in request["messages"] for block in message["content"])
+    if "tool_choice" in request and ("tool_choice" in about or ("thinking" in about and "signature" not in about)):
+        return {name: value for name, value in request.items() if name != "tool_choice"}
+    if thinks and ("thinking" in about or "signature" in about):
+        return {**request, "messages": _without_thoughts(request["messages"])}
+    return None
+
+
+def _without_thoughts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A message of nothing else goes with them: the API takes none that is empty, but two of one role in a row."""
+    kept = [{**each, "content": [block for block in each["content"] if not _is_thought(block)]} for each in messages]
+    return [each for each in kept if each["content"]]
+
+
+def _is_thought(block: dict[str, Any]) -> bool:
+    return block.get("type") in ("thinking", "redacted_thinking")
 
 
 def request_of(call: ModelCall) -> dict[str, Any]:
@@ -109,7 +140,7 @@ def request_of(call: ModelCall) -> dict[str, Any]:
     definition = call.definition
     last = call.messages[-1]
     marked = {**last, "content": [*last["content"][:-1], {**last["content"][-1], **mark}]}
-    if last["content"][-1].get("type") in ("thinking", "redacted_thinking"):
+    if _is_thought(last["content"][-1]):
         marked = last
     front = [definition.system, *([f"Your run journal, in short:\n{call.digest}"] if call.digest else [])]
     front += [call.brief] if call.brief else []
@@ -163,11 +194,16 @@ class _Accumulated:
                 pass
 
     def _named(self, block: dict[str, Any]) -> dict[str, Any]:
-        """Some servers use an id twice in a reply, or none; but a result must belong to one tool use."""
-        taken = {earlier.get("id") for earlier in self.content}
-        if block["type"] == "tool_use" and (not block["id"] or block["id"] in taken):
-            return {**block, "id": f"{block['id'] or 'call'}_{len(self.content)}"}
-        return block
+        """Some servers use an id twice in a reply, or none; but a result must belong to one tool use.
+
+        Others write ids that only they take, and the next turn may be another model's.
+        """
+        if block["type"] != "tool_use":
+            return block
+        name = re.sub(r"[^a-zA-Z0-9_-]", "_", block["id"] or "")
+        if not name or name in {earlier.get("id") for earlier in self.content}:
+            name = f"{name or 'call'}_{len(self.content)}"
+        return {**block, "id": name}
 
     def _grow(self, block: dict[str, Any], index: int, delta: dict[str, Any]) -> None:
         match delta["type"]:
@@ -255,59 +291,3 @@ def _finite(written: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{written} is no number of JSON")
     return number
-
-
-def translated(error: Exception, secret: str | None = None) -> ApplicationError:
-    """Each failure of the provider as a named kind: retryable or not, with the delay that the server asked for.
-
-    Some servers repeat the key they were sent: `secret` is taken out of what they say.
-    """
-    message = _said(error)
-    if secret:
-        message = message.replace(secret, "[key]")
-    if isinstance(error, anthropic.APIStatusError):
-        kind, status = str(getattr(error, "type", None) or ""), error.status_code
-        if any(sign in message.lower() for sign in TOO_LONG):
-            return _final(Stop.context_too_long, message)
-        if status == 429 or kind == "rate_limit_error":
-            return _again(RunFailure.rate_limited, f"the provider limits the rate: {message}", error.response.headers)
-        if status in REFUSED:
-            return _final(RunFailure.model_refused, f"the provider refused the request ({status}): {message}")
-        return _again(
-            RunFailure.model_unavailable, f"the provider failed ({status}): {message}", error.response.headers
-        )
-    if isinstance(error, anthropic.APIConnectionError):
-        return unavailable(f"no connection to the model: {message}")
-    return unavailable(f"the model's answer broke off: {type(error).__name__} {message}")
-
-
-def window_told(message: str) -> int | None:
-    """The window, in tokens, that a provider names when it refuses a prompt as too long."""
-    before = r">|context (?:length|window) (?:is|of)|context size \(?|n_ctx\D{0,4}"
-    told = re.search(rf"(?:{before})\s*(\d[\d,]{{3,}})", message)
-    return int(told[1].replace(",", "")) if told else None
-
-
-def unavailable(message: str) -> ApplicationError:
-    return ApplicationError(message, type=RunFailure.model_unavailable)
-
-
-def _said(error: Exception) -> str:
-    body = error.body if isinstance(error, anthropic.APIStatusError) else None
-    if isinstance(body, dict) and isinstance(body.get("error"), dict) and body["error"].get("message"):
-        return str(body["error"]["message"])[:2000]
-    return str(error.__cause__ or error)[:2000]
-
-
-def _final(kind: RunFailure | Stop, message: str) -> ApplicationError:
-    return ApplicationError(message, type=kind, non_retryable=True)
-
-
-def _again(kind: RunFailure, message: str, headers: httpx2.Headers) -> ApplicationError:
-    """With the server's `retry-after`, capped, and spread so that many runs do not come back at once."""
-    try:
-        asked = _finite(headers.get("retry-after", ""))
-    except ValueError:
-        return ApplicationError(message, type=kind)
-    wait = min(max(asked, 0.0), MOST_WAIT) * random.uniform(1.0, 1.1)  # noqa: S311 - spreads load, guards nothing
-    return ApplicationError(message, type=kind, next_retry_delay=timedelta(seconds=wait))

@@ -71,7 +71,8 @@ def _measure(took: timedelta, result: Any) -> None:
         labels = {"tool": known["tool"], "status": result.status if isinstance(result, ToolOutcome) else "failed"}
         _durations(meter, metrics.TOOL_DURATION).record(took, labels)
     elif "model" in known:
-        labels = {"model": known["model"], "status": "failed" if result is None else "ok"}
+        status = "held" if "held" in known else "failed" if result is None else "ok"
+        labels = {"model": known["model"], "status": status}
         _durations(meter, metrics.MODEL_DURATION).record(took, labels)
         if isinstance(usage := getattr(result, "usage", None), Usage):
             count(meter, metrics.of_usage(known["model"], usage))

@@ -1,6 +1,6 @@
 """What a worker offers: the agents, tools and model settings of its project."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,11 +13,14 @@ from activities.toolkit import Tool
 from activities.workspace import Workspace, folder_name
 from contracts.agent import Agent
 from contracts.limits import LimitOverrides
+from decisions.providers import DEFAULT, provider_of
 
 
 @dataclass(frozen=True)
 class Project:
     """`agents` always holds `default`. `workspaces` is the folder that holds a folder for each run.
+
+    `fallbacks` are asked where `model` cannot answer; `providers` are those that names of models may begin with.
 
     `remote` holds the runs' stores where they don't lie in the workspaces. `window` (tokens) and `summary_model` are
     None where the project does not set them.
@@ -35,6 +38,8 @@ class Project:
     window: int | None = None
     summary_model: str | None = None
     on_delegation: str = ""  # when to delegate and how, told to every agent that has peers
+    fallbacks: tuple[str, ...] = ()
+    providers: Collection[str] = ()
 
     @property
     def stores(self) -> Stores:
@@ -43,13 +48,18 @@ class Project:
     secrets: Secrets = NO_SECRETS
     outbox: Outbox | None = None  # by which messages go out
 
-    def window_of(self, model: str) -> int:
-        """The context window, in tokens: as the project sets it, else as the model is known to have it."""
-        return self.window or window_of(model)
+    def window_of(self, *models: str) -> int:
+        """The smallest context window, in tokens: as the project sets it, else as the models are known to have it."""
+        return self.window or min(window_of(provider_of(model, self.providers)[1]) for model in models)
+
+    def price_of(self, model: str) -> Price | None:
+        """As it is with its provider, or else as the model is known to cost."""
+        return self.prices.get(model) or self.prices.get(provider_of(model, self.providers)[1])
 
     def summary_model_of(self, model: str) -> str:
-        """Who writes the summaries of a run of `model`."""
-        return self.summary_model or summary_model_of(model)
+        """Who writes the summaries of a run of `model`; of another provider's model that is the same."""
+        provider, bare = provider_of(model, self.providers)
+        return self.summary_model or (summary_model_of(bare) if provider == DEFAULT else model)
 
     def workspace(self, run_id: str) -> Workspace:
         return Workspace(self.workspaces / folder_name(run_id), self.secrets)

@@ -112,9 +112,15 @@ def _least(forms: Iterable[str]) -> list[str]:
 NO_SECRETS = Secrets()
 
 
-def secrets_of(environment: Mapping[str, str], urls: Mapping[str, str] | None = None) -> Secrets:
-    """Those of the process: what its environment names so, and the credentials in URLs there and in `urls`."""
+def secrets_of(
+    environment: Mapping[str, str], urls: Mapping[str, str] | None = None, named: Iterable[tuple[str, str]] = ()
+) -> Secrets:
+    """Those of the process: what its environment names so, and the credentials in URLs there and in `urls`.
+
+    `named` are values that are secrets whatever their names; but no path, number or switch is one.
+    """
     found = [pair for name, value in environment.items() for pair in _in_variable(name, value)]
+    found += [(name, value) for name, value in named if is_secret(name, value)]
     found += [(name, secret) for name, url in (urls or {}).items() for secret in _in_urls(url)]
     return Secrets(found)
 

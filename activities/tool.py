@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 from datetime import timedelta
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -21,7 +21,7 @@ from activities.ledger import Doubtful, Entry, Granted, LedgerUnavailable, Recor
 from activities.project import Project
 from activities.redaction import redacted
 from activities.store import Store
-from activities.toolkit import CallContext, TransientFailure
+from activities.toolkit import CallContext, Guarded, TransientFailure
 from activities.trace import event, record
 from activities.transcript import TranscriptMismatch, Transcripts, Wanted
 from activities.workspace import OutsideWorkspace, Workspace
@@ -33,6 +33,7 @@ from decisions.transcript import result_part
 
 INLINE_BYTES = 64 * 1024  # of a result's JSON; more becomes an artifact
 EXCERPT_BYTES = 4 * 1024
+GUARD = 2 / 3  # of a tool's timeout, at most, goes into looking whether it may be called
 MOST_WAIT = 60.0  # seconds that a server's `retry-after` may ask for
 
 
@@ -65,18 +66,26 @@ class ToolCalls:
                 outcome = await asyncio.to_thread(fitted, outcome, call, workspace)
         took = round((perf_counter() - started) * 1000)
         outcome = outcome.model_copy(update={"duration_ms": took, "interrupted": interrupted})
-        self._remember(call, outcome, workspace)
+        if outcome.error is None or outcome.error.definition is None:  # else a person is asked, and it is no end
+            self._remember(call, outcome, workspace)
         return outcome
 
     async def _run(self, call: ToolCall, workspace: Workspace, store: Store) -> ToolOutcome:
-        if call.effect is Effect.once:
-            return await whole(self._once(call, workspace, store), self._drain)
-        made = self._made(call, await self._arguments(call, store), workspace)
+        tool, timeout = self._project.tools.get(call.tool), _timeout()
         try:
+            if isinstance(tool, Guarded):
+                refused, timeout = await self._guarded(tool, call, store, timeout)
+                if refused is not None:
+                    return self._clean(refused)
+            if call.effect is Effect.once:
+                return await whole(self._once(call, workspace, store, timeout), self._drain)
+            made = self._made(call, await self._arguments(call, store), workspace)
             if call.effect is Effect.read:
-                return self._clean(await made)
-            return self._clean(await whole(within(_timeout(), made), self._drain))
+                return self._clean(await (within(timeout, made) if isinstance(tool, Guarded) else made))
+            return self._clean(await whole(within(timeout, made), self._drain))
         except TransientFailure as passing:
+            if call.effect is Effect.once:  # of the guard: no effect has begun
+                return self._clean(failed(passing.kind, f"{passing.message}; the call was not made", retryable=True))
             asked = min(max(passing.retry_after, 0.0), MOST_WAIT) if passing.retry_after is not None else None
             attempt = activity.info().attempt
             if attempt <= len(RETRY_DELAYS):
@@ -87,6 +96,24 @@ class ToolCalls:
                 type=passing.kind,
                 next_retry_delay=None if asked is None else timedelta(seconds=asked),
             ) from None
+
+    async def _guarded(
+        self, tool: Guarded, call: ToolCall, store: Store, timeout: timedelta
+    ) -> tuple[ToolOutcome | None, timedelta]:
+        """Why it must not be made, and the time that is left for it. Raises TransientFailure and Stop.not_begun.
+
+        What may have been made before is looked up in the ledger, however its tool is defined now.
+        """
+        began = monotonic()
+        if call.effect is Effect.once:
+            page = self._page(call, await self._arguments_of_once(call, store))
+            try:
+                if await asyncio.to_thread(page.is_claimed):
+                    return None, timeout
+            except LedgerUnavailable as unavailable:
+                raise _not_begun(str(unavailable)) from None
+        refused = await tool.refusal(call.accepts, timeout * GUARD)
+        return refused, timeout - timedelta(seconds=monotonic() - began)
 
     async def _made(self, call: ToolCall, arguments: dict[str, Any], workspace: Workspace) -> ToolOutcome:
         """The call itself, or why it cannot be made. Raises TransientFailure."""
@@ -100,13 +127,16 @@ class ToolCalls:
             return failed(ToolFault.invalid_arguments, f"{where}: {wrong.message[:500]}")
         return await tool.run(arguments, _context(call, workspace))
 
-    async def _once(self, call: ToolCall, workspace: Workspace, store: Store) -> ToolOutcome:
-        """Claim, effect, record. What was claimed before is looked up, not made, whatever is wrong with it now."""
+    async def _arguments_of_once(self, call: ToolCall, store: Store) -> dict[str, Any]:
         try:
-            arguments = await self._arguments(call, store)
+            return await self._arguments(call, store)
         except (RPCError, OSError, TranscriptMismatch) as error:
             raise _not_begun(f"the arguments cannot be had: {error}") from None
-        page, timeout = self._page(call, arguments), _timeout()
+
+    async def _once(self, call: ToolCall, workspace: Workspace, store: Store, timeout: timedelta) -> ToolOutcome:
+        """Claim, effect, record. What was claimed before is looked up, not made, whatever is wrong with it now."""
+        arguments = await self._arguments_of_once(call, store)
+        page = self._page(call, arguments)
         try:
             claimed = await self._claimed(page, call, timeout)
         except LedgerUnavailable as unavailable:
@@ -214,6 +244,7 @@ def _context(call: ToolCall, workspace: Workspace) -> CallContext:
         idempotency_key=_key(call),
         requested_at=activity.info().scheduled_time,
         workspace=workspace,
+        accepts=call.accepts,
     )
 
 

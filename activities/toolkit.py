@@ -1,8 +1,8 @@
 """What every tool looks like to the activity `call_tool`."""
 
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Protocol
+from datetime import datetime, timedelta
+from typing import Any, Protocol, runtime_checkable
 
 from activities.workspace import Workspace
 from contracts.agent import ToolSchema
@@ -13,7 +13,8 @@ from contracts.tool import ToolOutcome, ToolRoute
 class CallContext:
     """What a tool may know of the call besides its arguments.
 
-    `idempotency_key` is the same on every attempt of the call, also after a crash.
+    `idempotency_key` is the same on every attempt of the call, also after a crash. `accepts` is as in
+    `contracts.tool.ToolCall`.
     """
 
     run_id: str
@@ -21,6 +22,7 @@ class CallContext:
     idempotency_key: str
     requested_at: datetime
     workspace: Workspace
+    accepts: str | None = None
 
 
 class TransientFailure(Exception):
@@ -43,3 +45,14 @@ class Tool(Protocol):
     def schema(self) -> ToolSchema: ...
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome: ...
+
+
+@runtime_checkable
+class Guarded(Tool, Protocol):
+    """A tool that must be looked at before its effect may begin."""
+
+    async def refusal(self, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
+        """Why a call must not be made now; None where it may. `accepts` is as in `contracts.tool.ToolCall`.
+
+        Raises TransientFailure where that cannot be told, or not within `timeout`.
+        """

@@ -1,26 +1,29 @@
 """The activities `plan` and `reflect`: one model call each, over the conversation that a cursor names."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
-from activities.attempts import was_lost
+from activities.attempts import Attempt, trying, was_lost
 from activities.definition import definition_of, must_be_unchanged
 from activities.heartbeat import beating
-from activities.model import ModelCall, ModelReply, window_told
+from activities.model import ModelCall, ModelReply
+from activities.model_faults import window_told
 from activities.observation import learn
+from activities.pace import HeldBack
 from activities.price import cost
 from activities.project import Project
+from activities.providers import Model
 from activities.redaction import redacted
 from activities.store import Store
-from activities.trace import record, record_all, spared
+from activities.trace import event, record, record_all, spared
 from activities.transcript import Transcripts, Wanted
 from activities.workspace import Workspace
 from contracts.agent import Definition
@@ -36,13 +39,8 @@ from decisions.narrate import call_line, cut
 from decisions.transcript import reply_part
 
 PAUSES = (1.0, 3.0, 9.0, 27.0, 60.0)  # seconds before each new try: rate limits and overload pass within minutes
+TRIES = 1 + len(PAUSES)
 SHOWN_TAIL = 2000  # characters of the partial answer that a heartbeat carries
-
-
-class Model(Protocol):
-    """Whoever answers. `call.on_text` is told the text so far, each time there is more of it."""
-
-    async def reply(self, call: ModelCall) -> ModelReply: ...
 
 
 class Turns:
@@ -60,7 +58,8 @@ class Turns:
         Raises ApplicationError of a `RunFailure` type, or `DefinitionChanged` where an interrupted run finds its
         agent defined otherwise than when it began.
         """
-        turn = await self._turn(request, "plan")
+        async with trying(self._client, TRIES) as attempt:
+            turn = await self._turn(request, "plan", attempt)
         if isinstance(turn, ModelTurn) and (text := text_of(turn.content)):
             with spared("plan.md"):
                 await asyncio.to_thread(_write_plan, self._workspace(), text)
@@ -69,17 +68,17 @@ class Turns:
     @activity.defn
     async def reflect(self, request: TurnRequest) -> ModelTurn | ContextFull:
         """Every later turn: judge the results, adjust the plan, next actions or done. Otherwise as `plan`."""
-        return await self._turn(request, "reflect")
+        async with trying(self._client, TRIES) as attempt:
+            return await self._turn(request, "reflect", attempt)
 
     def _workspace(self) -> Workspace:
         return self._project.workspace(run_id_of(activity.info().workflow_id or ""))
 
-    async def _turn(self, request: TurnRequest, phase: str) -> ModelTurn | ContextFull:
+    async def _turn(self, request: TurnRequest, phase: str, attempt: Attempt) -> ModelTurn | ContextFull:
         workspace = self._workspace()
         record_all(workspace, request.told)
-        shown = {"text": ""}
-        secrets = self._project.secrets
-        async with beating(lambda: {"turn": request.turn, "text": secrets.tail(shown["text"], SHOWN_TAIL)}):
+        shown = {"text": "", "held": ""}
+        async with beating(lambda: self._progress(request.turn, shown, attempt)):
             store = self._project.stores.of(run_id_of(activity.info().workflow_id or ""))
             definition = await self._definition(request.definition, store)
             if request.interrupted or await was_lost(self._client):
@@ -94,6 +93,9 @@ class Turns:
                 force=request.force,
                 is_closing=request.is_closing,
                 on_text=lambda text: shown.update(text=text),
+                on_held=lambda why: shown.update(held=why),
+                caller=f"{activity.info().workflow_id}/{activity.info().activity_id}",
+                patience=patience_with(definition, activity.info().start_to_close_timeout),
             )
             full = self._fullness(call, conversation.transcript.parts, request.window)
             if full.tokens > COMPACT_AT * full.window and not request.unchecked:
@@ -102,29 +104,37 @@ class Turns:
             try:
                 reply = await self._model.reply(call)
             except ApplicationError as failure:
+                if isinstance(failure, HeldBack):
+                    learn(held=True)
                 if failure.type == Stop.context_too_long:
                     return refused(full, failure.message)
-                raise paced(failure) from None
+                raise paced(failure, attempt) from None
+        tell_fallback(workspace, f"fallback:{request.turn}", reply)
         reply = renamed(reply, conversation.used, request.turn)
         turn = ModelTurn(
             content=reply.content,
             stop_reason=reply.stop_reason,
             model=reply.model,
             usage=reply.usage,
-            duration_ms=round((perf_counter() - started) * 1000),
-            cost_usd=cost(reply.usage, self._project.prices.get(definition.model)),
+            duration_ms=round((perf_counter() - started - reply.waited) * 1000),
+            cost_usd=cost(reply.usage, self._project.price_of(reply.asked or definition.model)),
             broken=reply.broken,
+            passed_over=reply.passed_over,
         )
-        turn = redacted(turn, secrets)
+        turn = redacted(turn, self._project.secrets)
         self._transcripts.feed_reply(activity.info().workflow_id or "", reply_part(turn))
         record(workspace, _trace(request.turn, phase, turn))
         return turn
+
+    def _progress(self, turn: int, shown: Mapping[str, str], attempt: Attempt) -> dict[str, Any]:
+        held = {"held": shown["held"]} if shown["held"] else {}
+        return {"turn": turn, "text": self._project.secrets.tail(shown["text"], SHOWN_TAIL), **held, **attempt.told}
 
     def _fullness(self, call: ModelCall, parts: Sequence[Part], window: int | None) -> ContextFull:
         tokens = estimate(parts, call.messages, front_tokens(call.definition))
         return ContextFull(
             tokens=tokens,
-            window=window or self._project.window_of(call.definition.model),
+            window=window or self._project.window_of(*call.definition.models),
             messages=len(call.messages),
         )
 
@@ -132,6 +142,11 @@ class Turns:
         if ref not in self._definitions:
             self._definitions[ref] = await definition_of(store, ref)
         return self._definitions[ref]
+
+
+def patience_with(definition: Definition, whole: timedelta | None) -> float | None:
+    """Seconds that each model of a list may be silent, so that there is time for all of them."""
+    return whole.total_seconds() / len(definition.models) if whole and definition.fallbacks else None
 
 
 def renamed(reply: ModelReply, used: Collection[str], turn: int) -> ModelReply:
@@ -155,17 +170,27 @@ def front_tokens(definition: Definition) -> int:
     return tokens_of([{"type": "text", "text": definition.system}, *(tool.model_dump() for tool in definition.tools)])
 
 
+def tell_fallback(workspace: Workspace, key: str, reply: ModelReply) -> None:
+    """Tells who has answered in place of whom, if not the first of the agent's models did."""
+    if not reply.passed_over:
+        return
+    learn(model=reply.asked)
+    why = "; ".join(f"{each.model}: {each.why}" for each in reply.passed_over)
+    run_id = run_id_of(activity.info().workflow_id or "")
+    event(workspace, "agent.model.fallback", key, run_id=run_id, model=reply.asked, why=why)
+
+
 def refused(full: ContextFull, message: str) -> ContextFull:
     """The provider has counted for itself; where it does not name its window, the next guess is smaller."""
     window = window_told(message) or min(full.window, full.tokens)
     return full.model_copy(update={"window": window, "was_refused": True})
 
 
-def paced(failure: ApplicationError) -> ApplicationError:
+def paced(failure: ApplicationError, attempt: Attempt) -> ApplicationError:
     """A provider that asks for no delay of its own is given more time with each try."""
     if failure.non_retryable or failure.next_retry_delay is not None:
         return failure
-    pause = PAUSES[min(activity.info().attempt, len(PAUSES)) - 1]
+    pause = PAUSES[min(attempt.number, len(PAUSES)) - 1]
     return ApplicationError(failure.message, type=failure.type, next_retry_delay=timedelta(seconds=pause))
 
 

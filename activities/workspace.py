@@ -36,6 +36,8 @@ _SUFFIXES = {
     "application/pdf": ".pdf",
     "application/xhtml+xml": ".html",
     "application/xml": ".xml",
+    "audio/mpeg": ".mp3",
+    "audio/wav": ".wav",
     "image/gif": ".gif",
     "image/jpeg": ".jpg",
     "image/png": ".png",

@@ -1,13 +1,19 @@
 """What a person types: the commands of `perdure`, and how they show what they find.
 
 common     what every command has in common: where it prints, how it ends
+agents     agents
 run        run, watch, resume, fork
-look       list, show, trace, tools
+look       list, show, trace, tools (mcp_servers: what `tools` says of MCP servers)
+export     trace --export
 people     answer, approve, deny, cancel
+new        new, which writes what is in project/
+evaluation eval; cases: the files that it reads; scores: what it reports
+schedule   runs that begin by the clock
 chat       a conversation at the terminal
 event      what happened outside
 mail       the bridge between a folder and a mailbox
 mcp        Perdure as an MCP server; mcp_runs: its tools
 operate    worker, dev, doctor
+gateway    gateway; token: token create, list, revoke
 follow     following a run to its end; terminal: how what happens in it looks; report: tables and pages
 """

@@ -8,15 +8,18 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from typing import Any, NoReturn
 
 import click
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from temporalio.service import RPCError
 
 from activities.secrets import secrets_of
 from codec import UnknownKey
 from commands.follow import DETACHED
+from contracts.duration import Duration
 from decisions.narrate import cut
 from devserver import ServerDidNotStart
 from runs import NoSuchRun, NotReachable, Refused, leave
@@ -54,3 +57,13 @@ def go(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) 
 def complain(line: str) -> None:
     """Errors are shown to others and pasted into tickets: no secret of the environment is in one."""
     print(secrets_of(os.environ).redact(f"perdure: {line}"), file=sys.stderr)
+
+
+class DurationType(click.ParamType[timedelta]):
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        try:
+            return TypeAdapter(Duration).validate_python(value)
+        except ValidationError:
+            self.fail(f"{value!r} is no duration; write it as 30s, 5m or 1h", param, ctx)

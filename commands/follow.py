@@ -8,7 +8,6 @@ import sys
 import time
 from typing import Any
 
-from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
 
@@ -20,7 +19,7 @@ from contracts.run import RunStatus
 from decisions.resume import RESUMABLE
 from runs import Refused, answer, ended, leave
 from session import Session
-from watch import Happening, Waiting, Watch
+from watch import Waiting, Watch, happening_json
 
 EXIT_CODES = {RunStatus.completed: 0, RunStatus.escalated: 3, RunStatus.cancelled: 4}
 NEVER_BEGUN = (RunFailure.invalid_input, RunFailure.unknown_agent, RunFailure.not_resumable)
@@ -109,15 +108,3 @@ def stopping() -> asyncio.Event:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: leave(DETACHED) if stop.is_set() else stop.set())
     return stop
-
-
-def happening_json(happening: Happening) -> str:
-    """`{"happening": its kind, …}`."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, BaseModel):
-            return value.model_dump(mode="json")
-        return value if isinstance(value, dict) else str(value)
-
-    fields = {f.name: getattr(happening, f.name) for f in dataclasses.fields(happening)}
-    return json.dumps({"happening": type(happening).__name__.lower(), **fields}, default=plain, ensure_ascii=False)

@@ -7,7 +7,8 @@ import click
 
 from activities.workspace import folder_name
 from commands.common import as_json_option, console, go, run_argument
-from commands.follow import happening_json
+from commands.export import STDOUT, export_run
+from commands.mcp_servers import tell_servers, tell_unseen
 from commands.report import (
     print_follow_up,
     print_run,
@@ -24,7 +25,7 @@ from decisions.endings import handoff_sections
 from runs import below, ended, find, find_follow_up, follow_up_state, listing, state
 from session import Needs, session
 from settings import load
-from watch import Watch
+from watch import Watch, happening_json
 
 
 @click.command("list")
@@ -93,9 +94,22 @@ async def _show_follow_up(named: str, *, as_json: bool) -> int:
 
 @click.command()
 @run_argument
+@click.option(
+    "--export",
+    "target",
+    is_flag=False,
+    flag_value=STDOUT,
+    metavar="[FILE]",
+    help="Write one self-contained record instead, as JSON: to FILE, or to standard output.",
+)
+@click.option("--with-subtasks", is_flag=True, help="With --export: the records of the runs it delegated, too.")
 @as_json_option
-def trace(run_id: str, as_json: bool) -> None:
+def trace(run_id: str, target: str | None, with_subtasks: bool, as_json: bool) -> None:
     """Print what a run did so far: each turn, each call, each result."""
+    if with_subtasks and target is None:
+        raise click.UsageError("--with-subtasks is for --export")
+    if target is not None:
+        go(lambda: export_run(run_id, target, with_subtasks=with_subtasks))
 
     async def main() -> int:
         screen = Screen(console)
@@ -111,9 +125,20 @@ def trace(run_id: str, as_json: bool) -> None:
 
 
 @click.command()
+@click.option("--check", is_flag=True, help="Ask the MCP servers whether their tools are what was accepted.")
+@click.option(
+    "--accept",
+    is_flag=False,
+    flag_value="",
+    metavar="[SERVER|SERVER__TOOL]",
+    help="Take what MCP servers say now, of all or of the named one, into mcp.lock.json.",
+)
 @as_json_option
-def tools(as_json: bool) -> None:
+def tools(check: bool, accept: str | None, as_json: bool) -> None:
     """Show the tool table: what each tool is, what it does to the world, whether it asks."""
+    if check or accept is not None:
+        go(lambda: tell_servers(load(), accept, as_json=as_json))
+
     import httpx
 
     from worker import project_of
@@ -121,12 +146,13 @@ def tools(as_json: bool) -> None:
     async def main() -> int:
         settings = load()
         async with httpx.AsyncClient() as http:
-            offered = project_of(settings, http).tools
-        rows = [tool_row(tool, list(settings.agents.values())) for tool in offered.values()]
+            project = project_of(settings, http)
+        rows = [tool_row(tool, list(project.agents.values())) for tool in project.tools.values()]
         if as_json:
             click.echo(json.dumps(rows))
         else:
             console.print(tool_table(rows))
+            tell_unseen(settings)
         return 0
 
     go(main)

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import click
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from rich.markup import escape
 from temporalio.client import Client
 from temporalio.worker import Worker
@@ -23,9 +23,8 @@ from activities.mail_in_hand import in_hand
 from activities.mailbox import tell
 from activities.redaction import Redaction
 from bridge import Bridge
-from commands.common import as_json_option, console, go
+from commands.common import DurationType, as_json_option, console, go
 from commands.follow import DETACHED, stopping
-from contracts.duration import Duration
 from contracts.mailbox import Redeliver
 from decisions import ids
 from decisions.mail_mode import Patience
@@ -42,16 +41,6 @@ GRACE = timedelta(seconds=5)  # for the orders that are being carried out when i
 AT_ONCE = 4  # `carry` activities, each of several orders
 
 
-class _DurationType(click.ParamType[timedelta]):
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        try:
-            return TypeAdapter(Duration).validate_python(value)
-        except ValidationError:
-            self.fail(f"{value!r} is no duration; write it as 30s, 5m or 1h", param, ctx)
-
-
 @click.command("mail")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--agent", required=True, help="The agent of agents/*.md whose mailbox the folder is.")
@@ -65,7 +54,7 @@ class _DurationType(click.ParamType[timedelta]):
 )
 @click.option(
     "--dormant-after",
-    type=_DurationType(),
+    type=DurationType(),
     default="5m",
     show_default=True,
     help="Without work; then only a file wakes it.",

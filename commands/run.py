@@ -50,7 +50,7 @@ def run(
     if goal == "-" and sys.stdin is None:
         raise click.UsageError("standard input is closed")
     whole = sys.stdin.read() if goal == "-" else goal
-    event = _start_event(whole[:MOST_GOAL], agent, context, max_steps, dedupe_key)
+    event = start_event(whole[:MOST_GOAL], agent, context, max_steps, dedupe_key)
 
     async def main() -> int:
         settings = load()
@@ -136,9 +136,14 @@ async def _going_on(run_id: str, step: int | None, say: str | None, *, detach: b
         return await (follow_json(here, started, every=False) if as_json else follow(here, started, console))
 
 
-def _start_event(
-    goal: str, agent: str | None, context: tuple[str, ...], max_steps: int | None, dedupe_key: str | None
+def start_event(
+    goal: str,
+    agent: str | None,
+    context: tuple[str, ...] = (),
+    max_steps: int | None = None,
+    dedupe_key: str | None = None,
 ) -> StartEvent:
+    """Raises click.UsageError."""
     told: dict[str, Any] = {}
     for pair in context:
         key, separator, value = pair.partition("=")

@@ -119,6 +119,8 @@ class Screen:
         took = f"{usage.input + usage.cache_read + usage.cache_write:,}{cached} → {usage.output:,} tokens"
         facts = f"turn {thought.turn} · {took} · {thought.reply.duration_ms / 1000:.1f} s"
         self.console.print(f"[bold cyan]◆ {thought.phase}[/]  [dim]{facts} · {escape(thought.reply.model)}[/]")
+        for each in thought.reply.passed_over:
+            self.console.print(f"  [yellow]↪[/] in place of {escape(each.model)}: {escape(cut(each.why, 300))}")
         self._said = text_of(thought.reply.content)
         if self._said:
             self.console.print(Padding(Text(self._said), (0, 0, 0, 2), expand=False))

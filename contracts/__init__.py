@@ -17,6 +17,7 @@ question    the one open question of a run
 agent       an agent's definition and the snapshot a run keeps of it
 limits      steps, turns, reframes, time, budgets
 tool        what a tool is, one call of it, what came back
+mcp         the definitions of MCP tools that were accepted
 turn        one model call: request and reply
 transcript  parts, cursor, page, segment: the conversation by reference
 context     how full the window is, and what stands for old messages
@@ -24,5 +25,7 @@ thrash      the latest calls of a run, and what was seen in them
 journal     the eight sections of the run journal
 run         a run's state, and the view of it that `state` answers
 reconcile   what the reconciler finds, and the mark by which it knows a store again
+export      one run as one record, for an audit
+evaluation  goals and what should come of each, and how a run of them ended
 failures    the kinds of failure, by whose fault they are
 """

@@ -15,12 +15,13 @@ class Agent(Value):
     """An agent as its project defines it. `tools` is the allow-list; built-ins are always there.
 
     `peers` are the agents that it may delegate to. One behind a `mailbox` lives outside Temporal: it takes tasks as
-    files, and answers so.
+    files, and answers so. Where its `model` cannot answer, the `fallbacks` are asked, in their order.
     """
 
     name: str
     description: str = ""
     model: str | None = None
+    fallbacks: tuple[str, ...] = ()
     tools: tuple[str, ...]
     peers: tuple[str, ...] = ()
     limits: LimitOverrides = LimitOverrides()
@@ -44,10 +45,16 @@ class Definition(Value):
 
     agent: str
     model: str
+    fallbacks: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)
     max_tokens: int
     system: str
     tools: tuple[ToolSchema, ...]
     may_delegate: bool = Field(default=True, exclude_if=lambda may: may)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """In the order in which they are asked."""
+        return (self.model, *self.fallbacks)
 
 
 class Opening(Value):

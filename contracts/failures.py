@@ -40,6 +40,7 @@ class ToolFault(StrEnum):
     blocked = "blocked"
     too_large = "too_large"
     not_found = "not_found"
+    changed = "changed"  # the tool's server defines it otherwise than it was accepted
     http_error = "http_error"
     tool_error = "tool_error"
     in_doubt = "in_doubt"  # the call may have happened

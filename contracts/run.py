@@ -15,7 +15,7 @@ from contracts.question import Question, QuestionKind
 from contracts.thrash import Made
 from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
 from contracts.transcript import Segment
-from contracts.turn import Usage
+from contracts.turn import PassedOver, Usage
 from contracts.value import Value
 
 
@@ -52,6 +52,8 @@ class Call(Value):
     arguments: dict[str, Any]
     # The digest of the call that a person approved: with other arguments the approval is void.
     approval: str | None = Field(default=None, exclude_if=lambda approval: approval is None)
+    # The digest of the tool's definition that a person accepted for it.
+    accepts: str | None = Field(default=None, exclude_if=lambda accepts: accepts is None)
     generation: int = 1  # grows when a person decides "run again"
     outcome: ToolOutcome | None = None
 
@@ -96,6 +98,7 @@ class RunState(Value):
     requested: dict[str, Any] = Field(default_factory=dict)  # the limits that the start event set
     status: RunStatus = RunStatus.queued
     model: str = ""
+    passed_over: tuple[PassedOver, ...] = Field(default=(), exclude_if=lambda models: not models)  # in the last turn
     definition: str = ""
     workspace: str = ""
     tools: tuple[ToolRoute, ...] = ()
@@ -104,6 +107,7 @@ class RunState(Value):
     assignment: Assignment | None = Field(default=None, exclude_if=lambda assignment: assignment is None)
     delegated: Spent = Field(default=Spent(), exclude_if=lambda spent: spent == Spent())  # what its subtasks have used
     approved_tools: tuple[str, ...] = ()
+    accepted: dict[str, str] = Field(default_factory=dict, exclude_if=lambda accepted: not accepted)  # tool: definition
     step: int = 0
     turns: int = 0
     reframes: int = 0

@@ -28,6 +28,7 @@ class ToolKind(StrEnum):
     native = "native"  # comes with Perdure: fetch and the file tools
     python = "python"  # a function in the user's project
     http = "http"  # a POST of the tool request event
+    mcp = "mcp"  # a tool of an MCP server
     signal = "signal"  # the result comes back as a `tool_result` signal
     queue = "queue"  # an activity of another worker, in any language
 
@@ -67,7 +68,8 @@ class ToolCall(Value):
     of `length` parts whose hash is `head`. `owner` is the run under whose id the call was first made, where it is
     not this one: a resumed run keeps its origin's keys, and its page of the ledger. `execution`, of `once` calls, is
     the first Temporal execution of that run: another run may be started under the same id. `approval` is the digest
-    of the call that a person approved, where this one needed it: no other is made.
+    of the call that a person approved, where this one needed it: no other is made. `accepts` is the digest of the
+    tool's definition that a person accepted for it, where that is not the pinned one.
     """
 
     step: int
@@ -81,14 +83,19 @@ class ToolCall(Value):
     owner: str | None = Field(default=None, exclude_if=lambda owner: owner is None)
     execution: str | None = Field(default=None, exclude_if=lambda execution: execution is None)
     approval: str | None = Field(default=None, exclude_if=lambda approval: approval is None)
+    accepts: str | None = Field(default=None, exclude_if=lambda accepts: accepts is None)
 
 
 class ToolError(Value):
-    """`kind` is one of `contracts.failures.ToolFault`; `retryable` says whether trying again could help."""
+    """`kind` is one of `contracts.failures.ToolFault`; `retryable` says whether trying again could help.
+
+    `definition` is the digest of what the tool's server says now, where that was not accepted: a person decides.
+    """
 
     kind: str
     message: str
     retryable: bool = False
+    definition: str | None = Field(default=None, exclude_if=lambda definition: definition is None)
 
 
 class ToolOutcome(Value):

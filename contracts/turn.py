@@ -50,8 +50,17 @@ class TurnRequest(Value):
     told: tuple[dict[str, Any], ...] = Field(default=(), exclude_if=lambda told: not told)
 
 
+class PassedOver(Value):
+    """A model that should have answered, and why it did not."""
+
+    model: str
+    why: str
+
+
 class ModelTurn(Value):
-    """A reply. `content` holds the Messages API's content blocks as they came.
+    """A reply of `model`. `content` holds the Messages API's content blocks as they came.
+
+    `passed_over` are those that stand before it in the agent's list of models.
 
     `broken` names the tool uses whose arguments were not valid JSON; their `input` is empty then.
     `cost_usd` is None where the model's price is not known.
@@ -64,3 +73,4 @@ class ModelTurn(Value):
     duration_ms: int
     cost_usd: float | None = None
     broken: tuple[str, ...] = ()
+    passed_over: tuple[PassedOver, ...] = Field(default=(), exclude_if=lambda models: not models)

@@ -4,6 +4,7 @@ ids         every id and dedupe key, one function each
 limits      which limit is in force, and which is used up
 builtins    the tools that are decisions themselves, and their schemas
 calls       a reply of the model -> the calls it asks for, in batches
+mcp         tools of MCP servers: names, effects, and what has changed of them
 framing     frame and plan, read from the first turn
 loop        the run's state machine: what to do next, and what each answer makes of the state
 conversation  a lane: which requests it takes, and in which order they become turns
@@ -31,7 +32,10 @@ inputs      which file is an input of a task, of those that fit
 mail_mode   how awake a bridge is
 journal     the run journal: written by its tools, shown whole or as a digest
 reconcile   what is wrong with runs, claims and stores, and which of it may be repaired
+providers   whom the name of a model means
 metrics     what is counted of runs, and under which names
 spans       what a span says of a run, an attempt, an event
+export      what a run's events tell of its turns, calls and questions
+evaluation  whether a run came to what was expected of it
 narrate     what a person reads: summaries, current details, the state view
 """

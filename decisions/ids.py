@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 RESUMED = ".r"
 FOLLOW_UP = "wf:"
+SCHEDULE = "schedule:"
 MOST_AGENT = 160  # characters of an agent's name in the id of a conversation, which has 200
 MOST_KEY = 400  # characters of a topic's key; a longer one is its digest
 MOST_PLAIN = 800  # bytes of a run id that is made of others; the server takes 1,000 for a whole workflow id
@@ -45,6 +46,11 @@ def turn_run_id(conversation_id: str, request_id: str) -> str:
 def follow_up_workflow_id(workflow_id: str) -> str:
     """Of a FollowUp, whose own `workflowId` is the source's name for it. Also the id of its store."""
     return FOLLOW_UP + workflow_id
+
+
+def schedule_id(name: str) -> str:
+    """Of Temporal's schedule that starts runs `<name>-<time>`."""
+    return SCHEDULE + name
 
 
 def follow_up_id(run_id: str, step: int) -> str:
@@ -129,6 +135,12 @@ def request_key(run_id: str, step: int, attempt: int = 1) -> str:
     """The idempotency key of a tool call. A person's `run_again` opens a new generation of it."""
     key = f"agentic:run:{run_id}:step:{step}:request"
     return key if attempt == 1 else f"{key}:{attempt}"
+
+
+def generation_of(key: str) -> int:
+    """Of a request key: which attempt it is, by a person's "run again"."""
+    last = key.rpartition(":")[2]
+    return int(last) if last.isdecimal() else 1
 
 
 def result_key(run_id: str, step: int, attempt: int = 1) -> str:

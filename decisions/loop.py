@@ -207,6 +207,7 @@ def _counted(state: RunState, turn: ModelTurn) -> RunState:
             "usage": state.usage + turn.usage,
             "cost_usd": cost,
             "model": turn.model,
+            "passed_over": turn.passed_over,
             "active_ms": state.active_ms + turn.duration_ms,
             "last_call": turn.usage.total if state.assignment else 0,
         }
@@ -260,6 +261,12 @@ def delegated(state: RunState, spent: Spent) -> RunState:
 def approved(state: RunState, call: Call) -> tuple[RunState, Call]:
     """A person has approved exactly this call, with the arguments it has now."""
     changes = {"approval": call_digest(call.tool, call.arguments)}
+    return _changed(state, call, **changes), call.model_copy(update=changes)
+
+
+def accepted(state: RunState, call: Call, definition: str) -> tuple[RunState, Call]:
+    """A person wants exactly this call made, although its tool is defined so by now."""
+    changes = {"approval": call_digest(call.tool, call.arguments), "accepts": definition}
     return _changed(state, call, **changes), call.model_copy(update=changes)
 
 

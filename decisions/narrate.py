@@ -56,6 +56,9 @@ def waiting_for(question: Question) -> str:
 def details(state: RunState) -> str:
     """The Web UI's current details, in Markdown: what needs a person first."""
     blocks = [_facts(state), *_asked(state.question), f"**Goal** {markdown(cut(state.goal, 400))}", *_pending(state)]
+    if state.passed_over:
+        instead = "; ".join(f"{each.model} ({cut(each.why, 200)})" for each in state.passed_over)
+        blocks.append(f"**Fallback** {markdown(f'{state.model} answered in place of {instead}')}")
     if state.ending is not None:
         blocks.append(f"**{_ended(state.ending)}** {markdown(cut(state.ending.text, 1000))}")
     if state.artifacts:

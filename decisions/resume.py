@@ -74,6 +74,7 @@ def resumed(origin: RunState, run_id: str, execution: str, now: datetime) -> Run
         "recoveries": Recoveries(),
         "untold": (),
         "approved_tools": (),
+        "accepted": {},
         "ignored": (),
         "inherited": (*origin.inherited, _heritage(origin, origin.step)),
         "doubtful": tuple(call.tool_use_id for call in _open_effects(origin)),

@@ -5,23 +5,29 @@ names the file, the line where that can be told, and what was expected.
 
 file         perdure.toml
 agents       agents/*.md
-environment  the worker's build, metrics, spans, encryption
+mcp          .mcp.json
+environment  the worker's build, metrics, spans, encryption, large payloads
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from activities.mcp_server import McpServer
 from activities.secrets import NO_SECRETS, Secrets, secrets_of
 from codec import AesGcmCodec
 from contracts.agent import Agent
-from settings.agents import read_agents
-from settings.environment import Deployment, codec_of, deployment_of, exports_spans, metrics_of
+from decisions.providers import DEFAULT, provider_of
+from settings.agents import Roster, read_agents
+from settings.environment import Deployment, codec_of, deployment_of, exports_spans, metrics_of, payloads_of
 from settings.file import (
     NATIVE_TOOLS,
     HttpToolSettings,
+    McpToolSettings,
     ProjectFile,
+    ProviderSettings,
     PythonToolSettings,
     QueueToolSettings,
     SignalToolSettings,
@@ -29,13 +35,20 @@ from settings.file import (
     read_file,
     urls_of,
 )
+from settings.mcp import NAME as MCP_FILE
+from settings.mcp import named_secrets, read_servers, server_urls
 from settings.problems import ProjectError
+
+if TYPE_CHECKING:
+    from activities.payload_store import PayloadStore
 
 __all__ = [
     "Deployment",
     "HttpToolSettings",
+    "McpToolSettings",
     "ProjectError",
     "ProjectFile",
+    "ProviderSettings",
     "PythonToolSettings",
     "QueueToolSettings",
     "Settings",
@@ -53,6 +66,8 @@ class Settings:
     """`folder` is the project's; `home` holds state, `workspaces` a folder for each run.
 
     `store` is the URL of the object store that holds the runs' segments and ledgers; None: the workspaces do.
+    `payloads` keeps what is too large for Temporal's history; None: history has it.
+    `fallbacks` are asked where `model` cannot answer; `keys` are those of the providers that have one.
     `metrics` is the "address:port" of the Prometheus endpoint; None: there is none.
     """
 
@@ -63,14 +78,22 @@ class Settings:
     task_queue: str
     model: str
     file: ProjectFile
-    agents: Mapping[str, Agent]
+    roster: Roster
     api_key: str | None = field(repr=False)
     base_url: str | None
+    fallbacks: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     deployment: Deployment | None = None
     metrics: str | None = None
     exports_spans: bool = False
     codec: AesGcmCodec | None = None
+    payloads: "PayloadStore | None" = None
     secrets: Secrets = NO_SECRETS
+    servers: Mapping[str, McpServer] = field(default_factory=dict)  # of MCP, by name
+
+    @property
+    def agents(self) -> Mapping[str, Agent]:
+        return self.roster.agents
 
     @property
     def rehearses(self) -> bool:
@@ -90,19 +113,24 @@ class Settings:
             raise ProjectError(f"agent {name!r} lives outside: write to its mailbox ({bridge}), or delegate to it")
 
 
-def load(environment: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
-    """The project in force. Raises ProjectError."""
+def load(environment: Mapping[str, str] | None = None, folder: Path | None = None, *, strict: bool = True) -> Settings:
+    """The project in force. Raises ProjectError; if not `strict`, agents that do not load are told of in the roster."""
     env = os.environ if environment is None else environment
     path = Path(env["PERDURE_CONFIG"]) if env.get("PERDURE_CONFIG") else (folder or Path.cwd()) / "perdure.toml"
     if env.get("PERDURE_CONFIG") and not path.is_file():
         raise ProjectError(f"PERDURE_CONFIG names {path}, and there is no such file")
     root = path.resolve().parent
     file = read_file(path) if path.is_file() else ProjectFile()
+    servers = read_servers(root / MCP_FILE, env)
     home = Path(env.get("PERDURE_HOME") or root / ".perdure").resolve()
     key, url = env.get("ANTHROPIC_API_KEY") or None, env.get("ANTHROPIC_BASE_URL") or None
-    model = env.get("PERDURE_MODEL") or (file.model.default or DEFAULT_MODEL if key or url else REHEARSAL)
+    model, *fallbacks = _models(env, file, has_default=bool(key or url))
+    roster = read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools), servers)
+    if strict:
+        roster.check()
     if model != REHEARSAL and not (key or url):
-        raise ProjectError(f"model {model} needs ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL of a server that has it")
+        _check_models(file, (model, *fallbacks), roster.agents)
+    names = {name: each.api_key_env for name, each in file.model.providers.items() if each.api_key_env}
     return Settings(
         folder=root,
         home=home,
@@ -111,12 +139,39 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         task_queue=env.get("PERDURE_TASK_QUEUE") or "perdure",
         model=model,
         file=file,
-        agents=read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools)),
+        roster=roster,
+        servers=servers,
         api_key=key,
         base_url=url,
+        fallbacks=tuple(fallbacks),
+        keys={name: value for name, variable in names.items() if (value := env.get(variable, "").strip())},
         deployment=deployment_of(env),
         metrics=metrics_of(env),
         exports_spans=exports_spans(env),
         codec=codec_of(env),
-        secrets=secrets_of(env, urls_of(file)),
+        payloads=payloads_of(env),
+        secrets=secrets_of(
+            env,
+            urls_of(file) | server_urls(servers.values()),
+            [*named_secrets(servers.values()), *((name, env[name].strip()) for name in names.values() if name in env)],
+        ),
     )
+
+
+def _models(env: Mapping[str, str], file: ProjectFile, *, has_default: bool) -> tuple[str, ...]:
+    """Who answers, first to last. Where that is the default provider, and it has no key: the rehearsal."""
+    if env.get("PERDURE_MODEL"):
+        return (env["PERDURE_MODEL"],)
+    names = file.model.default or (DEFAULT_MODEL,)
+    return names if has_default or provider_of(names[0], file.model.providers)[0] != DEFAULT else (REHEARSAL,)
+
+
+def _check_models(file: ProjectFile, models: tuple[str, ...], agents: Mapping[str, Agent]) -> None:
+    """Without a key of the default provider, nobody may need it."""
+    named = [("model", name) for name in (*models, file.model.summary) if name]
+    for agent in agents.values():
+        named += [(f"agent {agent.name}: model", name) for name in (agent.model, *agent.fallbacks) if name]
+    for where, name in named:
+        if provider_of(name, file.model.providers)[0] == DEFAULT:
+            server = "ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL of a server that has it"
+            raise ProjectError(f"{where} {name} needs {server}")

@@ -1,6 +1,8 @@
 """`agents/*.md`: an agent is Markdown with front matter, and the body is its prompt."""
 
 import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -11,14 +13,15 @@ from contracts.agent import DEFAULT_AGENT, Agent
 from contracts.limits import LimitOverrides
 from contracts.value import Edge
 from decisions import builtins
-from settings.file import NATIVE_TOOLS
+from decisions.mcp import server_of
+from settings.file import NATIVE_TOOLS, ModelNames
 from settings.problems import ProjectError, first_fault, text_of
 
 
 class _FrontMatter(Edge):
     name: str | None = Field(default=None, min_length=1, max_length=200)
     description: str = ""
-    model: str | None = None
+    model: ModelNames = ()
     tools: tuple[str, ...] = NATIVE_TOOLS
     peers: tuple[str, ...] = ()
     limits: LimitOverrides = LimitOverrides()
@@ -31,22 +34,54 @@ class _FrontMatter(Edge):
         return self
 
 
-def read_agents(folder: Path, tools: tuple[str, ...]) -> dict[str, Agent]:
+@dataclass(frozen=True)
+class Roster:
+    """The agents of a project by name, the files they come from, and what of these does not load, a line each."""
+
+    agents: Mapping[str, Agent]
+    files: Mapping[str, Path]
+    faults: Mapping[Path, ProjectError]
+
+    def check(self) -> None:
+        """Raises ProjectError, the first fault."""
+        for fault in self.faults.values():
+            raise fault
+
+
+def read_agents(folder: Path, tools: tuple[str, ...], servers: Collection[str] = ()) -> Roster:
+    """`servers` are MCP servers, whose tools are looked up where they are offered."""
     default = Agent(name=DEFAULT_AGENT, description="fetches pages and writes files", tools=NATIVE_TOOLS)
-    agents, paths = {default.name: default}, dict[str, Path]()
+    agents, files, faults = {default.name: default}, dict[str, Path](), dict[Path, ProjectError]()
     for path in sorted(folder.glob("*.md")):
-        agent = _read_agent(path)
-        unknown = [name for name in agent.tools if name not in tools]
-        if unknown:
-            raise ProjectError(f"{path}: tools: there is no tool {unknown[0]!r}; the tools are: {', '.join(tools)}")
-        agents[agent.name] = agent
-        paths[agent.name] = path
-    for name, path in paths.items():
-        strangers = [peer for peer in agents[name].peers if peer not in agents]
-        if strangers:
-            known = ", ".join(sorted(agents))
-            raise ProjectError(f"{path}: peers: there is no agent {strangers[0]!r}; the agents are: {known}")
-    return agents
+        try:
+            agent = _read_agent(path)
+            _must_be_new(agent, path, files)
+            ours = tuple(name for name in agent.tools if server_of(name) not in servers)
+            _must_be_known("tool", "tools", ours, tools, path)
+        except ProjectError as fault:
+            faults[path] = fault
+        else:
+            agents[agent.name] = agent
+            files[agent.name] = path
+    there = tuple(sorted({*agents, *(path.stem for path in faults)}))  # a peer whose file is broken is told of once
+    for name, path in files.items():
+        try:
+            _must_be_known("agent", "peers", agents[name].peers, there, path)
+        except ProjectError as fault:
+            faults[path] = fault
+    return Roster(agents, files, faults)
+
+
+def _must_be_new(agent: Agent, path: Path, files: Mapping[str, Path]) -> None:
+    if agent.name in files:
+        raise ProjectError(f"{path}: name: agent {agent.name!r} is in {files[agent.name].name} already")
+
+
+def _must_be_known(kind: str, setting: str, named: tuple[str, ...], there: tuple[str, ...], path: Path) -> None:
+    strangers = [name for name in named if name not in there]
+    if strangers:
+        known = ", ".join(there)
+        raise ProjectError(f"{path}: {setting}: there is no {kind} {strangers[0]!r}; the {kind}s are: {known}")
 
 
 def _read_agent(path: Path) -> Agent:
@@ -64,7 +99,8 @@ def _read_agent(path: Path) -> Agent:
     return Agent(
         name=head.name or path.stem,
         description=head.description,
-        model=head.model,
+        model=head.model[0] if head.model else None,
+        fallbacks=head.model[1:],
         tools=tuple(dict.fromkeys(name for name in head.tools if name not in builtins.NAMES)),
         peers=tuple(dict.fromkeys(head.peers)),
         limits=head.limits,

@@ -1,12 +1,16 @@
-"""What the environment says beside addresses and keys: the build of a worker, metrics, spans, encryption."""
+"""What the environment says beside addresses and keys: a worker's build, metrics, spans, encryption, large payloads."""
 
 import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from codec import VARIABLE, AesGcmCodec, BadKeys, read_codec
 from settings.problems import ProjectError
+
+if TYPE_CHECKING:
+    from activities.payload_store import PayloadStore
 
 # The server silently lets a worker of another name or build wait for ever.
 DEPLOYMENT_NAME = r"(?!__)[^.:]{1,200}"
@@ -62,6 +66,21 @@ def exports_spans(env: Mapping[str, str]) -> bool:
     if env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER") == "none":
         return False
     return bool(env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
+
+
+def payloads_of(env: Mapping[str, str]) -> "PayloadStore | None":
+    """The object store of large payloads."""
+    url = env.get("PERDURE_PAYLOADS")
+    if not url:
+        return None
+    try:
+        from activities.payload_store import PayloadStore
+    except ImportError:
+        raise ProjectError('PERDURE_PAYLOADS needs the package obstore: pip install "perdure[object-store]"') from None
+    try:
+        return PayloadStore.at(url)
+    except ValueError as error:
+        raise ProjectError(f"PERDURE_PAYLOADS: {error}") from None
 
 
 def codec_of(env: Mapping[str, str]) -> AesGcmCodec | None:

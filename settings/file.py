@@ -7,25 +7,24 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from contracts.duration import Duration
 from contracts.limits import LimitOverrides
 from contracts.tool import Approval, Effect
 from contracts.value import Edge
 from decisions import builtins
+from decisions.providers import DEFAULT
 from settings.problems import ProjectError, first_fault, text_of
 
 NATIVE_TOOLS = ("fetch", "read_file", "write_file", "list_files")
 TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # what the Messages API takes
 
 
-class _Tool(Edge):
-    effect: Effect = Effect.once  # nothing declared: assume the worst
+class _Gated(Edge):
     approval: Approval = Approval.never
     pollable: bool = False
     approval_timeout: Duration | None = None  # after it an unanswered call is denied; None: people take their time
-    description: str | None = Field(default=None, min_length=1, max_length=10_000)
     timeout: Duration = timedelta(seconds=30)
 
     @model_validator(mode="after")
@@ -33,6 +32,18 @@ class _Tool(Edge):
         if self.approval_timeout is not None and self.approval is not Approval.always:
             raise ValueError('approval_timeout needs approval = "always"')
         return self
+
+
+class McpToolSettings(_Gated):
+    """Of a tool of an MCP server: what is not set stays as its annotations have it. `effect` may only be stricter."""
+
+    kind: Literal["mcp"]
+    effect: Effect | None = None
+
+
+class _Tool(_Gated):
+    effect: Effect = Effect.once  # nothing declared: assume the worst
+    description: str | None = Field(default=None, min_length=1, max_length=10_000)
 
 
 class PythonToolSettings(_Tool):
@@ -73,7 +84,8 @@ class QueueToolSettings(_Described):
 
 
 ToolSettings = Annotated[
-    PythonToolSettings | HttpToolSettings | QueueToolSettings | SignalToolSettings, Field(discriminator="kind")
+    PythonToolSettings | HttpToolSettings | McpToolSettings | QueueToolSettings | SignalToolSettings,
+    Field(discriminator="kind"),
 ]
 
 
@@ -86,16 +98,68 @@ def _is_free(name: str) -> str:
 ToolName = Annotated[str, Field(pattern=TOOL_NAME), AfterValidator(_is_free)]
 
 
-class ModelSettings(Edge):
-    """`window`: tokens that the model can read; `summary`: the model that writes summaries, a cheap one.
+def _names(said: Any) -> Any:
+    """One name of a model, or several; the first is asked first."""
+    if said is None:  # of YAML: the setting is there, and nothing behind it
+        return ()
+    names = [said] if isinstance(said, str) else said
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name.strip() for name in names):
+        raise ValueError("expected the name of a model, or a list of names")
+    return tuple(dict.fromkeys(name.strip() for name in names))
 
-    Neither need be set for a Claude model.
+
+ModelNames = Annotated[tuple[str, ...], BeforeValidator(_names)]
+ProviderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")]
+
+
+class ProviderSettings(Edge):
+    """An endpoint of models. `api_key_env` is the name of the variable that holds its key.
+
+    messages: any server that speaks the Messages API, at `base_url`. bedrock, vertex: Claude at AWS and Google, with
+    their usual credentials, or with the bearer token that `api_key_env` names.
     """
 
-    default: str | None = Field(default=None, min_length=1)
+    kind: Literal["messages", "bedrock", "vertex"] = "messages"
+    base_url: str | None = Field(default=None, pattern=r"^https?://")
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    requests_per_minute: float | None = Field(default=None, gt=0)
+    region: str | None = Field(default=None, min_length=1)
+    project: str | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _fits_its_kind(self) -> Self:
+        if self.region and self.kind == "messages":
+            raise ValueError('a region is for kind = "bedrock" or "vertex"')
+        if self.project and self.kind != "vertex":
+            raise ValueError('a project is for kind = "vertex"')
+        if self.kind != "messages" and not self.region:
+            raise ValueError(f'kind = "{self.kind}" needs a region')
+        if self.kind == "vertex" and not self.project:
+            raise ValueError('kind = "vertex" needs a project')
+        return self
+
+
+class ModelSettings(Edge):
+    """`default` is asked first to last; `window`: tokens that the models can read; `summary`: who writes summaries.
+
+    Window and summary need not be set for a Claude model.
+    """
+
+    default: ModelNames = ()
     max_tokens: int = Field(default=8192, ge=256, le=128_000)
     window: int | None = Field(default=None, ge=1000)
     summary: str | None = Field(default=None, min_length=1)
+    providers: dict[ProviderName, ProviderSettings] = Field(default_factory=dict)
+
+    @field_validator("providers")
+    @classmethod
+    def _lead_somewhere(cls, providers: dict[str, ProviderSettings]) -> dict[str, ProviderSettings]:
+        for name, each in providers.items():
+            if name == DEFAULT and each.model_fields_set - {"requests_per_minute"}:
+                raise ValueError(f"{name}: takes requests_per_minute only; its place and key are ANTHROPIC_*")
+            if name != DEFAULT and each.kind == "messages" and not each.base_url:
+                raise ValueError(f"{name}: needs a base_url")
+        return providers
 
 
 class FetchSettings(Edge):
@@ -124,6 +188,17 @@ class OutboxSettings(Edge):
         return self
 
 
+class WebhookSettings(Edge):
+    """Who signs what is POSTed to `/v1/webhooks/NAME`, and how; `secret_env` names the variable with the secret."""
+
+    scheme: Literal["standard", "slack", "github"]
+    secret_env: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+
+
+class GatewaySettings(Edge):
+    webhooks: dict[Annotated[str, Field(pattern=TOOL_NAME)], WebhookSettings] = Field(default_factory=dict)
+
+
 class PriceSettings(Edge):
     """USD per million tokens, in place of what is known of the model."""
 
@@ -142,6 +217,7 @@ class ProjectFile(Edge):
     limits: LimitOverrides = LimitOverrides()
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
     outbox: OutboxSettings = OutboxSettings()
+    gateway: GatewaySettings = GatewaySettings()
 
 
 def read_file(path: Path) -> ProjectFile:
@@ -189,4 +265,5 @@ def urls_of(file: ProjectFile) -> dict[str, str]:
     """Where tools and the outbox are, by the name of the setting: some have a password in them."""
     urls = {name: getattr(tool, "url", None) for name, tool in file.tools.items()}
     named = {f"tools.{name}.url": url for name, url in urls.items() if url}
+    named |= {f"model.{name}.base_url": each.base_url for name, each in file.model.providers.items() if each.base_url}
     return named | ({"outbox.url": file.outbox.url} if file.outbox.url else {})

@@ -21,7 +21,13 @@ def text_of(path: Path) -> str:
 def first_fault(error: ValidationError) -> tuple[list[str], str]:
     """Where the first fault is, and what was expected there."""
     first = error.errors(include_url=False, include_input=False)[0]
-    asides = {"python", "http", "signal", "[key]"}  # pydantic names the union's branch in the path, and a bad key
+    asides = {
+        "python",
+        "http",
+        "mcp",
+        "signal",
+        "[key]",
+    }  # pydantic names the union's branch, and a bad key
     where = [str(part) for i, part in enumerate(first["loc"]) if not (i == 2 and part in asides)]
     if first["type"] == "extra_forbidden":
         return where, "no such setting in this version"

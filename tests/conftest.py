@@ -1,11 +1,15 @@
 """The real Temporal server, one for the session, configured as the embedded one."""
 
 import json
+import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from uuid import uuid4
 
+import httpx
 import pytest
+from moto.server import ThreadedMotoServer
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
@@ -56,3 +60,25 @@ async def short_history_client() -> AsyncIterator[Client]:
     """A server that suggests continue-as-new after `SHORT_HISTORY` events."""
     async with await server(**{"limit.historyCount.suggestContinueAsNew": SHORT_HISTORY}) as environment:
         yield environment.client
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """A server that speaks S3, conditional puts too."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of an empty bucket; this process and those that it starts may use it."""
+    name = f"perdure-{uuid4().hex[:12]}"
+    httpx.put(f"{s3}/{name}").raise_for_status()
+    access = {"ACCESS_KEY_ID": "tests", "SECRET_ACCESS_KEY": "tests", "REGION": "us-east-1", "ENDPOINT_URL": s3}
+    for variable, value in access.items():
+        monkeypatch.setenv(f"AWS_{variable}", value)
+    return f"s3://{name}/runs"

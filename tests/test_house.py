@@ -25,11 +25,11 @@ LAYERS = {"contracts", "decisions", "activities", "workflows", "testkit"}
 ORDER = (
     ("telemetry", "supervisor", "codec"),
     ("settings", "converter"),
-    ("devserver", "runs"),
-    ("watch", "seal", "reconcile", "lanes", "bridge"),
-    ("worker",),
+    ("devserver", "models", "runs"),
+    ("watch", "seal", "reconcile", "lanes", "bridge", "mcp_tools", "history", "schedules"),
+    ("worker", "export"),
     ("session",),
-    ("doctor",),
+    ("doctor", "gateway"),
     ("commands",),
     ("cli",),
 )

@@ -11,8 +11,18 @@ from activities.tool import ToolCalls
 from contracts.failures import ToolFault
 from contracts.question import QuestionKind
 from contracts.run import Call
-from contracts.signals import Decision
-from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, ToolCall, ToolKind, ToolOutcome, ToolRoute, failed
+from contracts.signals import Decision, HumanInput
+from contracts.tool import (
+    CALL_MARGIN,
+    RETRY_DELAYS,
+    Effect,
+    ToolCall,
+    ToolError,
+    ToolKind,
+    ToolOutcome,
+    ToolRoute,
+    failed,
+)
 from decisions import loop, narrate
 from decisions.builtins import ASK_HUMAN, CONTROL, DELEGATE, FOLLOW_UP, JOURNAL
 from decisions.calls import needs_approval, question_in
@@ -85,17 +95,44 @@ async def _ask(run: LiveRun, call: Call) -> ToolOutcome:
 
 async def _approve(run: LiveRun, call: Call) -> Call | ToolOutcome:
     """The call with the approval that a person gave to exactly it; or why it is not made."""
-    wants = f"{narrate.call_line(call.tool, call.arguments)}\n\n{to_json(call.arguments, indent=2).decode()[:4000]}"
+    answer = await _decision(run, call, _wanted(call))
+    if isinstance(answer, ToolOutcome):
+        return answer
+    if answer.decision is Decision.approve_tool:
+        run.update(approved_tools=(*run.state.approved_tools, call.tool))
+    run.state, call = loop.approved(run.state, call)
+    return call
+
+
+async def _accept(run: LiveRun, call: Call, error: ToolError) -> Call | ToolOutcome:
+    """The same for a tool whose server defines it otherwise by now. Reads made together are asked about in turn."""
+    definition = error.definition or ""
+    async with run.asking:
+        run.halt.check()
+        if run.state.accepted.get(call.tool) != definition:
+            events.emit(run, "agent_run.resume_unsafe", **_about(call), definition=definition)
+            answer = await _decision(run, call, f"{error.message}\n\nMake this call all the same?\n{_wanted(call)}")
+            if isinstance(answer, ToolOutcome):
+                return answer
+            if answer.decision is Decision.approve_tool:
+                run.update(accepted={**run.state.accepted, call.tool: definition})
+    run.state, call = loop.accepted(run.state, call, definition)
+    return call
+
+
+def _wanted(call: Call) -> str:
+    return f"{narrate.call_line(call.tool, call.arguments)}\n\n{to_json(call.arguments, indent=2).decode()[:4000]}"
+
+
+async def _decision(run: LiveRun, call: Call, wants: str) -> HumanInput | ToolOutcome:
+    """What a person decided for the call; or why it is not made."""
     timeout = _route(run, call).approval_timeout
     answer = await run.ask(QuestionKind.approval, wants, about=call, timeout=timeout)
     if answer.decision is None:
         return _denied(run, call, f"the approval expired: no person decided within {timeout}")
     if answer.decision is Decision.deny:
         return _denied(run, call, f"a person denied this call: {answer.text or 'no reason given'}")
-    if answer.decision is Decision.approve_tool:
-        run.update(approved_tools=(*run.state.approved_tools, call.tool))
-    run.state, call = loop.approved(run.state, call)
-    return call
+    return answer
 
 
 def _denied(run: LiveRun, call: Call, why: str) -> ToolOutcome:
@@ -111,9 +148,16 @@ async def _run_tool(run: LiveRun, call: Call) -> ToolOutcome:
         outcome = await _made(run, call)
         if outcome is None:
             outcome = await _settle_doubt(run, call)
-        if outcome is not None:
+            if outcome is not None:
+                return outcome
+            run.state, call = loop.made_again(run.state, call)
+        elif outcome.error is not None and outcome.error.definition is not None:
+            accepted = await _accept(run, call, outcome.error)
+            if isinstance(accepted, ToolOutcome):
+                return accepted
+            call = accepted
+        else:
             return outcome
-        run.state, call = loop.made_again(run.state, call)
         run.state = loop.reissued(run.state, call.step or 0, workflow.now())
 
 
@@ -189,6 +233,7 @@ async def _schedule(run: LiveRun, call: Call, *, was_lost: bool) -> ToolOutcome:
         owner=origin.run_id if origin else None,
         execution=(origin or run.state).execution if call.effect is Effect.once else None,
         approval=call.approval,
+        accepts=call.accepts or run.state.accepted.get(call.tool),
     )
     return await readable(
         run.halt,

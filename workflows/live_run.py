@@ -62,6 +62,7 @@ class LiveRun:
         self.said: list[SteerRequest] = []  # by its user, and not in the conversation yet
         self.halt = Halt()
         self.handed_on: dict[int, Any] = {}  # large results by step, until they are artifacts
+        self.asking = asyncio.Lock()  # for calls that are made together, and each may have something to ask
         self.effects: list[str] = []  # tool uses that may be having their effect just now
         self._results: dict[int, ToolOutcome] = {}
         self._last: dict[int, ToolResultPayload] = {}  # by step: what was applied last

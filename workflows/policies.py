@@ -6,18 +6,19 @@ from typing import Any
 from temporalio.common import RetryPolicy
 from temporalio.workflow import ActivityCancellationType
 
-from activities.turn import PAUSES
 from contracts.tool import RETRY_DELAYS, Effect
 
 # A dead worker is found within this; the activities beat every second.
 HEARTBEAT = timedelta(seconds=10)
 
-# How long a provider's failure is waited out, the activity says (`activities.turn.PAUSES`). What is left is a turn that
-# was lost with its worker, which another can take at once.
+# How long a provider's failure is waited out, the activity says (`activities.turn.PAUSES`), and how often: one that was
+# held back by a rate limit is no attempt, but Temporal would count it. What is left is a turn that was lost with its
+# worker, which another can take at once. The bound is for what fails before the activity can count it, and for a turn
+# that is held back a thousand times, which takes hours.
 MODEL_RETRIES = RetryPolicy(
     initial_interval=timedelta(seconds=1),
     backoff_coefficient=1.0,
-    maximum_attempts=1 + len(PAUSES),
+    maximum_attempts=1000,
 )
 
 # B1: three retries, after 0.5, 2 and 8 s, where a repeat does no harm.

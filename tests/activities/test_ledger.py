@@ -25,13 +25,19 @@ TIMEOUT = timedelta(seconds=30)
 DONE = ToolOutcome(result={"receipt": 7}, duration_ms=3)
 
 
-@pytest.fixture(params=["local", "memory", "object store on disk"])
+@pytest.fixture(params=["local", "memory", "object store on disk", "S3"])
 def stores(request: pytest.FixtureRequest, tmp_path: Path) -> Stores:
-    if request.param == "local":
-        made = LocalStores(tmp_path)
-        made.of("r").workspace.create()
-        return made
-    return RemoteStores(MemoryStore() if request.param == "memory" else ObstoreLocal(str(tmp_path), mkdir=True))
+    match request.param:
+        case "local":
+            made = LocalStores(tmp_path)
+            made.of("r").workspace.create()
+            return made
+        case "memory":
+            return RemoteStores(MemoryStore())
+        case "S3":
+            return RemoteStores.at(request.getfixturevalue("bucket"))
+        case _:
+            return RemoteStores(ObstoreLocal(str(tmp_path), mkdir=True))
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The Messages API as the SDK speaks it: what is sent, what is read, and a name for every failure."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -10,8 +10,10 @@ import pytest
 from anthropic import AsyncAnthropic
 from temporalio.exceptions import ApplicationError
 
-from activities.model import TOO_LONG, MessagesModel, ModelCall, ModelReply, read_arguments, translated, window_told
+from activities.model import MessagesModel, ModelCall, ModelReply, read_arguments
+from activities.model_faults import TOO_LONG, translated, window_told
 from contracts.agent import Definition, ToolSchema
+from testkit import model_server
 from testkit.model_server import ScriptedModel, broken_json, calls, cut, fails, says, slow
 
 KEY = "sk-canary-51"
@@ -219,3 +221,74 @@ def test_ordinary_arguments_are_read_as_they_were_written() -> None:
 def test_providers_say_in_many_words_that_a_prompt_is_too_long(message: str, window: int | None) -> None:
     assert any(sign in message.lower() for sign in TOO_LONG)
     assert window_told(message) == window
+
+
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": "of another model"}
+
+
+def thoughtful(*more: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        *GOAL,
+        {"role": "assistant", "content": [THOUGHT]},
+        *GOAL,
+        {"role": "assistant", "content": [THOUGHT, {"type": "text", "text": "so"}]},
+        *GOAL,
+        *more,
+    ]
+
+
+def refusing(message: str, refuses: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    return lambda body: fails(400, message=message) if refuses(body) else says("hello")
+
+
+def has_thoughts(body: Any) -> bool:
+    return any(block["type"] == "thinking" for message in body["messages"] for block in message["content"])
+
+
+@pytest.mark.parametrize(
+    "script", [refusing("messages.1.content.0: Invalid `signature` in `thinking` block", has_thoughts)]
+)
+@pytest.mark.parametrize("force", [None, "look"])
+async def test_the_thinking_of_another_model_is_left_out_where_a_provider_refuses_it(
+    server: ScriptedModel, force: str | None
+) -> None:
+    reply = await ask(server, messages=thoughtful(), force=force)
+    assert reply.content == [{"type": "text", "text": "hello"}]
+    first, second = server.requests
+    assert has_thoughts(first)
+    assert [block["type"] for message in second["messages"] for block in message["content"]] == ["text"] * 4
+    assert first.get("tool_choice") == second.get("tool_choice")
+
+
+@pytest.mark.parametrize("script", [refusing("thinking may not be enabled when tool_choice forces", lambda _: True)])
+async def test_what_can_be_left_out_is_left_out_once_and_then_the_refusal_stands(server: ScriptedModel) -> None:
+    with pytest.raises(ApplicationError, match="thinking may not"):
+        await ask(server, messages=thoughtful(), force="look")
+    assert [("tool_choice" in body, has_thoughts(body)) for body in server.requests] == [
+        (True, True),
+        (False, True),
+        (False, False),
+    ]
+
+
+@pytest.mark.parametrize("script", [refusing("messages.1: `thinking` is not for us", has_thoughts)])
+async def test_thinking_is_kept_where_nobody_minds(server: ScriptedModel) -> None:
+    assert (await ask(server)).content == [{"type": "text", "text": "hello"}]
+    assert len(server.requests) == 1
+
+
+async def test_an_id_that_other_providers_would_refuse_is_made_one_that_all_take(
+    server: ScriptedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = model_server._message
+
+    def odd(reply: Any, body: Any, turn: int) -> Any:
+        message = original(reply, body, turn)
+        for block, name in zip(message["content"], ("call.1:a", "call_1_a", ""), strict=True):
+            block["id"] = name
+        return message
+
+    monkeypatch.setattr(model_server, "_message", odd)
+    server._script = [calls(("look", {}), ("look", {}), ("look", {}))]
+    reply = await ask(server)
+    assert [block["id"] for block in reply.content] == ["call_1_a", "call_1_a_1", "call_2"]

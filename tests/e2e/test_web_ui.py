@@ -1,9 +1,14 @@
-"""Temporal's Web UI in a real browser: what a person sees of a run there, and what they can do to it."""
+"""Temporal's Web UI in a real browser: what a person sees of a run there, and what they can do to it.
+
+`PERDURE_SCREENSHOTS=1` writes what it looks like to docs/images.
+"""
 
 import json
+import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
@@ -27,6 +32,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 DRIVER = shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver on the PATH")
 
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
 PATIENCE = 20  # seconds for what takes one
 QUESTION = "Shall it cost $5, or $10?"
 QUIET = (
@@ -34,6 +40,12 @@ QUIET = (
     *("--disable-sync", "--disable-background-networking", "--disable-component-update", "--no-proxy-server"),
     "--window-size=1500,1200",
 )
+
+CHARGE = '''
+def charge(amount: int) -> str:
+    """Charges the customer."""
+    return f"charged {amount}"
+'''
 
 Run = WorkflowHandle[Any, Any]
 Json = dict[str, Any]
@@ -96,6 +108,10 @@ class Browser:
         self.click("dialog[open] [data-testid=confirm-modal-button]")
         self.until(lambda: not self.driver.find_elements(By.CSS_SELECTOR, "dialog[open]"))
 
+    def picture(self, name: str) -> None:
+        if os.environ.get("PERDURE_SCREENSHOTS"):
+            self.driver.save_screenshot(str(IMAGES / f"web-ui-{name}.png"))
+
     def result_has(self, words: str) -> None:
         self.until(lambda: words in self.visible("[role=textbox][aria-label='Query Result']").text)
 
@@ -125,9 +141,12 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def replies(site: str) -> Callable[[Json], Answer]:
-    """Fetches the page, asks a person, and finishes with the answer."""
+    """Fetches the page, asks a person, and finishes with the answer; a lead has two others write first."""
 
     def reply(body: Json) -> Answer:
+        lead = "You lead." in json.dumps(body["system"])
+        if lead or "a chapter" in json.dumps(body["messages"][0]):
+            return led(body) if lead else calls(("finish", {"outcome": "a chapter on it"}))
         turn = sum(message["role"] == "assistant" for message in body["messages"])
         if turn == 0:
             return calls(("fetch", {"url": site}), text="1. Read the **page**\n2. Ask")
@@ -139,18 +158,28 @@ def replies(site: str) -> Callable[[Json], Answer]:
     return reply
 
 
+def led(body: Json) -> Answer:
+    turn = sum(message["role"] == "assistant" for message in body["messages"])
+    tasks = [
+        {"id": name, "agent": "writer", "instructions": f"write a chapter on {name}", "depends_on": needs}
+        for name, needs in (("sea", []), ("land", []), ("shore", ["sea", "land"]))
+    ]
+    book = {"outcome": "a book, paid for"}
+    return calls((("delegate", {"subtasks": tasks}), ("charge", {"amount": 5}), ("finish", book))[turn])
+
+
 @dataclass(frozen=True)
 class Scene:
     client: Client
     browser: Browser
 
-    async def start(self, goal: str = "read and ask") -> Run:
-        event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": goal}})
+    async def start(self, goal: str = "read and ask", agent: str = "default") -> Run:
+        event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": goal, "agent": agent}})
         return await start(self.client, "perdure", event, f"ui-{uuid4().hex[:8]}")
 
-    async def waiting(self, until: Any, goal: str = "read and ask") -> Run:
+    async def waiting(self, until: Any, goal: str = "read and ask", agent: str = "default") -> Run:
         """A run that waits for a person."""
-        run = await self.start(goal)
+        run = await self.start(goal, agent)
 
         async def asks() -> bool:
             return bool((await run.query("state"))["status"] == "waiting_on_human")
@@ -164,6 +193,15 @@ async def scene(make_project: Any, site: str, driver: Any) -> AsyncIterator[Scen
     """A server with its Web UI, and a worker that speaks to a scripted model."""
     with ScriptedModel(replies(site)) as model:
         project = make_project(ANTHROPIC_BASE_URL=model.base_url)
+        project.write(
+            "agents/lead.md", "---\ndescription: makes books\ntools: [charge]\npeers: [writer]\n---\nYou lead.\n"
+        )
+        project.write("agents/writer.md", "---\ndescription: writes chapters\n---\nYou write.\n")
+        project.write("till.py", CHARGE)
+        with project.folder.joinpath("perdure.toml").open("a") as file:
+            file.write(
+                '[tools.charge]\nkind = "python"\neffect = "once"\napproval = "always"\ntarget = "till:charge"\n'
+            )
         async with embedded(project.home) as server:
             client = await connect(server.address)
             await register_search_attributes(client)
@@ -176,6 +214,7 @@ async def test_the_timeline_says_what_each_turn_and_call_does(scene: Scene, unti
     run = await scene.waiting(until)
     scene.browser.open_run(run)
     scene.browser.shows("open_run • ", "plan • turn 1 · ", f"call_tool • fetch {site} · step 1", "reflect • turn 2 · ")
+    scene.browser.picture("timeline")
 
 
 async def test_a_list_query_finds_the_runs_that_wait_for_a_person(scene: Scene, until: Any) -> None:
@@ -195,6 +234,7 @@ async def test_the_details_show_goal_question_answer_and_plan_with_dollars_as_ty
     assert rendered.count("decide on a price") == 2  # the summary, and the goal in the details
     for said in ("waiting_on_human", '{"question_id": "q1", "text": "five"}', "Read the page"):
         assert said in rendered
+    scene.browser.picture("waiting")
 
 
 @pytest.mark.parametrize(("kind", "handler"), [("update", "answer"), ("signal", "human_input")])
@@ -204,6 +244,18 @@ async def test_a_question_is_answered_from_the_dialogs(scene: Scene, until: Any,
     scene.browser.send(kind, handler, {"question_id": "q1", "text": "ten"})
     assert (await run.result())["payload"]["outcome"] == "decided: ten"
     scene.browser.shows("agent.completed")
+
+
+async def test_a_lead_shows_its_tree_and_its_call_is_approved_from_the_dialog(scene: Scene, until: Any) -> None:
+    run = await scene.waiting(until, goal="make a book", agent="lead")
+    scene.browser.open_run(run, "relationships")
+    subtasks = [f"{run.id}.1-{name}" for name in ("sea", "land", "shore")]
+    scene.browser.shows(f"{run.id}/delegation:1")
+    scene.browser.click("button", "/delegation:1")  # unfolds it
+    scene.browser.shows(*subtasks)
+    scene.browser.picture("delegation")
+    scene.browser.send("update", "answer", {"question_id": "q1", "decision": "approve"})
+    assert (await run.result())["payload"]["outcome"] == "a book, paid for"
 
 
 async def test_request_cancellation_ends_a_run_canceled(scene: Scene, until: Any) -> None:

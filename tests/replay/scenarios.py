@@ -21,7 +21,8 @@ from activities.price import Price
 from activities.store import LocalStore
 from activities.topic import publish
 from contracts.agent import Agent
-from contracts.tool import Approval, Effect, ToolKind, ToolOutcome
+from contracts.failures import ToolFault
+from contracts.tool import Approval, Effect, ToolError, ToolKind, ToolOutcome
 from contracts.topic import Event
 from runs import ended, fork, resume
 from testkit.model_server import Answer, Reply, Script, Slow, calls, fails, says, slow
@@ -75,6 +76,19 @@ vote = partial(ScriptedTool, "vote", kind=ToolKind.signal, effect=Effect.once)
 vote_again = partial(ScriptedTool, "vote", kind=ToolKind.signal, effect=Effect.keyed)
 late_vote = partial(ScriptedTool, "vote", kind=ToolKind.signal, timeout=timedelta(seconds=0.3))
 guarded = partial(ScriptedTool, "charge", lambda *_: "charged", effect=Effect.once, approval=Approval.always)
+
+
+class Redefined(ScriptedTool):
+    """A tool whose server has another definition of it than the accepted one."""
+
+    async def refusal(self, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
+        if accepts == "another":
+            return None
+        error = ToolError(kind=ToolFault.changed, message="charge is defined otherwise now", definition="another")
+        return ToolOutcome(status="error", error=error)
+
+
+redefined = partial(Redefined, "charge", lambda *_: "charged", effect=Effect.once, kind=ToolKind.mcp)
 
 
 def flaky() -> ScriptedTool:
@@ -626,6 +640,10 @@ SCENARIOS = (
     Scenario(
         "approved-for-the-run", "completed", [CHARGE, CHARGE, FINISH], (guarded,), answers({"decision": "approve_tool"})
     ),
+    Scenario(
+        "redefined-tool", "completed", [CHARGE, CHARGE, FINISH], (redefined,), answers({"decision": "approve_tool"})
+    ),
+    Scenario("redefined-tool-denied", "completed", [CHARGE, FINISH], (redefined,), answers({"decision": "deny"})),
     Scenario("denied", "completed", [CHARGE, FINISH], (guarded,), answers({"decision": "deny", "text": "too dear"})),
     Scenario("in-doubt-run-again", "completed", [CHARGE, FINISH], (lost_once,), answers({"decision": "run_again"})),
     Scenario(

@@ -22,14 +22,15 @@ from temporalio.worker import Interceptor, Replayer, Worker
 from activities.model import MessagesModel
 from activities.price import Price
 from activities.project import Project
+from activities.providers import Model
 from activities.secrets import NO_SECRETS, Secrets
+from activities.toolkit import Tool
 from contracts.agent import Agent
 from contracts.events import StartEvent
 from contracts.limits import LimitOverrides
 from runs import start
 from settings import Deployment
 from testkit.model_server import Script, ScriptedModel
-from testkit.tools import ScriptedTool
 from worker import WORKFLOWS, build, workflow_runner
 
 KEY = "sk-canary-7f3a"  # the model server's key; it must turn up nowhere
@@ -61,6 +62,7 @@ class World:
     project: Project
     model: ScriptedModel
     caches: bool = True
+    within: Callable[[Model], Model] = lambda model: model  # what a worker puts around the model
     started: list[str] = field(default_factory=list)
 
     async def start(self, goal: str = "do it", *, run_id: str | None = None, **payload: Any) -> Run:
@@ -101,7 +103,7 @@ class World:
         fewer: dict[str, Any] = {} if self.caches else {"max_cached_workflows": 0}
         fewer |= {"max_concurrent_activities": slots} if slots else {}
         with patch("worker.Worker", partial(Worker, **fewer)), patch("worker.WORKFLOWS", workflows):
-            reader = MessagesModel(model)
+            reader = self.within(MessagesModel(model))
             worker = build(client or self.client, self.project, self.queue, reader, deployment, observers)
         async with model, _leaving(worker):
             yield
@@ -197,7 +199,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
     @asynccontextmanager
     async def make(
         script: Script,
-        *tools: ScriptedTool,
+        *tools: Tool,
         server: Client = client,
         allowed: Sequence[str] | None = None,
         works: bool = True,

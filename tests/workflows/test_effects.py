@@ -209,11 +209,11 @@ async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
 
     ask = Turns._turn
 
-    async def lose_two(turns: Any, request: Any, phase: str) -> Any:
+    async def lose_two(turns: Any, request: Any, phase: str, attempt: Any) -> Any:
         asked.append(request.turn)
         if len(asked) <= 2:
             raise LOST
-        return await ask(turns, request, phase)
+        return await ask(turns, request, phase, attempt)
 
     monkeypatch.setattr(Turns, "_turn", lose_two)
     async with world([FINISH]) as it:

@@ -16,6 +16,10 @@ FINISH = calls(("finish", {"outcome": "done"}))
 GOOD = {"type": "agentic.start", "payload": {"goal": "x"}}
 DEEP = RawValue(Payload(metadata={"encoding": b"json/plain"}, data=b"[" * 10_000 + b"]" * 10_000))
 ODD = RawValue(Payload(metadata={"encoding": b"json/odd"}, data=b"?"))
+REFERENCE = {"encoding": b"json/protobuf", "messageType": b"temporal.api.sdk.v1.ExternalStorageReference"}
+NOWHERE = RawValue(Payload(metadata=REFERENCE, data=b'{"driverName": "perdure", "claimData": {"key": "no/such"}}'))
+TORN = RawValue(Payload(metadata=REFERENCE, data=b'{"driverName'))
+MARKED = RawValue(Payload(metadata={"__temporal_external_storage_reference": b"true"}, data=b"?"))
 BIG = {"type": "agentic.start", "payload": {"goal": "x", "context": {"notes": ['"'] * 400_000}}}
 
 
@@ -60,6 +64,9 @@ async def failure_of(it: Any, run: Any) -> ApplicationError:
         ([start_with(goal="x" * 200_001)], "payload.goal"),
         ([DEEP], "not readable as JSON"),
         ([ODD], "not readable as JSON"),
+        ([NOWHERE], "kept outside of Temporal, and cannot be had"),
+        ([TORN], "kept outside of Temporal, and cannot be had"),
+        ([MARKED], "kept outside of Temporal, and cannot be had"),
         ([BIG], "480,000 is the most"),
         ([{"type": "agentic.continue"}], "state"),
         ([{"type": "agentic.continue", "state": {}, "segments": []}], "state"),
@@ -112,6 +119,9 @@ BAD_BODIES: list[list[Any]] = [
     [{"decision": "perhaps"}],
     [DEEP],
     [ODD],
+    [NOWHERE],
+    [TORN],
+    [MARKED],
 ]
 
 

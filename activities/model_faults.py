@@ -1,0 +1,93 @@
+"""Each failure of a model's provider as a named kind: retryable or not, with the delay that the server asked for."""
+
+import math
+import random
+import re
+from datetime import timedelta
+
+import anthropic
+import httpx2
+from temporalio.exceptions import ApplicationError
+
+from contracts.failures import RunFailure, Stop
+
+MOST_WAIT = 60.0  # seconds; a server that asks for more is asked again by then
+REFUSED = frozenset({400, 401, 402, 403, 404, 413, 422})
+# In the middle of a stream there is only a name; the second is Bedrock's.
+RATE_KINDS = ("rate_limit_error", "throttlingexception")
+REFUSED_KINDS = ("invalid_request_error", "validationexception")
+TOO_LONG = (
+    "prompt is too long",
+    "exceed_context_size",
+    "exceed context limit",
+    "context window",
+    "input is too long",
+    "context length",
+    "maximum context",
+    "context size",
+)
+
+
+def translated(error: Exception, secret: str | None = None) -> ApplicationError:
+    """Each failure of the provider as a named kind: retryable or not, with the delay that the server asked for.
+
+    Some servers repeat the key they were sent: `secret` is taken out of what they say.
+    """
+    message = _said(error)
+    if secret:
+        message = message.replace(secret, "[key]")
+    if isinstance(error, anthropic.APIStatusError):
+        kind, status = str(getattr(error, "type", None) or "").lower(), error.status_code
+        if any(sign in message.lower() for sign in TOO_LONG):
+            return _final(Stop.context_too_long, message)
+        if status == 429 or kind in RATE_KINDS:
+            return _again(RunFailure.rate_limited, f"the provider limits the rate: {message}", error.response.headers)
+        if status in REFUSED or kind in REFUSED_KINDS:
+            return _final(RunFailure.model_refused, f"the provider refused the request ({status}): {message}")
+        return _again(
+            RunFailure.model_unavailable, f"the provider failed ({status}): {message}", error.response.headers
+        )
+    if isinstance(error, anthropic.APIConnectionError):
+        return unavailable(f"no connection to the model: {message}")
+    return unavailable(f"the model's answer broke off: {type(error).__name__} {message}")
+
+
+def window_told(message: str) -> int | None:
+    """The window, in tokens, that a provider names when it refuses a prompt as too long."""
+    before = r">|context (?:length|window) (?:is|of)|context size \(?|n_ctx\D{0,4}"
+    told = re.search(rf"(?:{before})\s*(\d[\d,]{{3,}})", message)
+    return int(told[1].replace(",", "")) if told else None
+
+
+def unavailable(message: str) -> ApplicationError:
+    return ApplicationError(message, type=RunFailure.model_unavailable)
+
+
+def _said(error: Exception) -> str:
+    body = error.body if isinstance(error, anthropic.APIStatusError) else None
+    if isinstance(body, dict) and isinstance(body.get("error"), dict) and body["error"].get("message"):
+        return str(body["error"]["message"])[:2000]
+    return str(error.__cause__ or error)[:2000]
+
+
+def _final(kind: RunFailure | Stop, message: str) -> ApplicationError:
+    return ApplicationError(message, type=kind, non_retryable=True)
+
+
+def _again(kind: RunFailure, message: str, headers: httpx2.Headers) -> ApplicationError:
+    """With the server's `retry-after`, capped, and spread so that many runs do not come back at once."""
+    try:
+        asked = float(headers.get("retry-after", ""))
+    except ValueError:
+        asked = math.nan
+    if not math.isfinite(asked):
+        return ApplicationError(message, type=kind)
+    wait = min(max(asked, 0.0), MOST_WAIT) * random.uniform(1.0, 1.1)  # noqa: S311 - spreads load, guards nothing
+    return ApplicationError(message, type=kind, next_retry_delay=timedelta(seconds=wait))
+
+
+def is_unsigned(error: Exception) -> bool:
+    """Whether a cloud's own library found no credentials, or could not get any: its errors are none of the SDK's."""
+    if isinstance(error, RuntimeError):
+        return str(error).startswith("Could not resolve")
+    return type(error).__module__.partition(".")[0] in ("boto3", "botocore", "google")

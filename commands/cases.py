@@ -1,0 +1,87 @@
+"""The cases of `perdure eval`, read from YAML or JSON Lines. What is wrong with a file becomes one line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from contracts.evaluation import Case
+from contracts.events import StartEvent
+from settings import ProjectError
+from settings.problems import first_fault, text_of
+
+
+def read_cases(path: Path) -> list[Case]:
+    """Raises ProjectError."""
+    readers = {".jsonl": _lines, ".yaml": _entries, ".yml": _entries}
+    if path.suffix not in readers:
+        raise ProjectError(f"{path}: expected a .yaml or .jsonl file")
+    cases = [_case(value, where) for where, value in readers[path.suffix](path)]
+    if not cases:
+        raise ProjectError(f"{path}: there are no cases in it")
+    return cases
+
+
+def _case(value: Any, where: str) -> Case:
+    if not isinstance(value, dict):
+        raise ProjectError(f"{where}: expected a case with a goal, like {{goal: …, expect: {{contains: …}}}}")
+    try:
+        case = Case.model_validate(value)
+        start_of(case, None)
+    except ValidationError as error:
+        name, expected = first_fault(error)
+        name = [each for each in name if each != "payload"]
+        raise ProjectError(f"{where}: {'.'.join(name)}: {expected}") from None
+    return case
+
+
+def start_of(case: Case, agent: str | None) -> StartEvent:
+    """The run of a case; `agent` does those that name none. Raises pydantic's ValidationError."""
+    payload = {"goal": case.goal, "agent": case.agent or agent, "context": case.context, "limits": case.limits}
+    return StartEvent.model_validate({"type": "agentic.start", "payload": payload})
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(text_of(path).splitlines(), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            try:
+                yield where, json.loads(line, object_pairs_hook=_unique)
+            except (ValueError, RecursionError) as error:
+                raise ProjectError(f"{where}: {_line(error)}") from None
+
+
+def _entries(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        entries = yaml.load(text_of(path), _Unique)  # noqa: S506 - it is a SafeLoader
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ProjectError(f"{path}: {_line(error)}") from None
+    if not isinstance(entries, list):
+        raise ProjectError(f"{path}: expected a list of cases, each with a goal")
+    for number, entry in enumerate(entries, 1):
+        yield f"{path}, case {number}", entry
+
+
+class _Unique(yaml.SafeLoader):
+    """Refuses a key that is there twice: one of the two would be lost."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        if twice := [key for key in keys if isinstance(key, str) and keys.count(key) > 1]:
+            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]!r} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or "nested too deep"

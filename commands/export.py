@@ -1,0 +1,65 @@
+"""`trace --export`: one run as one file, for an audit."""
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from commands.common import complain, console
+from decisions.narrate import cut
+from session import Needs, session
+from settings import load
+
+STDOUT = "-"
+
+
+async def export_run(run_id: str, target: str, *, with_subtasks: bool) -> int:
+    """Writes the run's record to a file, or to standard output; what could not be had is said."""
+    import httpx
+
+    from activities.store import LocalStores
+    from export import Exporter
+    from worker import project_of
+
+    settings = load()
+    async with session(settings, Needs.answers) as here, httpx.AsyncClient() as http:
+        asks = here.ui is not None or await here.has_worker()
+        stores = project_of(settings, http).stores
+        exporter = Exporter(here.client, stores, LocalStores(settings.workspaces), asks)
+        record = await exporter.export(run_id)
+        told: dict[str, Any] = record.model_dump(mode="json")
+        if with_subtasks:
+            exporter.asks = record.state is not None  # who did not answer once is not waited for again
+            for each in told["subtasks"]:
+                each["export"] = (await exporter.export(each["run_id"])).model_dump(mode="json")
+    text = json.dumps(settings.secrets.redact_value(told), indent=1, ensure_ascii=False) + "\n"
+    data = _encoded(text)
+    if target == STDOUT:
+        click.echo(data, nl=False)
+    else:
+        _write(Path(target), data)
+        console.print(f"written: {target}, {len(data):,} bytes", soft_wrap=True, markup=False)
+    for line in record.missing:
+        complain(f"not in it: {cut(line, 300)}")
+    return 0
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can say and UTF-8 cannot
+        return (json.dumps(json.loads(text), indent=1) + "\n").encode()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """As a whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()
+        raise

@@ -1,0 +1,77 @@
+"""What `perdure tools` says of MCP servers: whether their tools are what was accepted, and what was taken."""
+
+import json
+from collections.abc import Mapping
+
+import click
+
+from activities.mcp_lock import NAME
+from commands.common import console
+from contracts.mcp import PinState
+from decisions.mcp import tool_name, visible
+from mcp_tools import Standing, accept, accepted, standings
+from settings import Settings
+
+WORDS = {
+    PinState.pinned: "as accepted",
+    PinState.changed: "changed: a run asks a person before each call",
+    PinState.gone: "gone: its calls fail",
+    PinState.new: "new: not offered",
+}
+TAKEN = {
+    PinState.pinned: "as before",
+    PinState.changed: "accepted as it is now",
+    PinState.gone: "taken out",
+    PinState.new: "accepted",
+}
+
+
+async def tell_servers(settings: Settings, take: str | None, *, as_json: bool) -> int:
+    """Asks the servers; with `take` what they say is accepted ("": of all). 1 where something is left to see to."""
+    if take is None:
+        found = await standings(settings)
+    else:
+        found = await accept(settings, take or None)
+    if as_json:
+        click.echo(json.dumps([_row(each) for each in found]))
+    else:
+        for each in found:
+            _print(each, WORDS if take is None else TAKEN)
+        if not found:
+            console.print("there is no MCP server in .mcp.json")
+        elif take is not None:
+            console.print(f"{NAME} holds what was accepted, and is meant to be committed", soft_wrap=True)
+        elif not all(each.is_settled for each in found):
+            console.print("to take what a server says now: perdure tools --accept SERVER", soft_wrap=True)
+    settled = [each.down is None if take is not None else each.is_settled for each in found]
+    return 0 if all(settled) else 1
+
+
+def tell_unseen(settings: Settings) -> None:
+    """Servers whose tools nobody has seen yet are in no table."""
+    pins = accepted(settings)
+    if unseen := [name for name in settings.servers if name not in pins]:
+        told = f"MCP servers that were not seen yet: {', '.join(unseen)}; perdure tools --accept takes their tools"
+        console.print(told, soft_wrap=True, markup=False)
+
+
+def _row(standing: Standing) -> dict[str, object]:
+    return {
+        "server": standing.server,
+        "down": standing.down,
+        "tools": standing.tools,
+        "differences": standing.differences,
+        "refused": standing.refused,
+    }
+
+
+def _print(standing: Standing, words: Mapping[PinState, str]) -> None:
+    """All that comes from a server is printed as plain text."""
+    lines = [f"{standing.server}: {standing.down}" if standing.down else standing.server]
+    for tool, state in standing.tools.items():
+        lines.append(f"  {visible(tool_name(standing.server, tool))}  {words[state]}")
+        if state in (PinState.changed, PinState.new):
+            lines += [f"    {line}" for line in standing.differences[tool].splitlines()[2:]]  # without its file names
+    lines += [f"  {tool!r}  cannot be offered: {why}" for tool, why in standing.refused.items()]
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,123 @@
+"""What `perdure eval` has to tell: pass rates, and what the runs took."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from contracts.evaluation import Case, Score
+from decisions.evaluation import name_of, rate
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run of the case with this number, which counts from 1."""
+
+    number: int
+    case: Case
+    score: Score
+
+
+def by_case(results: Sequence[Result]) -> list[tuple[int, Case, list[Score]]]:
+    cases = {result.number: result.case for result in results}
+    return [
+        (number, case, [result.score for result in results if result.number == number])
+        for number, case in cases.items()
+    ]
+
+
+def as_json_of(file: Path, results: Sequence[Result], min_pass: float) -> dict[str, Any]:
+    """For a program. Figures of a case are means over its runs; `cost_usd` is None where a price is not known."""
+    cases = [
+        {
+            "case": number,
+            "name": name_of(case),
+            "agent": case.agent,
+            **_figures(scores),
+            "results": [_one(score) for score in scores],
+        }
+        for number, case, scores in by_case(results)
+    ]
+    total = _figures([result.score for result in results])
+    return {"file": str(file), "min_pass": min_pass, **total, "cases": cases}
+
+
+def _figures(scores: Sequence[Score]) -> dict[str, Any]:
+    return {
+        "runs": len(scores),
+        "passed": sum(score.passed for score in scores),
+        "rate": rate(scores),
+        "steps": mean(score.facts.steps for score in scores),
+        "tokens": mean(score.facts.tokens for score in scores),
+        "cost_usd": _cost(scores, mean),
+        "seconds": round(mean(score.seconds for score in scores), 3),
+    }
+
+
+def _one(score: Score) -> dict[str, Any]:
+    facts = score.facts
+    return {
+        "run_id": score.run_id,
+        "passed": score.passed,
+        "why": list(score.why),
+        "status": facts.status,
+        "text": facts.text,
+        "asked": list(facts.asked),
+        "calls": list(facts.made),
+        "steps": facts.steps,
+        "tokens": facts.tokens,
+        "cost_usd": facts.cost_usd,
+        "seconds": round(score.seconds, 3),
+    }
+
+
+def _cost(scores: Sequence[Score], of: Callable[[list[float]], float]) -> float | None:
+    costs = [score.facts.cost_usd for score in scores]
+    known = [cost for cost in costs if cost is not None]
+    return of(known) if len(known) == len(costs) else None
+
+
+def print_score(console: Console, result: Result) -> None:
+    """A line for each run as it ends, and one for each reason why it does not pass."""
+    score = result.score
+    mark = "[green]✓[/]" if score.passed else "[red]✗[/]"
+    console.print(
+        f"{mark} {escape(name_of(result.case))}  [dim]{score.run_id} · {score.seconds:.1f} s[/]", soft_wrap=True
+    )
+    for why in score.why:
+        console.print(f"    {escape(why)}", soft_wrap=True)
+
+
+def print_report(console: Console, results: Sequence[Result], min_pass: float) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("case", overflow="ellipsis", no_wrap=True)
+    for heading in ("passed", "steps", "tokens", "USD", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for number, case, scores in by_case(results):
+        table.add_row(f"{number} {escape(name_of(case))}", *_cells(scores))
+    everything = [result.score for result in results]
+    table.add_row("[bold]all[/]", *_cells(everything))
+    console.print(table)
+    passes = rate(everything)
+    cost = _cost(everything, sum)
+    facts = f"{sum(score.facts.tokens for score in everything):,} tokens, {_usd(cost)} in all"
+    colour, verdict = ("green", "passed") if passes >= min_pass else ("red", "not passed")
+    console.print(
+        f"[bold {colour}]{verdict}[/]: {passes:.0%} of {len(results)} runs, {min_pass:.0%} needed  [dim]{facts}[/]"
+    )
+
+
+def _cells(scores: Sequence[Score]) -> tuple[str, ...]:
+    figures = _figures(scores)
+    cost = "" if figures["cost_usd"] is None else f"{figures['cost_usd']:.4f}"
+    passed = f"{figures['passed']} of {figures['runs']}"
+    return passed, f"{figures['steps']:.1f}", f"{figures['tokens']:,.0f}", cost, f"{figures['seconds']:.1f}"
+
+
+def _usd(cost: float | None) -> str:
+    return "USD unknown" if cost is None else f"USD {cost:.4f}"

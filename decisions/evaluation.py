@@ -1,0 +1,84 @@
+"""Whether a run came to what was expected of it, and if not, why: a reason in a line each."""
+
+import re
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from contracts.evaluation import Case, Expectation, Facts, Score
+from decisions.narrate import cut
+
+MOST_SHOWN = 120  # characters of a text in a reason
+
+
+def faults(expect: Expectation, facts: Facts) -> tuple[str, ...]:
+    """Empty where all that was expected holds."""
+    question = _question_fault(expect, facts)
+    if question is not None:
+        return (question,)
+    if facts.unanswered is not None:  # it had to ask, and has: it was stopped there
+        return tuple(_call_faults(expect, facts))
+    return (*_end_faults(expect, facts), *_call_faults(expect, facts), *_limit_faults(expect, facts))
+
+
+def _question_fault(expect: Expectation, facts: Facts) -> str | None:
+    if facts.unanswered is not None and (expect.asks is None or expect.answer):
+        unsettled = ", and no answer settles it" if expect.answer else ""
+        return f"it asks a person{unsettled}: {_short(facts.unanswered)}"
+    if expect.asks is None:
+        return None
+    if not facts.asked:
+        return f"it asks nobody; it is {facts.status}: {_short(facts.text)}"
+    if expect.asks is not True and not any(expect.asks in asked for asked in facts.asked):
+        return f"it asks something else: {_short(facts.asked[0])}"
+    return None
+
+
+def _end_faults(expect: Expectation, facts: Facts) -> Iterator[str]:
+    if facts.status != expect.status:
+        yield f"it is {facts.status}, not {expect.status}: {_short(facts.text)}"
+        return
+    for text in expect.contains:
+        if text not in facts.text:
+            yield f"it does not say {_short(text)!r}, but {_short(facts.text)!r}"
+    for text in expect.not_contains:
+        if text in facts.text:
+            yield f"it says {_short(text)!r}"
+    for pattern in expect.matches:
+        if not re.search(pattern, facts.text):
+            yield f"it does not match {_short(pattern)!r}: {_short(facts.text)!r}"
+    for pattern in expect.artifact:
+        if not any(fnmatchcase(file, pattern) for file in facts.files):
+            yield f"there is no file {_short(pattern)}; there are: {_short(', '.join(facts.files) or 'none')}"
+
+
+def _call_faults(expect: Expectation, facts: Facts) -> Iterator[str]:
+    for tool in expect.calls:
+        if tool not in facts.made:
+            yield f"it does not call {tool}; it calls: {_short(', '.join(facts.made) or 'nothing')}"
+    for tool in expect.never_calls:
+        if tool in facts.tried:
+            yield f"it calls {tool}"
+
+
+def _limit_faults(expect: Expectation, facts: Facts) -> Iterator[str]:
+    if expect.max_steps is not None and facts.steps > expect.max_steps:
+        yield f"it takes {facts.steps} steps, and {expect.max_steps} are the most"
+    if expect.max_cost_usd is None:
+        return
+    if facts.cost_usd is None:
+        yield "what it costs is not known: say it in perdure.toml, [prices.MODEL]"
+    elif facts.cost_usd > expect.max_cost_usd:
+        yield f"it costs USD {facts.cost_usd:.4f}, and {expect.max_cost_usd:g} is the most"
+
+
+def rate(scores: Sequence[Score]) -> float:
+    """The share that passed, 0 to 1."""
+    return sum(score.passed for score in scores) / len(scores)
+
+
+def name_of(case: Case) -> str:
+    return case.name or cut(" ".join(case.goal.split()), 60)
+
+
+def _short(text: str) -> str:
+    return cut(" ".join(text.split()), MOST_SHOWN)

@@ -1,0 +1,121 @@
+"""Tools of MCP servers: their names, what they do to the world, and whether they are what was accepted."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from difflib import unified_diff
+from hashlib import sha256
+from typing import Any
+
+from contracts.mcp import Pin, PinState
+from contracts.tool import Effect
+
+SEPARATOR = "__"
+MOST_NAME = 64  # characters of a tool's name in the Messages API
+MOST_DIFFERENCE = 4000  # characters that a person is shown
+
+# From the freest to the strictest.
+STRICTNESS = (Effect.read, Effect.keyed, Effect.once)
+
+_SERVER = re.compile(r"[a-zA-Z0-9-]+(_[a-zA-Z0-9-]+)*")
+_TOOL = re.compile(r"[a-zA-Z0-9_-]+")
+
+
+def is_server_name(name: str) -> bool:
+    """A name without `__`, and without `_` at its ends: of `server__tool` it is all before the first `__`."""
+    return _SERVER.fullmatch(name) is not None
+
+
+def tool_name(server: str, tool: str) -> str:
+    return f"{server}{SEPARATOR}{tool}"
+
+
+def server_of(name: str) -> str | None:
+    """The server in `server__tool` and `server__*`; None for a tool that is no server's."""
+    server, separator, tool = name.partition(SEPARATOR)
+    return server if separator and server and tool else None
+
+
+def unfit(server: str, tool: str) -> str | None:
+    """Why the Messages API does not take such a name; None if it does."""
+    name = tool_name(server, tool)
+    if not _TOOL.fullmatch(tool):
+        return f"{tool[:100]!r} has characters that no tool of a model may have"
+    if len(name) > MOST_NAME:
+        spare = MOST_NAME - len(SEPARATOR) - len(tool)
+        hint = f"rename the server to at most {spare} characters" if spare > 0 else "no server's name is short enough"
+        return f"{name[:100]!r} has {len(name)} characters, and {MOST_NAME} is the most: {hint}"
+    return None
+
+
+def effect_of(annotations: Mapping[str, Any]) -> Effect:
+    """What the hints allow. A server takes no idempotency key: `keyed` means that a repeat adds nothing."""
+    if annotations.get("readOnlyHint") is True:
+        return Effect.read
+    return Effect.keyed if annotations.get("idempotentHint") is True else Effect.once
+
+
+def is_looser(effect: Effect, than: Effect) -> bool:
+    return STRICTNESS.index(effect) < STRICTNESS.index(than)
+
+
+def pin(description: str, input_schema: dict[str, Any], annotations: dict[str, Any]) -> Pin:
+    """A definition with its hash; the order of fields does not count."""
+    told = {"annotations": annotations, "description": description, "inputSchema": input_schema}
+    canonical = json.dumps(told, sort_keys=True, separators=(",", ":"))
+    digest = sha256(canonical.encode()).hexdigest()
+    return Pin(description=description, input_schema=input_schema, annotations=annotations, sha256=digest)
+
+
+def is_sound(kept: Pin) -> bool:
+    """Whether its hash is its own: a file that was edited by hand, or merged badly, must not pass for accepted."""
+    return pin(kept.description, kept.input_schema, kept.annotations).sha256 == kept.sha256
+
+
+def states(accepted: Mapping[str, Pin], now: Mapping[str, Pin]) -> dict[str, PinState]:
+    """Of every tool that is known on either side, in the order of their names."""
+    return {name: _state(accepted.get(name), now.get(name)) for name in sorted({*accepted, *now})}
+
+
+def _state(accepted: Pin | None, now: Pin | None) -> PinState:
+    if accepted is None:
+        return PinState.new
+    if now is None:
+        return PinState.gone
+    return PinState.pinned if accepted.sha256 == now.sha256 else PinState.changed
+
+
+def difference(accepted: Pin | None, now: Pin | None) -> str:
+    """What changed, as a unified diff."""
+    lines = unified_diff(_told(accepted), _told(now), "accepted", "now", lineterm="", n=1)
+    text = "\n".join(lines)
+    return text if len(text) <= MOST_DIFFERENCE else f"{text[:MOST_DIFFERENCE]}\n… (cut)"
+
+
+def visible(text: str) -> str:
+    """With what nobody would see, or a terminal would obey, written out: hidden words are for a person to judge too."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def _told(kept: Pin | None) -> list[str]:
+    return [] if kept is None else [visible(line) for line in _lines(kept)]
+
+
+def _lines(kept: Pin) -> Iterator[str]:
+    yield from (f"description: {line}" for line in kept.description.split("\n"))
+    for field, value in (("annotations", kept.annotations), ("inputSchema", kept.input_schema)):
+        if value:
+            first, *rest = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).splitlines()
+            yield from (f"{field}: {first}", *rest)
+
+
+def foreign_reference(schema: Any) -> str | None:
+    """The first reference that leads out of a schema: what it means would be somebody else's to say."""
+    if isinstance(schema, dict):
+        for key in ("$ref", "$dynamicRef"):
+            target = schema.get(key)
+            if isinstance(target, str) and not target.startswith("#"):
+                return target
+        schema = list(schema.values())
+    inner = (foreign_reference(each) for each in schema) if isinstance(schema, list) else ()
+    return next((target for target in inner if target is not None), None)

@@ -1,0 +1,116 @@
+"""Who asks: the bearer token is looked at before anything else of a request is. And what else holds of every route."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import Depends, Path, Request, Response, Security, params
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+from pydantic import AfterValidator
+
+from gateway.bodies import StrictRequest
+from gateway.problems import AGAIN, Failure
+from gateway.schemes import Webhook
+from gateway.tokens import Scope, Tokens, Unreadable
+from runs import MOST_ID_BYTES
+from session import Session
+
+PATIENCE = 45.0  # seconds for a whole answer, but a stream; a lane alone is tried for 30
+_BEARER = HTTPBearer(auto_error=False, scheme_name="token", description="A token of `perdure token create`.")
+
+
+@dataclass
+class Gateway:
+    """What the routes share. `drop` cuts a connection off, by its client's address."""
+
+    session: Session
+    tokens: Tokens
+    webhooks: dict[str, Webhook] = field(default_factory=dict)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    streams: int = 0  # that are open
+    drop: Callable[[Any], None] = lambda _: None
+
+
+def needs(scope: Scope) -> Any:
+    """The dependency that says which scope a route needs. `Route` is what enforces it."""
+    return Security(_BEARER, scopes=[scope])
+
+
+class Route(APIRoute):
+    """Lets in whoever has the scope, then reads JSON strictly, and ends in time."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        scopes = [
+            Scope(scope)
+            for each in self.dependencies
+            if isinstance(each, params.Security)
+            for scope in each.scopes or ()
+        ]
+        takes_json = self.body_field is not None
+
+        async def strictly(given: Request) -> Response:
+            request = StrictRequest(given.scope, given.receive)
+            for scope in scopes:
+                request.state.by = _admitted(request, scope)
+            if takes_json and _has_body(request) and not _says_json(request):
+                raise Failure(415, "the body has to come with Content-Type: application/json")
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    return await handle(request)
+            except TimeoutError:
+                raise Failure(503, f"no answer within {PATIENCE:g} s", headers=AGAIN) from None
+
+        return strictly
+
+
+def _admitted(request: Request, scope: Scope) -> str:
+    """The name of the token. Raises Failure."""
+    scheme, _, written = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not written.strip():
+        why = "this needs a token: Authorization: Bearer … (perdure token create)"
+        raise Failure(401, why, headers={"WWW-Authenticate": "Bearer"})
+    gateway: Gateway = request.app.state.gateway
+    try:
+        token = gateway.tokens.holder(written.strip(), datetime.now(UTC))
+    except Unreadable:
+        raise Failure(503, "the gateway cannot read its tokens; its operator has to mend that") from None
+    if token is None:
+        why = "the token is not known, or has expired, or was revoked"
+        raise Failure(401, why, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
+    if scope not in token.scopes:
+        challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'}
+        raise Failure(403, f"token {token.name} has no scope {scope}", headers=challenge)
+    return token.name
+
+
+def _has_body(request: Request) -> bool:
+    return "Transfer-Encoding" in request.headers or request.headers.get("Content-Length", "0") != "0"
+
+
+def _says_json(request: Request) -> bool:
+    return request.headers.get("Content-Type", "").partition(";")[0].strip().lower() == "application/json"
+
+
+def _here(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+def _by(request: Request) -> str:
+    name: str = request.state.by
+    return name
+
+
+def _fits(run_id: str) -> str:
+    if not run_id.strip() or len(run_id.encode("utf-8", "surrogatepass")) > MOST_ID_BYTES:
+        raise ValueError(f"an id has 1 to {MOST_ID_BYTES} bytes")
+    return run_id
+
+
+Here = Annotated[Gateway, Depends(_here)]
+By = Annotated[str, Depends(_by)]
+RunId = Annotated[str, Path(description="The run's id."), AfterValidator(_fits)]

@@ -1,0 +1,60 @@
+"""The application: all routes, and what holds of each answer."""
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+
+from gateway import conversations, events, health, page, questions, runs, webhooks
+from gateway.access import Gateway
+from gateway.bodies import BoundedBodies
+from gateway.problems import Failure, Problem, answer_to, handlers
+
+ABOUT = "Start, read, follow and answer agent runs. Refusals are problem details (RFC 9457)."
+ROUTERS = (
+    runs.router,
+    conversations.router,
+    questions.router,
+    events.router,
+    webhooks.router,
+    health.router,
+    page.router,
+)
+
+
+async def _wrong_method(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
+    """The router names the methods of one route alone, where an address has several."""
+    routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
+    there = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    allowed = {method for route in there for method in route.methods or ()} or {"GET", "HEAD"}
+    why = "this address does not take this method"
+    return answer_to(Failure(405, why, headers={"Allow": ", ".join(sorted(allowed))}))
+
+
+def make_app(gateway: Gateway) -> FastAPI:
+    app = FastAPI(
+        title="Perdure",
+        summary="Agents that outlast their processes",
+        description=ABOUT,
+        version=version("perdure"),
+        docs_url=None,  # they would come from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers=handlers(gateway.session.settings.secrets),
+    )
+    app.state.gateway = gateway
+    app.add_exception_handler(405, _wrong_method)
+    for router in ROUTERS:
+        app.include_router(router)
+    app.add_middleware(BoundedBodies)
+    describe = app.openapi
+
+    def described() -> dict[str, Any]:
+        schema = describe()
+        schema["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
+        return schema
+
+    app.openapi = described  # type: ignore[method-assign]  # FastAPI's documented way
+    return app

@@ -1,0 +1,61 @@
+"""Conversations: hand a request to a lane, and look into it."""
+
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Path, Response
+from pydantic import AfterValidator
+
+from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted
+from gateway.access import Here, Route, needs
+from gateway.problems import AGAIN, Failure, described
+from gateway.tokens import Scope
+from lanes import look, submit
+from settings import ProjectError
+
+
+def _says_something(conversation_id: str) -> str:
+    if not conversation_id.strip():
+        raise ValueError("it is empty")
+    return conversation_id
+
+
+ConversationId = Annotated[str, Path(max_length=MAX_ID_LENGTH), AfterValidator(_says_something)]
+
+router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=Route)
+
+
+@router.post(
+    "/{conversation_id}/requests",
+    status_code=202,
+    dependencies=[needs(Scope.start)],
+    responses=described(400, 401, 403, 408, 409, 413, 415, 422, 429, 500, 503)
+    | {200: {"model": Submitted, "description": "It was handed in before"}},
+)
+async def submit_request(
+    here: Here, conversation_id: ConversationId, request: SubmitRequest, response: Response
+) -> Submitted:
+    """Hands in a request; 200 where it was handed in before. 429 where the lane is full."""
+    settings = here.session.settings
+    try:
+        settings.check_agent(request.agent)
+    except ProjectError as error:
+        raise Failure(422, str(error), field="agent") from None
+    submitted = await submit(here.session.client, settings.task_queue, conversation_id, request)
+    response.headers["Location"] = f"/v1/runs/{quote(submitted.run_id, safe='')}"
+    if submitted.duplicate:
+        response.status_code = 200
+    return submitted
+
+
+@router.get(
+    "/{conversation_id}",
+    dependencies=[needs(Scope.read)],
+    responses=described(400, 401, 403, 404, 408, 409, 413, 422, 500, 503),
+)
+async def read_conversation(here: Here, conversation_id: ConversationId) -> LaneView:
+    """What runs in a conversation, what waits, and how the latest requests ended."""
+    view = await look(here.session.client, conversation_id)
+    if view is None:
+        raise Failure(503, "no worker answers for this conversation now", headers=AGAIN)
+    return view

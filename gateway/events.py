@@ -1,0 +1,45 @@
+"""What happened outside comes in, and meets the task that waits for it."""
+
+from fastapi import APIRouter
+from pydantic import ConfigDict
+
+from activities.topic import publish
+from contracts.topic import Event, Message
+from contracts.value import Value
+from decisions.topic import event_id
+from gateway.access import Here, Route, needs
+from gateway.problems import described
+from gateway.tokens import Scope
+
+router = APIRouter(prefix="/v1", tags=["events"], route_class=Route)
+
+
+class GivenMessage(Message):
+    model_config = ConfigDict(extra="forbid")
+
+
+class GivenEvent(Event):
+    """The event `evt.adapter.message.created`; unknown fields are refused here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    data: GivenMessage
+
+
+class Published(Value):
+    """By what the event is known when it comes again, and the topic that it was brought to."""
+
+    event: str
+    topic: str
+
+
+@router.post(
+    "/events",
+    status_code=202,
+    dependencies=[needs(Scope.publish)],
+    responses=described(400, 401, 403, 408, 413, 415, 422, 500, 503),
+)
+async def publish_event(here: Here, event: GivenEvent) -> Published:
+    """Publishes an event; sent again it counts once."""
+    topic = await publish(here.session.client, here.session.settings.task_queue, event)
+    return Published(event=event_id(event), topic=topic)

@@ -1,0 +1,181 @@
+"""Bearer tokens: 32 random bytes each, of which only the SHA-256 is kept.
+
+A slow hash protects what people choose. These are random, so there is nothing to guess.
+"""
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from contracts.value import Edge
+from settings import ProjectError
+
+VARIABLE = "PERDURE_TOKENS"  # `name:sha256:scope+scope,…`, for where there is no file
+PREFIX = "pdr_"  # by which scanners know one that was published by mistake
+NAME = r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}"
+
+
+class Scope(StrEnum):
+    """What a token allows. None of them is all of them."""
+
+    start = "runs:start"
+    read = "runs:read"
+    result = "tools:result"
+    answer = "human:answer"
+    publish = "events:publish"
+
+
+class Token(Edge):
+    """What is kept of a token."""
+
+    name: str = Field(pattern=f"^{NAME}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    scopes: tuple[Scope, ...] = Field(min_length=1)
+    created_at: datetime | None = None
+    expires_at: datetime | None = None  # None: it does not
+
+    def is_expired(self, now: datetime) -> bool:
+        return self.expires_at is not None and now >= self.expires_at
+
+
+class TokenFile(Edge):
+    tokens: tuple[Token, ...] = ()
+
+
+class Unreadable(Exception):
+    """The token file cannot be read, so nobody is let in. The message says why."""
+
+
+def new_token(name: str, scopes: tuple[Scope, ...], lifetime: timedelta | None) -> tuple[str, Token]:
+    """The token itself, which is never seen again, and what is kept of it. Raises ProjectError."""
+    if not re.fullmatch(NAME, name):
+        raise ProjectError(f"a token's name has 1 to 64 of the characters A-Z a-z 0-9 _ . @ -, not {name[:80]!r}")
+    written, now = PREFIX + secrets.token_urlsafe(32), datetime.now(UTC)
+    try:
+        expires = now + lifetime if lifetime else None
+    except OverflowError:
+        raise ProjectError("a token cannot expire so late; leave --expires out") from None
+    order = tuple(scope for scope in Scope if scope in scopes)
+    return written, Token(name=name, sha256=digest(written), scopes=order, created_at=now, expires_at=expires)
+
+
+def digest(written: str) -> str:
+    return hashlib.sha256(written.encode(errors="surrogateescape")).hexdigest()
+
+
+@dataclass
+class Tokens:
+    """Those of the file, which is read again whenever it has changed, and those of the environment."""
+
+    path: Path
+    fixed: tuple[Token, ...] = ()
+    _kept: tuple[Token, ...] = ()
+    _stamp: tuple[int, ...] | None = field(default=None)
+
+    def all(self) -> tuple[Token, ...]:
+        """Raises Unreadable."""
+        try:
+            there = self.path.stat()
+            stamp = (there.st_mtime_ns, there.st_size, there.st_ino)
+            if stamp != self._stamp:
+                self._kept, self._stamp = _read(self.path), stamp
+        except FileNotFoundError:
+            self._kept, self._stamp = (), None
+        except OSError as error:
+            raise Unreadable(f"{self.path}: {error.strerror}") from None
+        return (*self.fixed, *self._kept)
+
+    def holder(self, written: str, now: datetime) -> Token | None:
+        """Whose token this is; each one is compared, in constant time. Raises Unreadable."""
+        given, found = digest(written), None
+        for token in self.all():
+            if hmac.compare_digest(given, token.sha256) and not token.is_expired(now):
+                found = token
+        return found
+
+    def add(self, token: Token) -> None:
+        """Raises ProjectError where the name is taken, Unreadable."""
+        with self._changing():
+            if any(each.name == token.name for each in self.all()):
+                raise ProjectError(f"there is a token {token.name!r} already; revoke it first, or choose another name")
+            self._write((*self._kept, token))
+
+    def revoke(self, name: str) -> None:
+        """Raises ProjectError where there is none to be revoked, Unreadable."""
+        if any(each.name == name for each in self.fixed):
+            raise ProjectError(f"token {name!r} is from {VARIABLE}: take it out there, and start the gateway again")
+        with self._changing():
+            left = tuple(each for each in self.all() if each.name != name and each not in self.fixed)
+            if len(left) == len(self._kept):
+                raise ProjectError(f"there is no token {name!r}; see: perdure token list")
+            self._write(left)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """One change at a time, whoever makes it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _write(self, tokens: tuple[Token, ...]) -> None:
+        """Atomically: a reader sees the old file or the new one."""
+        draft = self.path.with_suffix(".new")
+        draft.unlink(missing_ok=True)
+        whole = TokenFile(tokens=tokens).model_dump(mode="json", exclude_none=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            json.dump(whole, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.path)
+
+
+def _read(path: Path) -> tuple[Token, ...]:
+    try:
+        return TokenFile.model_validate_json(path.read_bytes()).tokens
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise Unreadable(f"{path}: {where}: {first['msg']}") from None
+
+
+def tokens_of(home: Path, environment: Mapping[str, str]) -> Tokens:
+    """Raises ProjectError."""
+    return Tokens(home / "tokens.json", tuple(_in_variable(environment.get(VARIABLE) or "")))
+
+
+def _in_variable(text: str) -> Iterator[Token]:
+    """No entry is echoed: somebody may have put a token there instead of its hash."""
+    names = set()
+    for number, entry in enumerate(filter(None, (each.strip() for each in text.split(","))), 1):
+        name, _, rest = entry.partition(":")
+        sha256, _, scopes = rest.partition(":")
+        try:
+            token = Token.model_validate({"name": name, "sha256": sha256, "scopes": scopes.split("+")})
+        except ValidationError as error:
+            fault = error.errors()[0]["loc"][0]
+            raise ProjectError(
+                f"{VARIABLE}: entry {number}: {fault}: expected name:sha256:scope+scope with 64 hex digits and scopes "
+                f"of {', '.join(Scope)}"
+            ) from None
+        if name in names:
+            raise ProjectError(f"{VARIABLE}: entry {number}: the name {name!r} stands there twice")
+        names.add(name)
+        yield token
+
+
+def entry_of(token: Token) -> str:
+    """As the environment has it, where no token expires."""
+    return f"{token.name}:{token.sha256}:{'+'.join(token.scopes)}"

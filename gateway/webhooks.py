@@ -1,0 +1,55 @@
+"""Events from others, who sign them: nothing is read of a body before its signature and its time are right."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from pydantic import Field
+
+from activities.topic import NotAwaited, publish
+from contracts.value import Value
+from decisions.topic import event_id
+from gateway.access import Here, Route
+from gateway.bodies import read_json
+from gateway.problems import Failure, described
+from gateway.schemes import Challenge, Forged, Ignored, Unusable
+
+router = APIRouter(prefix="/v1/webhooks", tags=["events"], route_class=Route)
+BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
+
+
+class Taken(Value):
+    """What became of it: published to a topic, or why not; or the answer to Slack's challenge."""
+
+    accepted: bool
+    event: str | None = Field(default=None, exclude_if=lambda event: event is None)
+    topic: str | None = Field(default=None, exclude_if=lambda topic: topic is None)
+    why: str | None = Field(default=None, exclude_if=lambda why: why is None)
+    challenge: str | None = Field(default=None, exclude_if=lambda challenge: challenge is None)
+
+
+@router.post("/{name}", openapi_extra=BODY, responses=described(400, 401, 404, 408, 413, 422, 500, 503))
+async def take_webhook(here: Here, name: Annotated[str, Path(max_length=64)], request: Request) -> Taken:
+    """Takes what a sender of `[gateway.webhooks.NAME]` has signed, within five minutes; sent again it counts once."""
+    webhook = here.webhooks.get(name)
+    if webhook is None:
+        raise Failure(404, "there is no webhook of this name in perdure.toml")
+    body = await request.body()
+    try:
+        webhook.check(request.headers, body)
+        read = webhook.read(request.headers, read_json(body))
+    except Forged:
+        why = "the signature is missing, wrong, or of another time"
+        raise Failure(401, why, headers={"WWW-Authenticate": "Signature"}) from None
+    except Unusable as unusable:
+        raise Failure(422, str(unusable)) from None
+    match read:
+        case Challenge(challenge):
+            return Taken(accepted=True, challenge=challenge)
+        case Ignored(why):
+            return Taken(accepted=False, why=why)
+        case event:
+            try:
+                topic = await publish(here.session.client, here.session.settings.task_queue, event)
+            except NotAwaited as why:
+                return Taken(accepted=False, event=event_id(event), why=str(why))
+            return Taken(accepted=True, event=event_id(event), topic=topic)

@@ -1,0 +1,82 @@
+"""Which model answers: a client for each provider of the project, each asked at its own pace."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
+
+import httpx2
+from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVertex
+
+from activities.model import MessagesModel
+from activities.pace import Pace
+from activities.providers import Models, Provider
+from activities.rehearsal import RehearsalTransport
+from decisions.providers import DEFAULT
+from settings import ProjectError, ProviderSettings, Settings
+
+NEEDED = {"bedrock": "boto3", "vertex": "google.auth"}  # by the SDK's own clients
+
+
+Client = AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex
+
+
+@asynccontextmanager
+async def model_of(settings: Settings) -> AsyncIterator[Models]:
+    """Raises ProjectError before anything is opened."""
+    described = settings.file.model.providers
+    async with AsyncExitStack() as stack:
+        providers: dict[str, Provider] = {}
+        for name, client in clients_of(settings).items():
+            await stack.enter_async_context(client)
+            each = described.get(name, ProviderSettings())
+            providers[name] = Provider(MessagesModel(client), Pace(name, each.requests_per_minute))
+        yield Models(providers)
+
+
+def clients_of(settings: Settings) -> dict[str, Client]:
+    """By provider, with no connection yet. Raises ProjectError.
+
+    Without a key or an address of the default provider, the rehearsal answers for it, behind the client's transport.
+    """
+    clients: dict[str, Client] = {DEFAULT: _default(settings)}
+    for name, described in settings.file.model.providers.items():
+        if name != DEFAULT:
+            clients[name] = _client(name, described, settings.keys.get(name))
+    return clients
+
+
+def _default(settings: Settings) -> AsyncAnthropic:
+    if settings.rehearses:
+        transport = httpx2.AsyncClient(transport=RehearsalTransport())
+        return AsyncAnthropic(api_key="rehearsal", max_retries=0, http_client=transport)
+    key = settings.api_key or "none"  # local servers ask for none, the SDK does
+    return AsyncAnthropic(api_key=key, base_url=settings.base_url, max_retries=0)
+
+
+def _client(name: str, described: ProviderSettings, key: str | None) -> Client:
+    if described.api_key_env and key is None:
+        raise ProjectError(f"model.providers.{name}: api_key_env names {described.api_key_env}, and that is not set")
+    url = described.base_url
+    match described.kind:
+        case "messages":
+            return AsyncAnthropic(api_key=key or "none", base_url=url, max_retries=0)
+        case "bedrock":
+            _needs(name, described.kind)
+            return AsyncAnthropicBedrock(api_key=key, aws_region=described.region, base_url=url, max_retries=0)
+        case "vertex":
+            if key is None:  # with a token the client needs nobody to get one
+                _needs(name, described.kind)
+            region, project = described.region or "", described.project or ""
+            return AsyncAnthropicVertex(
+                region=region, project_id=project, access_token=key, base_url=url, max_retries=0
+            )
+
+
+def _needs(name: str, kind: str) -> None:
+    try:
+        found = find_spec(NEEDED[kind])
+    except ModuleNotFoundError:  # of the package around it
+        found = None
+    if found is None:
+        extra = f'pip install "perdure[{kind}]"'
+        raise ProjectError(f'model.providers.{name}: kind = "{kind}" needs the package {NEEDED[kind]}: {extra}')

@@ -1,0 +1,436 @@
+"""A connection to an MCP server survives whatever the server does; what comes of a call is typed."""
+
+import asyncio
+import base64
+import json
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from time import monotonic
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from activities import mcp_connection
+from activities.mcp_connection import Connection, Unreachable
+from activities.mcp_server import HttpServer, StdioServer
+from activities.mcp_tool import McpTool
+from activities.secrets import Secrets
+from activities.toolkit import CallContext, TransientFailure
+from activities.workspace import Workspace
+from contracts.failures import ToolFault
+from contracts.tool import ToolKind, ToolOutcome, ToolRoute
+from decisions.mcp import effect_of
+
+HOSTILE = Path(__file__).parents[1] / "mcp" / "hostile.py"
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(range(64))).decode()
+LONG = 20.0  # seconds: far more than what is waited for takes
+
+
+class Rig:
+    """A hostile server, the connection to it, and its two tools."""
+
+    def __init__(self, folder: Path, mode: str, secrets: Secrets) -> None:
+        self.state = folder / "state"
+        self.state.mkdir()
+        args = (str(HOSTILE), str(self.state), mode)
+        env = {"HOSTILE_TOKEN": "token-canary-5521"}
+        self.connection = Connection(StdioServer("h", sys.executable, args, env, folder), secrets.redact)
+        self.workspace = Workspace(folder / "run")
+        self.workspace.create()
+
+    async def tool(self, name: str = "look", timeout: float = LONG) -> McpTool:
+        pin = (await self.connection.tools())[name]
+        route = ToolRoute(
+            name=f"h__{name}",
+            kind=ToolKind.mcp,
+            effect=effect_of(pin.annotations),
+            timeout=timedelta(seconds=timeout),
+        )
+        return McpTool(route, name, pin, self.connection)
+
+    async def run(self, do: str, *, tool: str = "look", timeout: float = LONG, **arguments: Any) -> ToolOutcome:
+        made = await self.tool(tool, timeout)
+        assert await made.refusal(None, timedelta(seconds=LONG)) is None
+        context = CallContext("r", 3, "key", datetime.now(UTC), self.workspace)
+        return await made.run({"do": do, **arguments}, context)
+
+    def calls(self) -> list[dict[str, Any]]:
+        path = self.state / "calls"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def pids(self) -> list[int]:
+        path = self.state / "pids"
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    def define(self, *tools: dict[str, Any]) -> None:
+        (self.state / "tools.json").write_text(json.dumps(tools))
+
+
+@asynccontextmanager
+async def rigged(folder: Path, mode: str = "plain", secrets: Secrets | None = None) -> AsyncIterator[Rig]:
+    rig = Rig(folder, mode, secrets or Secrets())
+    try:
+        yield rig
+    finally:
+        async with asyncio.timeout(60):
+            await rig.connection.close()
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with rigged(tmp_path) as it:
+        yield it
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not claim():  # noqa: ASYNC110 - another process makes it true
+            await asyncio.sleep(0.02)
+
+
+def lives(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def environment_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+async def test_nothing_is_started_before_the_first_call_and_one_server_serves_all(rig: Rig) -> None:
+    assert rig.pids() == []
+    outcomes = await asyncio.gather(*(rig.run("x", n=n) for n in range(20)))
+    assert [outcome.result for outcome in outcomes] == ["done"] * 20
+    assert len(rig.pids()) == 1
+
+
+async def test_the_server_ends_with_its_connection(rig: Rig) -> None:
+    await rig.run("x")
+    await rig.connection.close()
+    assert not lives(rig.pids()[0])
+
+
+@pytest.mark.parametrize("do", ["stays", "deaf"])
+async def test_a_server_that_does_not_mind_is_killed(tmp_path: Path, do: str) -> None:
+    async with rigged(tmp_path, "stays" if do == "stays" else "plain") as rig:
+        with suppress(TransientFailure):
+            await rig.run(do, timeout=0.5)
+        await rig.connection.close()
+        assert not lives(rig.pids()[0])
+
+
+HOLDS = """
+import asyncio, sys
+from activities.mcp_connection import Connection
+from activities.mcp_server import StdioServer
+
+async def main():
+    await Connection(StdioServer("h", sys.executable, tuple(sys.argv[1:]))).tools()
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_server_ends_when_its_worker_is_killed(tmp_path: Path) -> None:
+    async with rigged(tmp_path) as rig:
+        command = (sys.executable, "-c", HOLDS, str(HOSTILE), str(rig.state), "plain")
+        worker = await asyncio.create_subprocess_exec(*command, cwd=HOSTILE.parents[2])
+        try:
+            await until((rig.state / "lists").exists)
+        finally:
+            worker.kill()
+            await worker.wait()
+        await until(lambda: not lives(rig.pids()[0]))
+
+
+async def test_a_call_has_its_own_time_and_the_session_survives_it(rig: Rig) -> None:
+    with pytest.raises(TransientFailure, match=r"did not answer within 0\.3 s") as caught:
+        await rig.run("hang", timeout=0.3)
+    assert caught.value.kind == ToolFault.timeout
+    assert (await rig.run("x")).result == "done"
+    assert len(rig.pids()) == 1
+
+
+async def test_a_server_that_dies_in_a_read_may_be_asked_again_and_is_started_anew(rig: Rig) -> None:
+    with pytest.raises(TransientFailure, match="ended the connection") as caught:
+        await rig.run("die")
+    assert caught.value.kind == ToolFault.unreachable
+    assert (await rig.run("x")).result == "done"
+    assert len(rig.pids()) == 2
+
+
+async def test_a_server_that_dies_in_a_once_call_leaves_it_in_doubt(rig: Rig) -> None:
+    outcome = await rig.run("die", tool="act")
+    assert outcome.error is not None
+    assert (outcome.error.kind, outcome.error.retryable) == (ToolFault.in_doubt, False)
+    assert "may have happened" in outcome.error.message
+    assert len(rig.calls()) == 1
+
+
+async def test_a_once_call_that_was_not_sent_is_said_not_to_have_been_made(rig: Rig) -> None:
+    tool = await rig.tool("act")
+    await rig.connection.close()
+    rig.connection.server = StdioServer("h", "/nowhere/at-all")
+    outcome = await tool.run({}, CallContext("r", 1, "key", datetime.now(UTC), rig.workspace))
+    assert outcome.error is not None
+    assert outcome.error.kind == ToolFault.unreachable
+    assert outcome.error.message.endswith("there is no '/nowhere/at-all' here; the call was not made")
+    assert rig.calls() == []
+
+
+async def test_a_server_that_dies_by_every_call_is_not_started_by_every_call(rig: Rig) -> None:
+    tool = await rig.tool()
+    started = 0
+    for _ in range(30):
+        with suppress(TransientFailure):
+            await tool.refusal(None, timedelta(seconds=LONG))
+            await tool.run({"do": "die"}, CallContext("r", 1, "key", datetime.now(UTC), rig.workspace))
+        started = len(rig.pids())
+    assert started < 10
+    with pytest.raises(Unreachable, match=r"it is tried again in"):
+        await rig.connection.tools()
+
+
+async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    async with rigged(tmp_path, "dead") as rig:
+        with pytest.raises(Unreachable, match=r"cannot be reached: .*its last words: cannot read the configuration"):
+            await rig.connection.tools()
+
+
+async def test_a_server_that_hangs_at_its_start_is_given_up_and_ended(tmp_path: Path) -> None:
+    with patch.object(mcp_connection, "START", 3.0):
+        async with rigged(tmp_path, "silent") as rig:
+            with pytest.raises(Unreachable, match="did not get ready within 3 s"):
+                await rig.connection.tools()
+            await until(lambda: bool(rig.pids()) and not lives(rig.pids()[0]))
+
+
+async def test_the_guard_of_a_call_does_not_wait_longer_than_it_may(tmp_path: Path, rig: Rig) -> None:
+    tool = await rig.tool()
+    (tmp_path / "slow").mkdir()
+    async with rigged(tmp_path / "slow", "silent") as slow:
+        tool._connection = slow.connection
+        with pytest.raises(TransientFailure, match=r"did not get ready within 0\.5 s") as caught:
+            await tool.refusal(None, timedelta(seconds=0.5))
+        assert caught.value.kind == ToolFault.unreachable
+
+
+async def test_an_environment_that_lacks_a_variable_starts_nothing() -> None:
+    connection = Connection(StdioServer("h", sys.executable, missing="the environment has no X_TOKEN"))
+    with pytest.raises(Unreachable, match="the environment has no X_TOKEN"):
+        await connection.tools()
+    await connection.close()
+
+
+async def test_a_server_gets_none_of_our_environment(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUR_OWN_KEY", "canary-8812")
+    await rig.run("x")
+    environment = environment_of(rig.pids()[0])
+    assert b"canary-8812" not in environment
+    assert b"token-canary-5521" in environment
+
+
+@pytest.mark.parametrize("do", ["flood", "endless line"])
+async def test_a_flood_ends_in_a_typed_failure_and_costs_bounded_memory(rig: Rig, do: str) -> None:
+    before = getrusage(RUSAGE_SELF).ru_maxrss
+    longest = 0.0
+
+    async def beat() -> None:
+        nonlocal longest
+        while True:
+            since = monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, monotonic() - since)
+
+    beating = asyncio.create_task(beat())
+    with pytest.raises(TransientFailure):
+        await rig.run(do, timeout=6)
+    beating.cancel()
+    assert longest < 4  # seconds: the worker's loop goes on
+    assert getrusage(RUSAGE_SELF).ru_maxrss - before < 250 * 1024  # KiB
+
+
+@pytest.mark.parametrize("do", ["not json", "stderr", "ask"])
+async def test_noise_beside_the_answer_is_no_harm(rig: Rig, do: str) -> None:
+    assert (await rig.run(do)).result == "done"
+
+
+async def test_answers_to_nothing_are_dropped(rig: Rig) -> None:
+    with pytest.raises(TransientFailure, match="did not answer"):
+        await rig.run("wrong id", timeout=0.5)
+    assert (await rig.run("x")).result == "done"
+
+
+async def test_what_a_server_says_beside_is_logged_cut_and_counted(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        await rig.run("stderr")
+        await until(lambda: "left out" in caplog.text)
+    lines = [record.getMessage() for record in caplog.records if "noise" in record.getMessage()]
+    assert 0 < len(lines) <= 100
+    assert max(len(line) for line in lines) < 600
+
+
+async def test_secrets_of_a_server_are_not_in_its_failures(tmp_path: Path) -> None:
+    secrets = Secrets([("HOSTILE_TOKEN", "token-canary-5521")])
+    async with rigged(tmp_path, "plain", secrets) as rig:
+        await rig.run("stderr")
+        await until(lambda: "noise" in rig.connection._last_words or "yyy" in rig.connection._last_words)
+        rig.connection._last_words = "noise token-canary-5521"
+        with pytest.raises(TransientFailure, match="HOSTILE_TOKEN") as caught:
+            await rig.run("die")
+        assert "token-canary" not in caught.value.message
+
+
+async def test_a_large_answer_arrives_whole(rig: Rig) -> None:
+    assert (await rig.run("large")).result == "x" * 3_000_000
+
+
+async def test_structured_content_goes_before_text(rig: Rig) -> None:
+    assert (await rig.run("structured")).result == {"n": 1}
+
+
+async def test_a_tool_that_fails_says_so_to_the_model(rig: Rig) -> None:
+    outcome = await rig.run("fail")
+    assert outcome.error is not None
+    assert (outcome.error.kind, outcome.error.message) == (ToolFault.tool_error, "no such thing")
+
+
+@pytest.mark.parametrize(("do", "said"), [("error", "it broke"), ("nonsense", "the call was made, but")])
+async def test_what_is_no_result_is_an_error_that_is_not_tried_again(rig: Rig, do: str, said: str) -> None:
+    outcome = await rig.run(do)
+    assert outcome.error is not None
+    assert outcome.error.kind == ToolFault.tool_error
+    assert said in outcome.error.message
+
+
+async def test_an_image_becomes_an_artifact_and_never_base64(rig: Rig) -> None:
+    outcome = await rig.run("image", data=PNG)
+    assert outcome.artifacts == ("artifacts/h__look-03.png",)
+    [file] = outcome.result["files"]
+    assert file == {"path": "artifacts/h__look-03.png", "content_type": "image/png", "bytes": 72}
+    assert (rig.workspace.root / file["path"]).read_bytes() == base64.b64decode(PNG)
+    assert PNG[:20] not in outcome.model_dump_json()
+
+
+async def test_resources_become_artifacts_and_links_stay_links(rig: Rig) -> None:
+    outcome = await rig.run("blob", data=base64.b64encode(b"%PDF").decode())
+    assert outcome.result["content"] == "see"
+    pdf, page, link = outcome.result["files"]
+    assert (pdf["path"], pdf["uri"], pdf["bytes"]) == ("artifacts/h__look-03.pdf", "test://blob", 4)
+    assert (rig.workspace.root / page["path"]).read_text() == "# page"
+    assert link == {"uri": "test://link", "name": "link", "content_type": None}
+    assert outcome.artifacts == (pdf["path"], page["path"])
+
+
+async def test_an_image_that_is_none_costs_only_itself(rig: Rig) -> None:
+    outcome = await rig.run("broken image")
+    assert outcome.result["files"] == [{"path": None, "content_type": "image/png", "lost": "what came was no base64"}]
+
+
+LOOK = {"name": "look", "description": "A tool.", "inputSchema": {"type": "object"}}
+READ = {"annotations": {"readOnlyHint": True}}
+
+
+@pytest.mark.parametrize(
+    ("now", "kind", "said"),
+    [
+        ([{**LOOK, **READ, "description": "Another."}], ToolFault.changed, "+description: Another."),
+        ([LOOK], ToolFault.changed, '-  "readOnlyHint": true'),
+        ([], ToolFault.not_found, "has no tool 'look' any more"),
+        ([{**LOOK, **READ, "inputSchema": {"type": "object", "$ref": "x"}}], ToolFault.not_found, "lies outside"),
+    ],
+)
+async def test_a_change_that_is_announced_stops_the_call(
+    rig: Rig, now: list[dict[str, Any]], kind: ToolFault, said: str
+) -> None:
+    tool = await rig.tool()
+    rig.define(*now)
+    (rig.state / "announce").touch()
+    await rig.run("x")  # by which the server tells of it
+    await until(lambda: rig.connection._is_stale)
+    refused = await tool.refusal(None, timedelta(seconds=LONG))
+    assert refused is not None
+    assert refused.error is not None
+    assert refused.error.kind == kind
+    assert said in refused.error.message
+    assert (refused.error.definition is not None) == (kind == ToolFault.changed)
+    assert await tool.refusal(refused.error.definition, timedelta(seconds=LONG)) == (
+        None if kind == ToolFault.changed else refused
+    )
+
+
+async def test_a_change_between_the_look_and_the_call_is_not_called(rig: Rig) -> None:
+    look, act = await rig.tool(), await rig.tool("act")
+    rig.define({**LOOK, **READ, "description": "Another."}, {**LOOK, "name": "act", "description": "Another."})
+    await rig.connection.close()
+    context = CallContext("r", 1, "key", datetime.now(UTC), rig.workspace)
+    with pytest.raises(TransientFailure, match="changed its tools just now"):
+        await look.run({}, context)
+    outcome = await act.run({}, context)
+    assert outcome.error is not None
+    assert outcome.error.message.endswith("changed its tools just now; the call was not made")
+    assert rig.calls() == []
+    now = (await rig.connection.tools())["act"].sha256
+    assert (await act.run({}, replace(context, accepts=now))).result == "done"
+
+
+async def test_a_server_that_is_not_ready_yet_is_given_up_at_once_where_its_worker_stops(tmp_path: Path) -> None:
+    async with rigged(tmp_path, "silent") as rig:
+        asking = asyncio.create_task(rig.connection.tools())
+        await until(lambda: bool(rig.pids()))
+        since = monotonic()
+        await rig.connection.close()
+        assert monotonic() - since < 9  # of the 20 s that it would have
+        with pytest.raises(Unreachable, match="given up"):
+            await asking
+        assert not lives(rig.pids()[0])
+
+
+async def test_a_change_is_seen_at_the_next_connection(rig: Rig) -> None:
+    tool = await rig.tool()
+    await rig.connection.close()
+    rig.define({**LOOK, **READ, "description": "Another."})
+    refused = await tool.refusal(None, timedelta(seconds=LONG))
+    assert refused is not None
+    assert refused.error is not None
+    assert refused.error.kind == ToolFault.changed
+
+
+async def test_tools_that_no_model_could_call_are_refused_by_name(rig: Rig) -> None:
+    rig.define(
+        {**LOOK, "name": "a.b"},
+        {**LOOK, "name": "n" * 62},
+        {**LOOK, "name": "outside", "inputSchema": {"type": "object", "$ref": "http://169.254.169.254/"}},
+        {**LOOK, "name": "invalid", "inputSchema": {"type": "object", "minProperties": "many"}},
+        {**LOOK, "name": "large", "description": "x" * 70_000},
+        LOOK,
+    )
+    assert list(await rig.connection.tools()) == ["look"]
+    refused = rig.connection.refused
+    assert sorted(refused) == ["a.b", "invalid", "large", "n" * 62, "outside"]
+    assert "lies outside" in refused["outside"]
+    assert "no server's name is short enough" in refused["n" * 62]
+
+
+async def test_a_listing_that_is_none_of_mcp_is_told_by_the_place_of_its_fault(rig: Rig) -> None:
+    rig.define({**LOOK, "inputSchema": {"type": "array"}})
+    with pytest.raises(Unreachable, match=r"tools\.0\.inputSchema"):
+        await rig.connection.tools()
+
+
+async def test_a_url_where_nobody_listens_is_unreachable() -> None:
+    connection = Connection(HttpServer("web", "http://127.0.0.1:9/mcp"))
+    with pytest.raises(Unreachable, match="MCP server web cannot be reached"):
+        await connection.tools()
+    await connection.close()

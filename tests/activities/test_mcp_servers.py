@@ -1,0 +1,273 @@
+"""The servers that people use, as they come: time, git, fetch (Python), filesystem and everything (npm), and HTTP."""
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from mcp.server.mcpserver import Image, MCPServer
+from mcp_types import ToolAnnotations
+
+from activities.mcp_connection import Connection, Unreachable
+from activities.mcp_server import HttpServer, McpServer, StdioServer
+from activities.mcp_tool import McpTool
+from activities.toolkit import CallContext, TransientFailure
+from activities.workspace import Workspace
+from contracts.failures import ToolFault
+from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
+from decisions.mcp import effect_of
+
+BIN = Path(sys.executable).parent
+NPM = Path(__file__).parents[1] / "mcp" / "node_modules" / ".bin"
+PATIENT = timedelta(seconds=60)
+
+
+def npm(name: str) -> str:
+    """The path of an npm server; skips the test where it is not there."""
+    if shutil.which("node") is None:
+        pytest.skip("there is no node here")
+    if not (NPM / name).exists():
+        pytest.skip(f"{name} is not installed: npm ci --prefix tests/mcp")
+    return str(NPM / name)
+
+
+class Server:
+    """A connection, and its tools as a project would have them."""
+
+    def __init__(self, connection: Connection, workspace: Workspace) -> None:
+        self.connection = connection
+        self.workspace = workspace
+
+    async def effects(self) -> dict[str, Effect]:
+        return {name: effect_of(pin.annotations) for name, pin in (await self.connection.tools()).items()}
+
+    async def tool(self, name: str, timeout: timedelta = PATIENT) -> McpTool:
+        pin = (await self.connection.tools())[name]
+        effect = effect_of(pin.annotations)
+        route = ToolRoute(name=f"s__{name}", kind=ToolKind.mcp, effect=effect, timeout=timeout)
+        return McpTool(route, name, pin, self.connection)
+
+    async def run(self, name: str, **arguments: Any) -> ToolOutcome:
+        tool = await self.tool(name)
+        assert await tool.refusal(None, PATIENT) is None
+        return await tool.run(arguments, self.context())
+
+    def context(self) -> CallContext:
+        return CallContext("r", 1, "key", datetime.now(UTC), self.workspace)
+
+
+@asynccontextmanager
+async def connected(server: McpServer, folder: Path) -> AsyncIterator[Server]:
+    workspace = Workspace(folder / "run")
+    workspace.create()
+    connection = Connection(server)
+    try:
+        yield Server(connection, workspace)
+    finally:
+        await connection.close()
+
+
+def repository(folder: Path) -> Path:
+    """With a file that git does not know yet."""
+    repo = folder / "repo"
+    repo.mkdir()
+    subprocess.run([shutil.which("git") or "git", "init", "-q", str(repo)], check=True)
+    (repo / "a.txt").write_text("a")
+    return repo
+
+
+async def test_time(tmp_path: Path) -> None:
+    async with connected(StdioServer("time", str(BIN / "mcp-server-time")), tmp_path) as time:
+        assert await time.effects() == {"get_current_time": Effect.read, "convert_time": Effect.read}
+        outcome = await time.run("get_current_time", timezone="Asia/Tokyo")
+        assert outcome.status == "ok"
+        assert "Asia/Tokyo" in str(outcome.result)
+        refused = await time.run("get_current_time", timezone="Nowhere/None")
+        assert refused.error is not None
+        assert refused.error.kind == ToolFault.tool_error
+
+
+async def test_git(tmp_path: Path) -> None:
+    repo = repository(tmp_path)
+    async with connected(StdioServer("git", str(BIN / "mcp-server-git")), tmp_path) as git:
+        effects = await git.effects()
+        wanted = {"git_status": Effect.read, "git_add": Effect.keyed, "git_commit": Effect.once}
+        assert effects.items() >= wanted.items()
+        assert "a.txt" in (await git.run("git_status", repo_path=str(repo))).result
+        await git.run("git_add", repo_path=str(repo), files=["a.txt"])
+        assert "Changes to be committed" in (await git.run("git_status", repo_path=str(repo))).result
+        nowhere = await git.run("git_status", repo_path=str(tmp_path / "none"))
+        assert nowhere.status == "error"
+
+
+async def test_fetch(tmp_path: Path) -> None:
+    async with connected(StdioServer("fetch", str(BIN / "mcp-server-fetch")), tmp_path) as fetch:
+        assert list(await fetch.effects()) == ["fetch"]
+        outcome = await fetch.run("fetch", url="http://127.0.0.1:9/")
+        assert outcome.error is not None
+        assert outcome.error.kind == ToolFault.tool_error
+
+
+async def test_filesystem(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "a.txt").write_text("hello")
+    args = (str(folder),)
+    async with connected(StdioServer("fs", npm("mcp-server-filesystem"), args), tmp_path) as files:
+        effects = await files.effects()
+        assert effects["read_text_file"] is Effect.read
+        assert effects["move_file"] is Effect.once
+        read = await files.run("read_text_file", path=str(folder / "a.txt"))
+        assert "hello" in str(read.result)
+        await files.run("write_file", path=str(folder / "b.txt"), content="new")
+        assert (folder / "b.txt").read_text() == "new"
+        outside = await files.run("read_text_file", path="/etc/passwd")
+        assert outside.status == "error"
+
+
+async def test_everything(tmp_path: Path) -> None:
+    async with connected(StdioServer("all", npm("mcp-server-everything")), tmp_path) as everything:
+        assert "hello" in str((await everything.run("echo", message="hello")).result)
+        image = await everything.run("get-tiny-image")
+        [file] = image.result["files"]
+        assert file["content_type"] == "image/png"
+        assert (everything.workspace.root / file["path"]).read_bytes().startswith(b"\x89PNG")
+        structured = await everything.run("get-structured-content", location="Chicago")
+        assert set(structured.result) >= {"temperature", "conditions"}
+
+
+def web() -> MCPServer:
+    server = MCPServer("web")
+
+    @server.tool(annotations=ToolAnnotations(read_only_hint=True))
+    def add(a: int, b: int) -> int:
+        """Adds."""
+        return a + b
+
+    @server.tool(annotations=ToolAnnotations(read_only_hint=True))
+    async def wait(seconds: float) -> str:
+        """Waits."""
+        await asyncio.sleep(seconds)
+        return "waited"
+
+    @server.tool()
+    def large() -> str:
+        """Says much."""
+        return "x" * 3_000_000
+
+    @server.tool()
+    def picture() -> Image:
+        """Draws."""
+        return Image(data=b"\x89PNG\r\n", format="png")
+
+    return server
+
+
+def serving(server: MCPServer, port: int) -> AbstractAsyncContextManager[None]:
+    return listening(server.streamable_http_app(), port)
+
+
+@asynccontextmanager
+async def listening(app: Any, port: int) -> AsyncIterator[None]:
+    config = uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=1)
+    http = uvicorn.Server(config)
+    http.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(http.serve())
+    try:
+        while not http.started:  # noqa: ASYNC110 - it has no event for it
+            await asyncio.sleep(0.01)
+        yield
+    finally:
+        http.should_exit = True
+        await task
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def test_a_server_at_a_url(tmp_path: Path) -> None:
+    port = free_port()
+    async with connected(HttpServer("web", f"http://127.0.0.1:{port}/mcp"), tmp_path) as client:
+        async with serving(web(), port):
+            assert await client.effects() == {
+                "add": Effect.read,
+                "wait": Effect.read,
+                "large": Effect.once,
+                "picture": Effect.once,
+            }
+            assert (await client.run("add", a=1, b=2)).result == {"result": 3}
+            assert len((await client.run("large")).result["result"]) == 3_000_000
+            assert (await client.run("picture")).artifacts == ("artifacts/s__picture-01.png",)
+            slow = await client.tool("wait", timedelta(seconds=0.3))
+            with pytest.raises(TransientFailure, match="did not answer within"):
+                await slow.run({"seconds": 30}, client.context())
+            assert (await client.run("add", a=2, b=2)).result == {"result": 4}
+            add = await client.tool("add")
+        with pytest.raises(TransientFailure) as caught:  # it is gone
+            await add.refusal(None, PATIENT)
+        assert caught.value.kind == ToolFault.unreachable
+        async with serving(web(), port):  # and comes back, and knows nothing of the session
+            async with asyncio.timeout(60):
+                while True:
+                    try:
+                        assert (await client.run("add", a=3, b=3)).result == {"result": 6}
+                        break
+                    except (Unreachable, TransientFailure):
+                        await asyncio.sleep(0.1)
+
+
+async def test_a_server_at_a_url_that_was_started_anew_is_asked_again_at_once(tmp_path: Path) -> None:
+    port = free_port()
+    async with connected(HttpServer("web", f"http://127.0.0.1:{port}/mcp"), tmp_path) as client:
+        async with serving(web(), port):
+            assert (await client.run("add", a=1, b=2)).result == {"result": 3}
+        async with serving(web(), port):
+            tool = await client.tool("large")
+            assert await tool.refusal(None, PATIENT) is None
+            assert (await tool.run({}, client.context())).status == "ok"
+
+
+async def test_a_url_that_lets_nobody_in_says_so(tmp_path: Path) -> None:
+    async def refuses(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 401, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+    port = free_port()
+    server = HttpServer("web", f"http://127.0.0.1:{port}/mcp", {"Authorization": "Bearer wrong"})
+    async with listening(refuses, port), connected(server, tmp_path) as client:
+        with pytest.raises(Unreachable, match="its last words: HTTP 401 Unauthorized"):
+            await client.connection.tools()
+
+
+async def test_an_endless_answer_of_a_url_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("activities.mcp_http.MOST_LINE", 100_000)
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            headers = [(b"content-type", b"application/json")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            with suppress(OSError):
+                while True:
+                    await send({"type": "http.response.body", "body": b" " * 10_000, "more_body": True})
+                    await asyncio.sleep(0)
+
+    port = free_port()
+    async with (
+        listening(endless, port),
+        connected(HttpServer("web", f"http://127.0.0.1:{port}/mcp"), tmp_path) as client,
+    ):
+        with pytest.raises(Unreachable, match="larger than 100,000 bytes"):
+            await client.connection.tools()

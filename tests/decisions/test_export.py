@@ -1,0 +1,108 @@
+"""What events tell of a run, when all goes as usual and when not."""
+
+from typing import Any
+
+from contracts.export import ExportedExecution
+from decisions.export import Told, told
+
+AT = "2026-11-22T09:00:{:02}+00:00"
+
+
+def tale(*events: dict[str, Any]) -> Told:
+    numbered = [{"id": n, "at": AT.format(n), **event} for n, event in enumerate(events, 1)]
+    return told([ExportedExecution(execution="x", events=numbered)])
+
+
+def scheduled(kind: str, **request: Any) -> dict[str, Any]:
+    return {"type": "activity_task_scheduled", "activity_type": {"name": kind}, "input": [request]}
+
+
+def status(status: str, waiting_for: str | None = None) -> dict[str, Any]:
+    fields = {"AgentStatus": status, "WaitingFor": waiting_for}
+    return {"type": "upsert_workflow_search_attributes", "search_attributes": {"indexed_fields": fields}}
+
+
+def signal(body: Any) -> dict[str, Any]:
+    return {"type": "workflow_execution_signaled", "signal_name": "human_input", "input": [body], "identity": "cli"}
+
+
+def reply(scheduled_event_id: int, **more: Any) -> dict[str, Any]:
+    result = {"content": [], "model": "m", "usage": {"input": 5, "output": 2}, **more}
+    return {"type": "activity_task_completed", "scheduled_event_id": scheduled_event_id, "result": [result]}
+
+
+def test_what_is_not_known_is_passed_over() -> None:
+    assert tale({"type": "nexus_operation_started"}, {"type": "timer_fired"}) == Told()
+
+
+def test_turns_add_up_and_a_price_that_is_not_known_makes_the_whole_unknown() -> None:
+    plan, reflect = scheduled("plan", turn=1, definition="d"), scheduled("reflect", turn=2, definition="d")
+    known = tale(plan, reply(1, cost_usd=0.5), reflect, reply(3, cost_usd=0.25))
+    assert (known.usage.input, known.usage.output, known.cost_usd) == (10, 4, 0.75)
+    assert (known.definitions, [turn.turn for turn in known.turns]) == (["d"], [1, 2])
+    assert tale(plan, reply(1, cost_usd=0.5), reflect, reply(3, cost_usd=None)).cost_usd is None
+
+
+def test_a_turn_that_failed_says_why_and_costs_nothing() -> None:
+    failure = {"message": "wrapped", "application_failure_info": {"type": "RateLimited"}, "cause": {"message": "429"}}
+    failed = {"type": "activity_task_failed", "scheduled_event_id": 1, "failure": failure}
+    (turn,) = tale(scheduled("plan", turn=1), failed).turns
+    assert turn.failure == "RateLimited: wrapped: 429"
+    late = {"type": "activity_task_timed_out", "scheduled_event_id": 1}
+    over = tale(scheduled("plan", turn=1), late)
+    assert (over.turns[0].failure, over.cost_usd) == ("timed out", 0)
+
+
+def test_a_call_that_was_run_again_has_both_attempts() -> None:
+    use = {"type": "tool_use", "id": "t1", "name": "charge", "input": {"amount": 5}}
+    call = {"tool_use_id": "t1", "tool": "charge", "step": 1, "arguments": None, "effect": "once"}
+    lost = {"type": "activity_task_timed_out", "scheduled_event_id": 3}
+    done = {"type": "activity_task_completed", "scheduled_event_id": 5, "result": [{"status": "ok", "result": "paid"}]}
+    found = tale(
+        scheduled("plan", turn=1),
+        reply(1, content=[use]),
+        scheduled("call_tool", **call),
+        lost,
+        scheduled("call_tool", **call, attempt=2),
+        done,
+    ).calls["t1"]
+    assert (found.step, found.effect, found.turn, found.arguments) == (1, "once", 1, {"amount": 5})
+    first, second = found.made
+    assert (first.generation, first.failure, first.outcome) == (1, "timed out", None)
+    assert (second.generation, second.failure) == (2, None)
+    assert second.outcome == {"status": "ok", "result": "paid"}
+
+
+def test_only_what_came_while_a_question_was_open_is_an_answer_to_it() -> None:
+    waiting, running = status("waiting_on_human", "human: approve charge"), status("running")
+    early, other, fits = signal({"text": "a"}), signal({"question_id": "q9", "text": "b"}), signal({"text": "c"})
+    first, second = tale(early, waiting, other, signal(7), fits, running, early, waiting).questions
+    assert (first.id, first.text, [answer.text for answer in first.answers]) == ("q1", "approve charge", ["c"])
+    assert (first.answers[0].identity, first.closed_at is None) == ("cli", False)
+    assert (second.id, second.answers, second.closed_at) == ("q2", (), None)
+
+
+def test_a_call_of_another_worker_is_one_as_all_others() -> None:
+    uses = [{"type": "tool_use", "id": f"t{n}", "name": "weigh", "input": {"what": "salt"}} for n in (1, 2)]
+    payload = {"run_id": "r", "step": 1, "tool": "weigh", "tool_payload": {"what": "salt"}}
+    key = "agentic:run:r:step:1:request"
+    request = {"type": "agentic.tool_request.weigh", "payload": payload, "dedupe_key": key}
+    other = {**request, "payload": {**payload, "step": 2}, "dedupe_key": "agentic:run:r:step:2:request"}
+    found = tale(
+        scheduled("plan", turn=1),
+        reply(1, content=uses),
+        scheduled("plan", **request),  # it may be called whatever it likes
+        {"type": "activity_task_timed_out", "scheduled_event_id": 3},
+        scheduled("plan", **{**request, "dedupe_key": f"{key}:2"}),
+        {"type": "activity_task_completed", "scheduled_event_id": 5, "result": [12]},
+        scheduled("plan", **other),
+        {"type": "activity_task_completed", "scheduled_event_id": 7, "result": ["much"]},
+        scheduled("keep_result", step=2, tool="weigh"),
+        {"type": "activity_task_completed", "scheduled_event_id": 9, "result": [{"status": "ok", "result": "file"}]},
+    )
+    first, second = found.calls["t1"], found.calls["t2"]
+    assert len(found.turns) == 1
+    assert (first.step, second.step) == (1, 2)
+    assert [(each.generation, each.failure) for each in first.made] == [(1, "timed out"), (2, None)]
+    assert first.made[1].outcome == {"status": "ok", "result": 12}
+    assert [each.outcome for each in second.made] == [{"status": "ok", "result": "file"}]

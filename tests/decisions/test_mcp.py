@@ -1,0 +1,152 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.mcp import PinState
+from contracts.tool import Effect
+from decisions.mcp import (
+    MOST_DIFFERENCE,
+    difference,
+    effect_of,
+    foreign_reference,
+    is_looser,
+    is_server_name,
+    is_sound,
+    pin,
+    server_of,
+    states,
+    tool_name,
+    unfit,
+)
+
+OBJECT: dict[str, Any] = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "effect"),
+    [
+        ({}, Effect.once),
+        ({"destructiveHint": False}, Effect.once),
+        ({"readOnlyHint": True}, Effect.read),
+        ({"readOnlyHint": False, "idempotentHint": True}, Effect.keyed),
+        ({"readOnlyHint": True, "idempotentHint": True}, Effect.read),
+        ({"readOnlyHint": "yes"}, Effect.once),
+        ({"idempotentHint": 1}, Effect.once),
+    ],
+)
+def test_the_effect_is_what_the_hints_allow(annotations: dict[str, Any], effect: Effect) -> None:
+    assert effect_of(annotations) is effect
+
+
+def test_read_is_loosest_and_once_is_strictest() -> None:
+    looser = [(a, b) for a in Effect for b in Effect if is_looser(a, b)]
+    assert looser == [
+        (Effect.read, Effect.keyed),
+        (Effect.read, Effect.once),
+        (Effect.keyed, Effect.once),
+    ]
+
+
+@pytest.mark.parametrize("name", ["git", "my-server", "a_b", "A1"])
+def test_a_server_may_be_called(name: str) -> None:
+    assert is_server_name(name)
+    assert server_of(tool_name(name, "_x__y")) == name
+
+
+@pytest.mark.parametrize("name", ["", "a__b", "a_", "_a", "my server", "ä", "a.b", "a\n"])
+def test_a_server_may_not_be_called(name: str) -> None:
+    assert not is_server_name(name)
+
+
+@pytest.mark.parametrize("name", ["fetch", "__x", "git__", "git_status"])
+def test_what_is_no_servers_tool(name: str) -> None:
+    assert server_of(name) is None
+
+
+@pytest.mark.parametrize(
+    ("server", "tool", "said"),
+    [
+        ("git", "git_status", None),
+        ("git", "a.b", "characters that no tool"),
+        ("git", "", "characters that no tool"),
+        ("s" * 30, "t" * 40, "rename the server to at most 22 characters"),
+        ("s", "t" * 63, "no server's name is short enough"),
+        ("s", "t" * 61, None),
+    ],
+)
+def test_a_name_that_does_not_fit_says_what_to_do(server: str, tool: str, said: str | None) -> None:
+    why = unfit(server, tool)
+    assert why is None if said is None else why is not None and said in why
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.text()
+JSON = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+
+
+@given(st.text(), st.dictionaries(st.text(), JSON))
+def test_a_pin_is_sound_and_does_not_depend_on_the_order_of_fields(description: str, schema: dict[str, Any]) -> None:
+    kept = pin(description, schema, {"a": 1, "b": 2})
+    turned = pin(description, dict(reversed(schema.items())), {"b": 2, "a": 1})
+    assert is_sound(kept)
+    assert kept.sha256 == turned.sha256
+    assert not is_sound(kept.model_copy(update={"description": f"{description}!"}))
+
+
+def test_every_part_of_a_definition_counts() -> None:
+    kinds = {
+        pin("a", OBJECT, {}).sha256,
+        pin("b", OBJECT, {}).sha256,
+        pin("a", {**OBJECT, "title": "x"}, {}).sha256,
+        pin("a", OBJECT, {"readOnlyHint": True}).sha256,
+    }
+    assert len(kinds) == 4
+
+
+def test_each_tool_has_its_state() -> None:
+    a, b = pin("a", OBJECT, {}), pin("b", OBJECT, {})
+    assert states({"same": a, "other": a, "left": a}, {"same": a, "other": b, "come": b}) == {
+        "come": PinState.new,
+        "left": PinState.gone,
+        "other": PinState.changed,
+        "same": PinState.pinned,
+    }
+
+
+def test_a_difference_shows_both_sides_and_has_an_end() -> None:
+    told = difference(pin("a", OBJECT, {}), pin("b\nc", OBJECT, {"readOnlyHint": True}))
+    assert "-description: a" in told
+    assert "+description: c" in told
+    assert '+  "readOnlyHint": true' in told
+    assert "-inputSchema" not in told
+    assert "+inputSchema" not in told
+    assert len(difference(None, pin("x" * 100_000, OBJECT, {}))) < MOST_DIFFERENCE + 20
+
+
+@pytest.mark.parametrize(
+    ("now", "shown"),
+    [
+        ("Reads.\n", "+description: "),
+        ("Reads.\u200b\u202e", "+description: Reads.\\u200b\\u202e"),
+        ("\x1b[2JReads.", "+description: \\x1b[2JReads."),
+        ("Reads.\U000e0041", "+description: Reads.\\U000e0041"),
+    ],
+)
+def test_what_a_person_would_not_see_is_written_out(now: str, shown: str) -> None:
+    told = difference(pin("Reads.", OBJECT, {}), pin(now, OBJECT, {}))
+    assert shown in told.splitlines()
+    assert told.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("schema", "found"),
+    [
+        ({"$ref": "#/$defs/a", "$defs": {"a": {}}}, None),
+        ({"properties": {"a": {"$ref": "http://x/"}}}, "http://x/"),
+        ({"allOf": [{"type": "object"}, {"$dynamicRef": "file:///a"}]}, "file:///a"),
+        ({"properties": {"$ref": {"type": "string"}}}, None),
+    ],
+)
+def test_a_reference_that_leads_out_is_found(schema: dict[str, Any], found: str | None) -> None:
+    assert foreign_reference(schema) == found

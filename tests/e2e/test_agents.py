@@ -1,0 +1,83 @@
+"""`perdure agents`: whom a run can be."""
+
+import json
+from typing import Any
+
+import pytest
+
+CLERK = """---
+description: takes notes
+model: claude-haiku-4-5
+tools: [fetch, charge]
+peers: [scribe, default]
+limits: {max_steps: 5, soft_limit: 5m}
+---
+You take notes.
+"""
+TOOL = """
+[tools.charge]
+kind = "http"
+url = "http://127.0.0.1:9/charge"
+description = "Charge a card."
+input_schema = { type = "object" }
+"""
+
+
+@pytest.fixture
+def office(make_project: Any) -> Any:
+    project = make_project()
+    project.write("perdure.toml", TOOL)
+    project.write("agents/clerk.md", CLERK)
+    project.write("agents/scribe.md", "---\nmailbox: true\n---\n")
+    return project
+
+
+def test_each_agent_is_told_with_its_tools_and_what_they_do_to_the_world(office: Any) -> None:
+    done = office.perdure("agents", "--json")
+    assert (done.code, done.err) == (0, "")
+    rows = {row["agent"]: row for row in json.loads(done.out)}
+    assert set(rows) == {"default", "clerk", "scribe"}
+    assert rows["clerk"] == {
+        "agent": "clerk",
+        "description": "takes notes",
+        "models": ["claude-haiku-4-5"],
+        "tools": {"fetch": "read", "charge": "once"},
+        "peers": ["scribe", "default"],
+        "limits": {"max_steps": 5, "soft_limit": "PT5M"},
+        "mailbox": False,
+        "file": str(office.folder / "agents/clerk.md"),
+    }
+    assert (rows["default"]["models"], rows["default"]["file"]) == (["rehearsal"], None)
+    assert (rows["scribe"]["mailbox"], rows["scribe"]["models"], rows["scribe"]["tools"]) == (True, [], {})
+
+
+def test_a_person_sees_the_same_in_a_table(office: Any) -> None:
+    done = office.perdure("agents")
+    assert (done.code, done.err) == (0, "")
+    for words in ("charge (once)", "scribe, default", "soft_limit 5m", "agents/clerk.md", "lives outside: a mailbox"):
+        assert words in " ".join(done.out.split()), words
+
+
+BROKEN = {
+    "broken": ("no front matter", 'expected front matter between two lines "---"'),
+    "lonely": ("---\npeers: [nobody]\n---\n", "peers: there is no agent 'nobody'; the agents are: broken, clerk"),
+    "lost": ("---\ntools: [teleport]\n---\n", "tools: there is no tool 'teleport'; the tools are: fetch"),
+    "odd": ("---\ncolour: red\n---\n", "colour: no such setting in this version"),
+    "scribe": ("", "expected front matter"),  # a peer of another one, and told of once
+    "twin": ("---\nname: clerk\n---\n", "name: agent 'clerk' is in clerk.md already"),
+}
+
+
+def test_each_broken_file_is_one_line_beside_the_others(office: Any) -> None:
+    for name, (text, _) in BROKEN.items():
+        office.write(f"agents/{name}.md", text)
+    done = office.perdure("agents")
+    assert done.code == 1
+    assert "charge (once)" in done.out
+    lines = dict(zip(BROKEN, sorted(done.err.splitlines()), strict=True))
+    for name, (_, says) in BROKEN.items():
+        assert lines[name].startswith(f"perdure: {office.folder}/agents/{name}.md: {says}")
+    errors = [row["error"] for row in json.loads(office.perdure("agents", "--json").out) if "error" in row]
+    assert sorted(errors) == [line.removeprefix("perdure: ") for line in lines.values()]
+    refused = office.perdure("run", "anything")
+    assert (refused.code, len(refused.err.splitlines())) == (1, 1)

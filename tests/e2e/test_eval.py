@@ -1,0 +1,185 @@
+"""`perdure eval`: real runs of a table of goals, with a model that is a script."""
+
+import json
+import signal
+from collections.abc import Iterator
+from itertools import cycle
+from typing import Any
+
+import pytest
+
+from runs import find, listing
+from testkit.model_server import ScriptedModel, calls, fails, says, slow
+
+PROJECT = """
+[tools.note]
+kind = "python"
+effect = "once"
+approval = "always"
+target = "notes:note"
+
+[prices.scripted]
+input = 3
+output = 15
+"""
+CODE = '''
+def note(text: str) -> str:
+    """Writes a line down."""
+    return f"noted {text}"
+'''
+AGENT = "---\ntools: [note, write_file]\n---\nYou take notes.\n"
+WRITE = calls(("write_file", {"path": "artifacts/list.md", "content": "milk"}))
+NOTE = calls(("note", {"text": "milk"}))
+ASK = calls(("ask_human", {"question": "Which shop?", "options": ["corner", "market"]}))
+SCRIPTS: dict[str, list[Any]] = {
+    "write a list": [WRITE, calls(("finish", {"outcome": "written", "artifacts": ["artifacts/list.md"]}))],
+    "which shop": [ASK, says("to the market")],
+    "note it": [NOTE, says("noted")],
+    "break": [fails(401, message="no such key")],
+    "take your time": [slow(says("at last"), 120)],
+}
+CASES = """
+- name: writes
+  goal: write a list
+  expect: {contains: written, artifact: "artifacts/*.md", calls: write_file, never_calls: note, max_cost_usd: 1}
+- name: asks
+  goal: which shop
+  expect: {asks: shop, answer: "2", contains: market}
+- name: asks only
+  goal: which shop
+  expect: {asks: true}
+- name: surprises
+  goal: which shop
+- name: is let
+  goal: note it
+  expect: {asks: note, answer: approve, calls: note, contains: noted}
+- name: is not let
+  goal: note it
+  expect: {answer: deny no, never_calls: note}
+- name: answers nonsense
+  goal: note it
+  expect: {answer: perhaps}
+- name: breaks
+  goal: break
+- name: sometimes
+  goal: toss a coin
+  expect: {contains: heads}
+"""
+WHY = {
+    "surprises": "it asks a person: Which shop?",
+    "is not let": "it calls note",
+    "answers nonsense": "it asks a person, and no answer settles it: 'perhaps' does not fit: question q1 takes one of",
+    "breaks": "it is failed, not completed: ",
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[ScriptedModel]:
+    coin = cycle(["heads", "tails"])
+
+    def reply(body: dict[str, Any]) -> Any:
+        goal = body["messages"][0]["content"][0]["text"]
+        if goal == "toss a coin":
+            return says(next(coin))
+        return SCRIPTS[goal][sum(message["role"] == "assistant" for message in body["messages"])]
+
+    with ScriptedModel(reply) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def table(served: Any, model: ScriptedModel) -> Any:
+    """The project, whose commands bring a worker with the scripted model."""
+    project = served.project
+    project.env |= {"ANTHROPIC_API_KEY": "sk-none", "PERDURE_MODEL": "scripted", "ANTHROPIC_BASE_URL": model.base_url}
+    for name, text in {"perdure.toml": PROJECT, "notes.py": CODE, "agents/clerk.md": AGENT}.items():
+        project.write(name, text)
+    project.write("cases.yaml", CASES)
+    return project
+
+
+@pytest.fixture(scope="module")
+def report(table: Any) -> dict[str, Any]:
+    done = table.perdure("eval", "cases.yaml", "--agent", "clerk", "--repeat", "2", "--json")
+    assert (done.code, done.err) == (1, "")
+    told: dict[str, Any] = json.loads(done.out)
+    return told
+
+
+def test_each_case_passes_or_says_why_with_the_run_that_shows_it(report: dict[str, Any]) -> None:
+    cases = {case["name"]: case for case in report["cases"]}
+    passed = {name: case["passed"] for name, case in cases.items()}
+    assert passed == {
+        "writes": 2,
+        "asks": 2,
+        "asks only": 2,
+        "surprises": 0,
+        "is let": 2,
+        "is not let": 0,
+        "answers nonsense": 0,
+        "breaks": 0,
+        "sometimes": 1,
+    }
+    for name, why in WHY.items():
+        for result in cases[name]["results"]:
+            (told,) = result["why"]
+            assert told.startswith(why)
+            assert result["run_id"].startswith("eval-")
+    assert (report["runs"], report["passed"], report["rate"]) == (18, 9, 0.5)
+
+
+def test_steps_tokens_cost_and_time_are_told(report: dict[str, Any]) -> None:
+    (writes,) = [case for case in report["cases"] if case["name"] == "writes"]
+    assert (writes["steps"], writes["rate"]) == (1, 1.0)
+    assert writes["tokens"] > 100
+    assert 0 < writes["cost_usd"] < 1
+    assert writes["seconds"] > 0
+    assert writes["results"][0]["calls"] == ["write_file", "finish"]
+
+
+async def test_a_question_that_nobody_expects_cancels_its_run(report: dict[str, Any], served: Any) -> None:
+    (case,) = [case for case in report["cases"] if case["name"] == "surprises"]
+    for result in case["results"]:
+        assert (await find(served.client, result["run_id"])).status == "cancelled"
+    assert [each.run_id async for each in listing(served.client, limit=None) if each.is_open] == []
+
+
+def test_enough_that_pass_are_enough(table: Any) -> None:
+    table.write("two.jsonl", '{"goal": "write a list"}\n{"goal": "break", "name": "[b]breaks"}\n')
+    enough = table.perdure("eval", "two.jsonl", "--agent", "clerk", "--min-pass", "0.5")
+    assert (enough.code, enough.err) == (0, "")
+    shown = " ".join(enough.out.split())
+    assert "✓ write a list eval-" in shown
+    assert "✗ [b]breaks eval-" in shown
+    assert "1 write a list 1 of 1" in shown
+    assert "passed: 50% of 2 runs, 50% needed" in shown
+
+
+async def test_ctrl_c_cancels_what_it_started(table: Any, served: Any, until: Any) -> None:
+    table.write("slow.yaml", "- goal: take your time\n- goal: take your time\n- goal: take your time\n")
+    with table.running("eval", "slow.yaml", "--concurrency", "2") as process:
+
+        async def at_work() -> bool:
+            return len([each async for each in listing(served.client) if each.status == "running"]) == 2
+
+        await until(at_work)
+        done = process.signalled(signal.SIGINT)
+    assert done.code == 130
+    assert done.err == "cancelling 2 runs …\n"
+    assert [each.run_id async for each in listing(served.client, limit=None) if each.is_open] == []
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says_"),
+    [
+        (("nothing.yaml",), 1, "nothing.yaml: No such file or directory"),
+        (("cases.yaml", "--agent", "nobody"), 1, "there is no agent 'nobody'"),
+        (("cases.yaml", "--min-pass", "90"), 2, "Invalid value for '--min-pass'"),
+        (("cases.yaml", "--repeat", "0"), 2, "Invalid value for '--repeat'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_evaluated_is_one_line(table: Any, args: tuple[str, ...], code: int, says_: str) -> None:
+    done = table.perdure("eval", *args)
+    assert (done.code, done.out, len(done.err.splitlines())) == (code, "", 1)
+    assert done.err.startswith(f"perdure: {says_}")

@@ -1,0 +1,123 @@
+"""`perdure schedule`: runs that begin by the clock, on the real server."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from contracts.run import RunStatus
+from runs import ended, listing
+
+QUEUE = "by-the-clock"  # nobody works on it
+
+
+@pytest.fixture
+def schedule(served: Any) -> Callable[..., Any]:
+    def command(*args: str) -> Any:
+        return served.project.perdure("schedule", *args, PERDURE_TASK_QUEUE=QUEUE)
+
+    return command
+
+
+def listed(schedule: Callable[..., Any]) -> dict[str, Any]:
+    rows = [json.loads(line) for line in schedule("list", "--json").out.splitlines()]
+    return {row["name"]: row for row in rows}
+
+
+async def test_the_clock_starts_a_run_and_the_next_is_skipped_while_it_is_at_work(
+    schedule: Callable[..., Any], served: Any, until: Callable[..., Any]
+) -> None:
+    added = schedule("add", "often", "--every", "1s", "--goal", "say hello")
+    assert (added.code, added.err) == (0, "")
+    assert "often  every 1s, overlap skip, next 20" in added.out
+    assert "only while the embedded server is up" in added.out
+
+    async def skipped() -> bool:
+        described = await served.client.get_schedule_handle("schedule:often").describe()
+        return bool(described.info.num_actions_skipped_overlap)
+
+    await until(skipped)
+    (run,) = [each async for each in listing(served.client) if each.run_id.startswith("often-")]
+    assert re.fullmatch(r"often-\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", run.run_id)
+    row = listed(schedule)["often"]
+    assert (row["latest"], row["at_work"], row["goal"]) == (run.run_id, [run.run_id], "say hello")
+    assert row["skipped"] >= 1
+    assert (schedule("remove", "often").out, listed(schedule)) == ("removed\n", {})
+
+
+def test_a_schedule_is_paused_triggered_resumed_and_removed(schedule: Callable[..., Any]) -> None:
+    cron = ("--cron", "0 9 1 1 *", "--time-zone", "Asia/Tokyo")
+    added = schedule("add", "yearly", *cron, "--goal", "look back", "--jitter", "5m", "--paused")
+    assert "0 9 1 1 * (Asia/Tokyo), overlap skip, paused" in added.out
+    row = listed(schedule)["yearly"]
+    assert (row["is_paused"], row["agent"], row["goal"]) == (True, None, "look back")
+    begun = json.loads(schedule("trigger", "yearly", "--json").out)["run_id"]
+    assert begun.startswith("yearly-20")
+    again = schedule("trigger", "yearly")
+    said = f"perdure: not begun: {begun} is still at work, and yearly has overlap skip\n"
+    assert (again.code, again.err) == (1, said)
+    assert schedule("resume", "yearly").out == "resumed\n"
+    shown = " ".join(schedule("list").out.split())
+    assert "-01-01 00:0" in shown  # nine o'clock in Tokyo, and up to five minutes of jitter
+    assert "skip, 1 skipped" in shown
+    assert schedule("pause", "yearly").out == "paused\n"
+    assert listed(schedule)["yearly"]["is_paused"]
+    assert schedule("remove", "yearly").code == 0
+
+
+def test_a_run_that_waits_its_turn_is_said_to(schedule: Callable[..., Any]) -> None:
+    schedule("add", "one", "--every", "7d", "--goal", "x", "--overlap", "buffer-one", "--paused")
+    assert json.loads(schedule("trigger", "one", "--json").out)["run_id"].startswith("one-20")
+    assert schedule("trigger", "one").out == "it begins when the run before it has ended\n"
+    assert schedule("remove", "one").code == 0
+
+
+def test_a_schedule_of_another_project_is_left_alone(schedule: Callable[..., Any], served: Any) -> None:
+    schedule("add", "ours", "--every", "7d", "--goal", "x", "--paused")
+    theirs = served.project.perdure("schedule", "remove", "ours")
+    said = f"perdure: schedule ours is of another project: task queue {QUEUE}\n"
+    assert (theirs.code, theirs.err) == (1, said)
+    assert schedule("remove", "ours").code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (("remove", "nobody"), 1, "there is no schedule nobody; to see which there are: perdure schedule list"),
+        (("add", "x", "--goal", "g"), 2, "give either --cron or --every"),
+        (("add", "x", "--goal", "g", "--cron", "@daily", "--every", "1h"), 2, "give either --cron or --every"),
+        (("add", "x", "--goal", "g", "--every", "1h", "--time-zone", "Asia/Tokyo"), 2, "--time-zone is for --cron"),
+        (("add", "x", "--goal", "g", "--every", "soon"), 2, "Invalid value for '--every': 'soon' is no duration"),
+        (("add", "x", "--goal", " ", "--every", "1h"), 2, "goal: the goal is empty"),
+        (("add", "x y", "--goal", "g", "--every", "1h"), 1, "'x y' is no name of a schedule"),
+        (("add", "x", "--goal", "g", "--cron", "0 9"), 1, "the server does not take the schedule: Invalid schedule"),
+        (("add", "x", "--goal", "g", "--cron", "0 0 31 2 *"), 1, "0 0 31 2 * (UTC) never comes"),
+        (("add", "x", "--goal", "g", "--agent", "nobody", "--every", "1h"), 1, "there is no agent 'nobody'"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
+)
+def test_what_is_no_schedule_is_refused_in_one_line(
+    schedule: Callable[..., Any], args: tuple[str, ...], code: int, says: str
+) -> None:
+    done = schedule(*args)
+    assert (done.code, done.out, len(done.err.splitlines())) == (code, "", 1)
+    assert done.err.startswith(f"perdure: {says}")
+
+
+def test_a_name_is_taken_once(schedule: Callable[..., Any]) -> None:
+    schedule("add", "once", "--every", "7d", "--goal", "x", "--paused")
+    again = schedule("add", "once", "--every", "7d", "--goal", "x")
+    said = "perdure: there is a schedule once already; to make it anew: perdure schedule remove once\n"
+    assert (again.code, again.err) == (1, said)
+    assert schedule("remove", "once").code == 0
+
+
+async def test_a_worker_does_what_a_schedule_begins(worked: Any, critique: str) -> None:
+    run = worked.project.perdure
+    assert run("schedule", "add", "daily", "--every", "1d", "--goal", critique).code == 0
+    begun = json.loads(run("schedule", "trigger", "daily", "--json").out)["run_id"]
+    end = await ended(worked.client, begun)
+    assert (end.status, (end.event or {})["payload"]["goal"]) == (RunStatus.completed, critique)
+    assert run("schedule", "remove", "daily").code == 0

@@ -1,0 +1,185 @@
+"""A gateway as a process, a worker, and a scripted model, on a real server."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from temporalio.client import Client
+
+from converter import data_converter
+from devserver import embedded
+from runs import register_search_attributes
+from testkit.model_server import Answer, ScriptedModel, calls
+from tests.e2e.conftest import Process, Project, make_project, site, until, until_fixture
+
+__all__ = ["make_project", "site", "until_fixture"]  # fixtures
+
+SCOPES = ("runs:start", "runs:read", "tools:result", "human:answer", "events:publish")
+SECRET = "whsec_" + "c2lnbmVkIGJ5IHRoZSB0ZXN0cw=="
+PLAIN_SECRET = "a secret that is only for tests"
+PROJECT = """
+[tools.charge]
+kind = "signal"
+effect = "once"
+approval = "always"
+description = "Charge a card."
+input_schema = { type = "object", properties = { amount = { type = "number" } }, required = ["amount"] }
+
+[tools.lookup]
+kind = "signal"
+effect = "read"
+description = "Look something up outside."
+input_schema = { type = "object", properties = { what = { type = "string" } }, required = ["what"] }
+
+[gateway.webhooks.mine]
+scheme = "standard"
+secret_env = "HOOK_STANDARD"
+
+[gateway.webhooks.slack]
+scheme = "slack"
+secret_env = "HOOK_SLACK"
+
+[gateway.webhooks.github]
+scheme = "github"
+secret_env = "HOOK_GITHUB"
+"""
+AGENT = """---
+name: default
+description: Tests.
+tools: [charge, lookup]
+---
+You are tested.
+"""
+Json = dict[str, Any]
+
+
+def replies(body: Json) -> Answer:
+    """By the first word of the goal: `say`, `ask`, `charge`, `lookup`; then it finishes with what came back."""
+    turn = sum(message["role"] == "assistant" for message in body["messages"])
+    said = str(body["messages"][0]["content"])
+    if turn == 0 and "ask:" in said:
+        return calls(("ask_human", {"question": "Shall it be red, or blue?", "options": ["red", "blue"]}))
+    if turn == 0 and "charge:" in said:
+        return calls(("charge", {"amount": 42}), text="1. Charge\n2. Tell")
+    if turn == 0 and "lookup:" in said:
+        return calls(("lookup", {"what": "parcel 7"}))
+    last = body["messages"][-1]["content"]
+    told = next((b["content"] for b in last if b.get("type") == "tool_result"), "") if isinstance(last, list) else ""
+    return calls(("finish", {"outcome": f"done {told}".strip()}))
+
+
+@dataclass
+class Door:
+    """A gateway, and an HTTP client with a token of all scopes."""
+
+    project: Project
+    client: Client
+    address: str  # of the Temporal server
+    url: str
+    token: str
+    process: Process
+
+    @property
+    def http(self) -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {self.token}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=60, trust_env=False)
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        async with self.http as http:
+            return await http.post(path, json=body, headers=headers)
+
+    async def get(self, path: str, **headers: str) -> httpx.Response:
+        async with self.http as http:
+            return await http.get(path, headers=headers)
+
+    async def start(self, goal: str = "say: something", **headers: str) -> str:
+        answer = await self.post("/v1/runs", {"payload": {"goal": goal}}, **headers)
+        assert answer.status_code in (200, 202), answer.text
+        run_id: str = answer.json()["run_id"]
+        return run_id
+
+    async def waiting(self, goal: str = "ask: which colour", status: str = "waiting_on_human") -> str:
+        """A run that waits."""
+        run_id = await self.start(f"{goal} {uuid4().hex[:6]}")
+
+        async def waits() -> bool:
+            told = (await self.get(f"/v1/runs/{run_id}")).json()
+            return bool(told["state"] and told["state"]["status"] == status)
+
+        await until(waits)
+        return run_id
+
+    async def events(self, run_id: str, after: str = "", most: int = 10_000) -> list[tuple[str, Json]]:
+        """What the stream tells to its end, or so many of it: (id, JSON); the end event has `status`."""
+        told: list[tuple[str, Json]] = []
+        headers = {"Last-Event-ID": after} if after else {}
+        async with self.http as http, http.stream("GET", f"/v1/runs/{run_id}/events", headers=headers) as stream:
+            assert stream.status_code == 200, await stream.aread()
+            async for event in parsed(stream):
+                told.append(event)
+                if len(told) == most:
+                    break
+        return told
+
+
+async def parsed(stream: httpx.Response) -> AsyncIterator[tuple[str, Json]]:
+    at, data = "", ""
+    async for line in stream.aiter_lines():
+        if line.startswith("id: "):
+            at = line[4:]
+        elif line.startswith("data: "):
+            data = line[6:]
+        elif not line and data:
+            yield at, json.loads(data)
+            at = data = ""
+
+
+@dataclass
+class House:
+    """A project with a server and a worker; gateways are opened in it."""
+
+    project: Project
+    client: Client
+    address: str
+    token: str
+
+    @contextmanager
+    def gateway(self, *more: str, **env: str) -> Iterator[Door]:
+        with self.project.running("gateway", "--port", "0", *more, TEMPORAL_ADDRESS=self.address, **env) as process:
+            url = process.until("gateway").split()[1]
+            process.until("Ctrl-C")
+            yield Door(self.project, self.client, self.address, url, self.token, process)
+
+
+def make_token(project: Project, name: str, *scopes: str, **env: str) -> str:
+    made = project.perdure("token", "create", name, *(part for scope in scopes for part in ("--scope", scope)), **env)
+    assert made.code == 0, made.err
+    return made.out.strip()
+
+
+@pytest.fixture(scope="session")
+async def house(make_project: Callable[..., Project]) -> AsyncIterator[House]:
+    with ScriptedModel(replies) as model:
+        secrets = {"HOOK_STANDARD": SECRET, "HOOK_SLACK": PLAIN_SECRET, "HOOK_GITHUB": PLAIN_SECRET}
+        project = make_project(ANTHROPIC_BASE_URL=model.base_url, **secrets)
+        project.write("perdure.toml", PROJECT)
+        project.write("agents/default.md", AGENT)
+        async with embedded(project.home) as server:
+            client = await Client.connect(server.address, data_converter=data_converter)
+            await register_search_attributes(client)
+            with project.running(script="worker.py", TEMPORAL_ADDRESS=server.address) as worker:
+                worker.until("worker ready")
+                token = await asyncio.to_thread(make_token, project, "tester", *SCOPES)
+                yield House(project, client, server.address, token)
+
+
+@pytest.fixture(scope="session")
+async def door(house: House) -> AsyncIterator[Door]:
+    with house.gateway() as opened:
+        yield opened

@@ -1,0 +1,72 @@
+"""What is no plain JSON is refused: nothing that two readers may understand differently gets in."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.bodies import read_json
+from gateway.problems import Failure
+from tests.gateway.conftest import Door
+
+BAD = {
+    "twice": b'{"goal": "a", "goal": "b"}',
+    "nested": b"[" * 10_000 + b"]" * 10_000,
+    "nested objects": b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
+    "deep": b"[" * 70 + b"]" * 70,
+    "not a number": b'{"a": NaN}',
+    "infinite": b'{"a": 1e999}',
+    "endless digits": b'{"a": ' + b"9" * 5000 + b"}",
+    "half a pair": rb'{"a": "\ud800"}',
+    "not UTF-8": b'{"a": "\xff"}',
+    "marked": b'\xef\xbb\xbf{"a": 1}',
+    "cut": b'{"a": ',
+    "nothing": b" ",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_json_that_says_no_one_thing_is_refused(name: str) -> None:
+    with pytest.raises(Failure) as failure:
+        read_json(BAD[name])
+    assert failure.value.status_code == 400
+
+
+def test_what_is_plain_is_taken() -> None:
+    assert read_json(rb'{"a": ["\ud83d\ude00", 1.5, null, -3]}') == {"a": ["😀", 1.5, None, -3]}
+
+
+@pytest.mark.parametrize("name", [name for name in BAD if name != "nothing"])
+async def test_the_gateway_refuses_it_as_a_problem(door: Door, name: str) -> None:
+    async with door.http as http:
+        answer = await http.post("/v1/runs", content=BAD[name], headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("size", [1024 * 1024 + 1, 10_000_000])
+async def test_who_sends_too_much_hears_of_it(door: Door, size: int) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(0, size, 50_000):
+            yield b" " * 50_000
+
+    async with door.http as http:
+        for content in (b" " * size, chunks()):
+            answer = await http.post("/v1/runs", content=content, headers={"Content-Type": "application/json"})
+            assert (answer.status_code, answer.json()["status"]) == (413, 413)
+
+
+async def test_another_content_type_is_refused(door: Door) -> None:
+    async with door.http as http:
+        answer = await http.post("/v1/runs", content=b'{"payload": {"goal": "x"}}')
+        assert answer.status_code == 415
+        answer = await http.post("/v1/runs", data={"goal": "x"})
+        assert answer.status_code == 415
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nothing", 404), ("DELETE", "/v1/runs", 405)])
+async def test_unknown_addresses_and_methods_are_problems(door: Door, method: str, path: str, status: int) -> None:
+    async with door.http as http:
+        answer = await http.request(method, path)
+    assert (answer.status_code, answer.json()["status"]) == (status, status)
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert status != 405 or answer.headers["Allow"]

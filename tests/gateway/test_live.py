@@ -1,0 +1,112 @@
+"""A run as server-sent events: told once and in order, and again from where a client left, at any gateway."""
+
+import asyncio
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import until
+from tests.gateway.conftest import Door, House, parsed
+
+
+async def test_a_stream_tells_each_thing_and_ends_with_the_end(door: Door) -> None:
+    run_id = await door.start()
+    told = await door.events(run_id)
+    kinds = [event.get("happening") for _, event in told]
+    assert kinds[0] == "started"
+    assert [kind for kind in kinds if kind != "live"][-2:] == ["over", None]
+    assert told[-1][1]["status"] == "completed"
+    places = [at for at, event in told[:-1] if event["happening"] not in ("live", "retrying")]
+    assert len(set(places)) == len(places)
+    assert "" not in places
+
+
+async def test_whoever_comes_again_hears_what_is_new_and_nothing_twice(door: Door) -> None:
+    run_id = await door.start()
+    whole = await door.events(run_id)
+    kept = [(at, event) for at, event in whole if at]
+    for number, (at, _) in enumerate(kept[:-1]):
+        rest = await door.events(run_id, after=at)
+        assert [event for _, event in rest] == [event for _, event in kept[number + 1 :]]
+
+
+async def test_a_stream_outlives_the_gateway_that_was_killed(house: House, door: Door) -> None:
+    with house.gateway() as first:
+        run_id = await first.waiting()
+        seen = await first.events(run_id, most=4)
+        assert seen[-1][1]["happening"] == "waiting"
+        first.process.signalled(signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            await first.get("/healthz")
+    following = asyncio.create_task(door.events(run_id, after=seen[-1][0]))
+    assert (await door.post(f"/v1/runs/{run_id}/answer", {"text": "red"})).status_code == 200
+    rest = await following
+    assert rest[0][1].get("happening") in ("signalled", "resumed", "thinking")
+    assert rest[-1][1]["status"] == "completed"
+    everything = await door.events(run_id)
+    heard = [at for at, _ in (*seen, *rest) if at]
+    assert heard == [at for at, _ in everything if at]
+
+
+@pytest.mark.parametrize("after", ["nonsense", "1.2.3", "01a20447-8e85-70c6-8e1a-b9a93636b7e7.x.0"])
+async def test_a_place_that_was_never_given_out_is_refused(door: Door, after: str) -> None:
+    run_id = await door.start()
+    answer = await door.get(f"/v1/runs/{run_id}/events", **{"Last-Event-ID": after})
+    assert (answer.status_code, answer.json()["field"]) == (422, "Last-Event-ID")
+
+
+async def test_a_place_of_another_run_tells_all_of_this_one(door: Door) -> None:
+    one, other = await door.start(), await door.start()
+    at, _ = (await door.events(one))[-1]
+    assert await door.events(other, after=at) == await door.events(other)
+
+
+async def test_an_unknown_run_has_no_stream(door: Door) -> None:
+    assert (await door.get("/v1/runs/nobody/events")).status_code == 404
+
+
+async def test_sigterm_ends_streams_and_the_gateway_exits_well(house: House) -> None:
+    with house.gateway() as door:
+        run_id = await door.waiting()
+        async with door.http as http, http.stream("GET", f"/v1/runs/{run_id}/events") as stream:
+            heard = parsed(stream)
+            assert (await anext(heard))[1]["happening"] == "started"
+            ending = asyncio.create_task(asyncio.to_thread(door.process.signalled, signal.SIGTERM))
+            async for _ in heard:
+                pass
+            done = await ending
+        assert (done.code, "Traceback" in done.err) == (0, False), done.err
+        await door.client.get_workflow_handle(f"run:{run_id}").terminate("its test is over")
+
+
+async def test_clients_that_leave_leave_nothing_behind(house: House) -> None:
+    with house.gateway() as door:
+        run_id = await door.waiting()
+
+        async def open_stream() -> socket.socket:
+            address = urlsplit(door.url)
+            made = socket.create_connection((str(address.hostname), address.port or 0))
+            head = f"GET /v1/runs/{run_id}/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {door.token}\r\n\r\n"
+            made.sendall(head.encode())
+            return made
+
+        before = descriptors(door)
+        streams = [await open_stream() for _ in range(50)]
+        await until(lambda: descriptors(door) >= before + 40)  # some were of requests that were just over
+        for each in streams:
+            each.close()
+        await until(lambda: descriptors(door) <= before + 2)
+        done = await asyncio.to_thread(door.process.signalled, signal.SIGTERM)
+        assert (done.code, "destroyed" in done.err, "Traceback" in done.err) == (0, False, False), done.err[:2000]
+        await door.client.get_workflow_handle(f"run:{run_id}").terminate("its test is over")
+
+
+def descriptors(door: Door) -> int:
+    with suppress(OSError):
+        return len(list(Path(f"/proc/{door.process.popen.pid}/fd").iterdir()))
+    return -1

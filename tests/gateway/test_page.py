@@ -1,0 +1,130 @@
+"""The page in a real browser: what waits is answered there, and a run is watched to its end.
+
+PERDURE_PICTURES=1 makes the picture of docs/gateway.md anew.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import cli
+from tests.gateway.conftest import Door
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+from selenium.common.exceptions import WebDriverException  # noqa: E402
+from selenium.webdriver.chrome.service import Service  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+needs_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver on the PATH")
+PATIENCE = 30
+PICTURE = Path(cli.__file__).parent / "docs" / "images" / "gateway-page.png"
+QUIET = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--no-first-run"),
+    *("--disable-sync", "--disable-background-networking", "--disable-component-update", "--no-proxy-server"),
+    "--window-size=1280,1000",
+)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for argument in (*QUIET, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(argument)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_PROXY", "localhost,127.0.0.1")  # the driver is spoken to over loopback
+        started = webdriver.Chrome(options=options, service=Service(DRIVER))
+    try:
+        yield started
+    finally:
+        started.quit()
+
+
+def until(driver: Any, look: Callable[[], Any]) -> Any:
+    wait = WebDriverWait(driver, PATIENCE, poll_frequency=0.1, ignored_exceptions=[WebDriverException])
+    return wait.until(lambda _: look())
+
+
+def shows(driver: Any, css: str, words: str) -> None:
+    try:
+        until(driver, lambda: any(words in each.text for each in driver.find_elements(By.CSS_SELECTOR, css)))
+    except WebDriverException:
+        raise AssertionError(
+            f"{words!r} never came in {css}: {driver.find_element(By.TAG_NAME, 'body').text}"
+        ) from None
+
+
+def enter(driver: Any, door: Door, run_id: str = "") -> None:
+    driver.get("about:blank")
+    driver.get(f"{door.url}/")
+    driver.execute_script("sessionStorage.clear()")
+    driver.get("about:blank")
+    driver.get(f"{door.url}/#{run_id}")
+    driver.find_element(By.ID, "token").send_keys(door.token + Keys.ENTER)
+
+
+@needs_browser
+async def test_a_question_is_answered_and_the_run_is_watched_to_its_end(door: Door, driver: Any) -> None:
+    run_id = await door.waiting("ask: which colour")
+    enter(driver, door, run_id)
+    card = f"//article[.//a[text()='{run_id}']]"
+    until(driver, lambda: driver.find_element(By.XPATH, card))
+    shows(driver, "#waiting pre", "Shall it be red, or blue?")
+    shows(driver, "#steps", "waits")
+    driver.find_element(By.XPATH, f"{card}//input").send_keys("green" + Keys.ENTER)
+    shows(driver, "#end", "completed: done")
+    assert "green" in driver.find_element(By.ID, "end").text
+    until(driver, lambda: not driver.find_elements(By.XPATH, card))
+    told = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+    assert told == []
+
+
+@needs_browser
+async def test_an_approval_shows_the_exact_call_and_takes_a_denial(door: Door, driver: Any) -> None:
+    run_id = await door.waiting("charge: the card")
+    enter(driver, door, run_id)
+    form = f"answer-{run_id}-q1"
+    until(driver, lambda: driver.find_element(By.ID, form))
+    shows(driver, "#waiting pre", '"amount": 42')
+    shows(driver, "#plan", "1. Charge")
+    shows(driver, "#facts", "model")
+    for width in (360, 1280):
+        driver.set_window_size(width, 1000)
+        wide = driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+        assert wide, f"it scrolls sideways at {width} pixels"
+    if os.environ.get("PERDURE_PICTURES") == "1":
+        driver.save_screenshot(str(PICTURE))
+    driver.find_element(By.ID, form).find_element(By.CSS_SELECTOR, "[data-option=deny]").click()
+    shows(driver, "#end", "completed: done")
+
+
+@needs_browser
+async def test_a_wrong_token_is_told(door: Door, driver: Any) -> None:
+    driver.get("about:blank")
+    driver.get(f"{door.url}/")
+    driver.execute_script("sessionStorage.clear()")
+    driver.find_element(By.ID, "token").send_keys("pdr_wrong" + Keys.ENTER)
+    shows(driver, "#notice", "not known")
+
+
+async def test_the_page_is_ours_alone(door: Door) -> None:
+    async with httpx.AsyncClient(base_url=door.url, trust_env=False, timeout=60) as http:
+        for path, kind in (("/", "text/html"), ("/page.js", "javascript"), ("/page.css", "text/css")):
+            answer = await http.get(path)
+            assert kind in answer.headers["Content-Type"]
+            assert answer.headers["Content-Security-Policy"].startswith("default-src 'self';")
+            assert "unsafe" not in answer.headers["Content-Security-Policy"]
+            assert "http://" not in answer.text.replace("http://www.w3.org", "")
+            assert "https://" not in answer.text
+            assert "style=" not in answer.text
+            assert "innerHTML" not in answer.text

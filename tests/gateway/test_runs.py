@@ -1,0 +1,197 @@
+"""Runs over HTTP: started once, read, answered, cancelled, and told of what came from outside."""
+
+import asyncio
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from tests.gateway.conftest import Door, House
+
+PROBLEM = "application/problem+json"
+
+
+async def ended(door: Door, run_id: str) -> dict[str, object]:
+    for _ in range(4):
+        answer = await door.get(f"/v1/runs/{run_id}/result?wait=15")
+        if answer.status_code == 200:
+            told: dict[str, object] = answer.json()
+            return told
+    raise AssertionError(f"{run_id} did not end: {answer.text}")
+
+
+async def test_a_run_starts_ends_and_tells_its_result(door: Door) -> None:
+    answer = await door.post("/v1/runs", {"payload": {"goal": "say: hello"}})
+    assert answer.status_code == 202
+    run_id = answer.json()["run_id"]
+    assert answer.headers["Location"] == f"/v1/runs/{run_id}"
+    told = await ended(door, run_id)
+    assert (told["status"], told["event"]["payload"]["outcome"]) == ("completed", "done")  # type: ignore[index]
+    assert run_id in [run["run_id"] for run in (await door.get("/v1/runs")).json()["runs"]]
+
+
+async def test_fifty_callers_with_one_key_start_one_run(door: Door) -> None:
+    key, body = uuid4().hex, {"payload": {"goal": "say: once"}}
+    async with door.http as http:
+        sent = [http.post("/v1/runs", json=body, headers={"Idempotency-Key": key}) for _ in range(50)]
+        answers = await asyncio.gather(*sent)
+    assert len({answer.json()["run_id"] for answer in answers}) == 1
+    assert sorted(answer.status_code for answer in answers) == [200] * 49 + [202]
+
+
+async def test_the_header_the_event_and_the_command_line_mean_the_same_key(door: Door) -> None:
+    key = uuid4().hex
+    started = await door.start("say: once", **{"Idempotency-Key": key})
+    body = {"payload": {"goal": "say: once"}, "dedupe_key": f"agentic:start:{key}"}
+    again = await door.post("/v1/runs", body)
+    assert (again.status_code, again.json()["run_id"]) == (200, started)
+    said = door.project.perdure("run", "-d", "say: once", "--dedupe-key", key, TEMPORAL_ADDRESS=door.address)
+    assert said.out.strip() == started
+    both = await door.post("/v1/runs", body, **{"Idempotency-Key": "another"})
+    assert (both.status_code, both.json()["field"]) == (422, "dedupe_key")
+
+
+async def test_a_question_is_answered_by_the_name_of_the_token(door: Door) -> None:
+    run_id = await door.waiting()
+    asked = [each for each in (await door.get("/v1/questions")).json()["questions"] if each["run_id"] == run_id]
+    assert asked[0]["question"]["options"] == ["red", "blue"]
+    answer = await door.post(f"/v1/runs/{run_id}/answer", {"text": "blue", "question_id": "q1"})
+    assert answer.status_code == 200
+    assert "done" in str((await ended(door, run_id))["event"])
+    history = await door.client.get_workflow_handle(f"run:{run_id}").fetch_history()
+    assert '"by":"tester"' in history.to_json().replace(" ", "") or "tester" in str(history.events)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ({"text": "blue", "question_id": "q9"}, 409, "q9"),
+        ({"decision": "approve"}, 409, "takes a text"),
+        ({"decision": "maybe"}, 422, "decision"),
+        ({"text": "blue", "by": "somebody else"}, 422, "by: there is no such field"),
+    ],
+)
+async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays(
+    door: Door, body: dict[str, str], status: int, says: str
+) -> None:
+    run_id = await door.waiting()
+    answer = await door.post(f"/v1/runs/{run_id}/answer", body)
+    assert answer.status_code == status
+    assert says in answer.json()["detail"]
+    assert (await door.get(f"/v1/runs/{run_id}")).json()["state"]["question"]["id"] == "q1"
+    await door.post(f"/v1/runs/{run_id}/cancel", {})
+
+
+async def test_an_approval_shows_the_exact_call_and_is_bound_to_it(door: Door) -> None:
+    run_id = await door.waiting("charge: the card")
+    [asked] = [each for each in (await door.get("/v1/questions")).json()["questions"] if each["run_id"] == run_id]
+    assert '"amount": 42' in asked["question"]["text"]
+    path = f"/v1/runs/{run_id}/answer"
+    assert (await door.post(path, {"decision": "approve", "call": "0" * 24})).status_code == 409
+    assert (await door.post(path, {"decision": "approve", "call": asked["question"]["call"]})).status_code == 200
+    late = await door.post(path, {"decision": "approve"})
+    assert (late.status_code, late.json()["title"]) == (409, "Conflict")
+    await door.post(f"/v1/runs/{run_id}/cancel", {"reason": "it was a test"})
+    assert (await ended(door, run_id))["status"] == "cancelled"
+    async with door.http as http:  # the body may be left out
+        assert (await http.post(f"/v1/runs/{run_id}/cancel")).status_code == 409
+        assert (await http.post("/v1/runs")).status_code == 422
+    assert (await door.post(path, {"text": "too late"})).status_code == 409
+
+
+async def test_a_result_from_outside_reaches_its_run_and_no_other(door: Door) -> None:
+    run_id = await door.waiting("lookup: the parcel", "waiting_on_tool")
+    payload = {"run_id": run_id, "step": 1, "tool": "lookup", "status": "ok", "result": "in Bern"}
+    path = f"/v1/runs/{run_id}/tool-results"
+    wrong = await door.post(path, {"payload": {**payload, "run_id": "another"}})
+    assert (wrong.status_code, wrong.json()["field"]) == (422, "payload.run_id")
+    unknown = await door.post("/v1/runs/nobody/tool-results", {"payload": {**payload, "run_id": "nobody"}})
+    assert unknown.status_code == 404
+    assert (await door.post(path, {"payload": payload})).status_code == 202
+    assert "in Bern" in str((await ended(door, run_id))["event"])
+    assert (await door.post(path, {"payload": payload})).status_code == 409
+
+
+async def test_pages_of_the_list_join(door: Door) -> None:
+    for _ in range(3):
+        await ended(door, await door.start())
+    whole = [run["run_id"] for run in (await door.get("/v1/runs?limit=200")).json()["runs"]]
+    paged: list[str] = []
+    cursor = ""
+    while len(paged) < 3:
+        part = (await door.get(f"/v1/runs?limit=1{cursor and '&cursor=' + cursor}")).json()
+        paged += [run["run_id"] for run in part["runs"]]
+        cursor = part["cursor"]
+    assert paged[:3] == whole[:3]
+    forged = await door.get("/v1/runs?cursor=Zm9yZ2Vk")
+    assert (forged.status_code, forged.json()["field"]) == (422, "cursor")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"payload": {"goal": "x"}, "colour": "red"}, "colour"),
+        ({"payload": {"goal": "x", "colour": "red"}}, "payload.colour"),
+        ({"payload": {"goal": "  "}}, "payload.goal"),
+        ({"payload": {"goal": "x", "agent": "nobody"}}, "payload.agent"),
+        ({"payload": {"goal": "x", "limits": {"max_steps": 0}}}, "payload.limits.max_steps"),
+        ({"type": "agentic.end", "payload": {"goal": "x"}}, "type"),
+    ],
+)
+async def test_a_bad_start_is_refused_with_its_field(door: Door, body: dict[str, object], field: str) -> None:
+    answer = await door.post("/v1/runs", body)
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+    assert answer.headers["Content-Type"] == PROBLEM
+
+
+async def test_a_run_that_no_worker_knows_is_told_as_the_server_knows_it(house: House) -> None:
+    with house.gateway(PERDURE_TASK_QUEUE="nobody-works-here") as lonely:
+        run_id = await lonely.start()
+        began = asyncio.get_running_loop().time()
+        told = (await lonely.get(f"/v1/runs/{run_id}")).json()
+        assert asyncio.get_running_loop().time() - began < 10  # 2 s on a quiet machine
+        assert (told["answered"], told["state"], told["known"]["status"]) == (False, None, "queued")
+        assert told["age_seconds"] > 0
+        waits = await lonely.get(f"/v1/runs/{run_id}/result")
+        assert (waits.status_code, waits.json()["status"]) == (202, "queued")
+        ready = await lonely.get("/readyz")
+        assert (ready.status_code, ready.json()) == (503, {"ready": False, "temporal": True, "worker": False})
+        await lonely.client.get_workflow_handle(f"run:{run_id}").terminate("its test is over")
+
+
+async def test_a_conversation_takes_requests_once(door: Door) -> None:
+    lane = f"lane-{uuid4().hex[:8]}"
+    body = {"request_id": "r1", "goal": "say: hello"}
+    first = await door.post(f"/v1/conversations/{lane}/requests", body)
+    assert (first.status_code, first.json()["duplicate"]) == (202, False)
+    again = await door.post(f"/v1/conversations/{lane}/requests", body)
+    assert (again.status_code, again.json()) == (200, {**first.json(), "duplicate": True, "position": 0})
+    reused = await door.post(f"/v1/conversations/{lane}/requests", {**body, "goal": "say: something else"})
+    assert (reused.status_code, reused.json()["type"]) == (409, "urn:perdure:request-id-reused")
+    assert (await door.get(f"/v1/conversations/{lane}")).json()["accepted"] == 1
+    assert (await door.get(f"/v1/conversations/{uuid4().hex}")).status_code == 404
+
+
+async def test_a_full_lane_says_when_to_come_again(door: Door) -> None:
+    """Bytes fill it sooner than requests: 1 MiB of them."""
+    lane = f"full-{uuid4().hex[:8]}"
+    path = f"/v1/conversations/{lane}/requests"
+    await door.post(path, {"request_id": "first", "goal": "ask: to stay busy"})
+    answer = httpx.Response(202)
+    for number in range(12):
+        answer = await door.post(path, {"request_id": f"r{number}", "goal": "x" * 150_000})
+        if answer.status_code != 202:
+            break
+    assert (answer.status_code, answer.json()["type"]) == (429, "urn:perdure:lane-full")
+    assert int(answer.headers["Retry-After"]) > 0
+    await door.client.get_workflow_handle(f"conversation:{lane}").terminate("its test is over")
+
+
+async def test_two_gateways_tell_the_same_of_one_run(house: House, door: Door) -> None:
+    with house.gateway() as other:
+        run_id = await door.waiting()
+        answers = await asyncio.gather(
+            *(each.post(f"/v1/runs/{run_id}/answer", {"text": "red"}) for each in (door, other, door, other))
+        )
+        assert sorted(answer.status_code for answer in answers) == [200, 409, 409, 409]
+        assert await ended(door, run_id) == await ended(other, run_id)

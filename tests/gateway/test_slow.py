@@ -1,0 +1,161 @@
+"""Clients that send or read too slowly, on a server of the test's own with little patience."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, FastAPI, Request
+
+import gateway.live
+import gateway.server
+from activities.secrets import NO_SECRETS
+from gateway.access import Gateway, Here, Route
+from gateway.app import make_app
+from gateway.bodies import BoundedBodies
+from gateway.live import MOST_STREAMS, Stream, followed
+from gateway.problems import Failure
+from gateway.server import listen, serve
+from gateway.tokens import Tokens
+from tests.e2e.conftest import until
+
+
+def app_of(here: Gateway) -> FastAPI:
+    app = make_app(here)
+    router = APIRouter(route_class=Route)
+
+    @router.get("/flood", response_class=Stream, status_code=200)
+    async def flood(here: Here) -> Stream:
+        async def endless() -> AsyncGenerator[bytes]:
+            while True:
+                yield b"data: " + b"x" * 65536 + b"\n\n"
+
+        return Stream(endless(), here, 0.5)
+
+    @router.post("/read")
+    async def read(request: Request) -> dict[str, int]:
+        return {"bytes": len(await request.body())}
+
+    @router.get("/breaks")
+    async def breaks() -> None:
+        raise RuntimeError("words of the bug")
+
+    app.include_router(router)
+    return app
+
+
+@asynccontextmanager
+async def serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> AsyncIterator[tuple[Gateway, int]]:
+    settings = SimpleNamespace(secrets=NO_SECRETS)
+    here = Gateway(SimpleNamespace(settings=settings), Tokens(tmp_path / "tokens.json"))  # type: ignore[arg-type]
+    monkeypatch.setattr(gateway.server, "make_app", app_of)
+    monkeypatch.setattr(gateway.server, "HEAD_PATIENCE", 0.5)
+    patient = BoundedBodies.__init__
+    monkeypatch.setattr(BoundedBodies, "__init__", lambda self, app: patient(self, app, patience=0.5))
+    with listen("127.0.0.1", 0) as listener:
+        running = asyncio.create_task(serve(here, listener))
+        try:
+            yield here, listener.getsockname()[1]
+        finally:
+            here.stopping.set()
+            await running
+
+
+async def said(port: int, sent: bytes) -> bytes:
+    """All that comes back until the other side closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    await writer.drain()
+    try:
+        return await asyncio.wait_for(reader.read(), 30)
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+HEAD = b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+async def test_who_sends_no_head_or_half_of_one_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    async with serving(monkeypatch, tmp_path) as (_, port):
+        assert await said(port, b"") == b""
+        assert await said(port, b"GET /healthz HTTP/1.1\r\nHost:") == b""
+        whole = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        assert (await said(port, whole + b"GET /healthz HT")).count(b"200 OK") == 1
+
+
+async def test_a_body_that_does_not_come_ends_with_408(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    async with serving(monkeypatch, tmp_path) as (_, port):
+        answer = await said(port, HEAD + b"Content-Length: 10\r\n\r\nhalf")
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["status"] == 408
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_a_body_that_is_too_large_ends_with_413(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, told: bool
+) -> None:
+    async with serving(monkeypatch, tmp_path) as (_, port):
+        chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
+        framed = b"Content-Length: 9999999\r\n\r\n" if told else b"Transfer-Encoding: chunked\r\n\r\n" + chunk * 17
+        answer = await said(port, HEAD + framed)
+        assert answer.startswith(b"HTTP/1.1 413")
+        assert b"application/problem+json" in answer
+
+
+async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    async with serving(monkeypatch, tmp_path) as (here, port):
+        with socket.create_connection(("127.0.0.1", port)) as idle:
+            idle.sendall(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
+            await until(lambda: here.streams == 1)
+            await until(lambda: here.streams == 0)
+            idle.settimeout(30)
+
+            def last_read() -> bytes:
+                last, found = b"", b"-"
+                while found:
+                    last, found = found, idle.recv(1 << 20)
+                return last
+
+            # What the kernel had taken still comes; the stream was not ended, but cut off.
+            assert not (await asyncio.to_thread(last_read)).endswith(b"0\r\n\r\n")
+
+
+async def test_a_bug_is_told_as_a_problem_without_its_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    async with serving(monkeypatch, tmp_path) as (_, port):
+        answer = await said(port, b"GET /breaks HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 500")
+    assert b"application/problem+json" in answer
+    assert b"words of the bug" not in answer
+
+
+async def test_one_stream_too_many_is_refused(tmp_path: Any) -> None:
+    here = Gateway(SimpleNamespace(), Tokens(tmp_path / "tokens.json"), streams=MOST_STREAMS)  # type: ignore[arg-type]
+    with pytest.raises(Failure) as failure:
+        followed(here, "a", None)
+    assert (failure.value.status_code, failure.value.kind) == (429, "too-many-streams")
+
+
+async def test_a_silent_stream_says_that_it_lives_and_ends_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway.live, "KEEP_ALIVE", 0.01)
+    more, stopping = asyncio.Event(), asyncio.Event()
+
+    async def values() -> AsyncGenerator[int]:
+        yield 1
+        await more.wait()
+        yield 2
+        await asyncio.Event().wait()
+
+    paced = gateway.live._paced(values(), stopping)
+    assert [await anext(paced) for _ in range(3)] == [1, None, None]
+    more.set()
+    while (value := await anext(paced)) is None:
+        pass
+    assert value == 2
+    stopping.set()
+    assert [each async for each in paced if each is not None] == []

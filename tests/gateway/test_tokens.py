@@ -1,0 +1,182 @@
+"""Tokens: kept as hashes, seen as soon as they change, and each opens only what its scopes say."""
+
+import asyncio
+import json
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.tokens import Scope, Token, Tokens, Unreadable, digest, entry_of, new_token, tokens_of
+from settings import ProjectError
+from tests.e2e.conftest import Project
+from tests.gateway.conftest import Door, House, make_token
+
+NOW = datetime.now(UTC)
+# Each route that needs a token, and the scope that opens it.
+ROUTES = [
+    ("POST", "/v1/runs", "runs:start"),
+    ("GET", "/v1/runs", "runs:read"),
+    ("GET", "/v1/runs/nobody", "runs:read"),
+    ("GET", "/v1/runs/nobody/events", "runs:read"),
+    ("GET", "/v1/runs/nobody/result", "runs:read"),
+    ("POST", "/v1/runs/nobody/cancel", "human:answer"),
+    ("POST", "/v1/runs/nobody/answer", "human:answer"),
+    ("POST", "/v1/runs/nobody/tool-results", "tools:result"),
+    ("POST", "/v1/conversations/nobody/requests", "runs:start"),
+    ("GET", "/v1/conversations/nobody", "runs:read"),
+    ("GET", "/v1/questions", "runs:read"),
+    ("POST", "/v1/events", "events:publish"),
+]
+OPEN = {("GET", "/healthz"), ("GET", "/readyz"), ("POST", "/v1/webhooks/{name}")}
+
+
+@pytest.fixture(scope="module")
+async def tokens(house: House) -> dict[str, str]:
+    """A token for each scope alone."""
+    made = {}
+    for scope in Scope:
+        made[str(scope)] = await asyncio.to_thread(make_token, house.project, f"only-{scope.name}", scope)
+    return made
+
+
+@pytest.mark.parametrize(("method", "path", "scope"), ROUTES)
+async def test_each_route_opens_to_its_scope_alone(
+    door: Door, tokens: dict[str, str], method: str, path: str, scope: str
+) -> None:
+    async with httpx.AsyncClient(base_url=door.url, trust_env=False, timeout=60) as http:
+        for name, token in tokens.items():
+            answer = await http.request(
+                method, path, headers={"Authorization": f"Bearer {token}"}, content=b"{not json"
+            )
+            if name == scope:
+                assert answer.status_code not in (401, 403), answer.text
+            else:
+                assert answer.status_code == 403
+                assert scope in answer.json()["detail"]
+        for header in ({}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer pdr_wrong"}):
+            answer = await http.request(method, path, headers=header, content=b"{not json")
+            assert answer.status_code == 401
+            assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+            assert "pdr_wrong" not in answer.text
+
+
+async def test_the_matrix_names_every_route(door: Door) -> None:
+    paths = (await door.get("/openapi.json")).json()["paths"]
+    served = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    named = {(method, path.replace("nobody", "{id}")) for method, path, _ in ROUTES} | OPEN
+    plain = {(m, p.replace("{run_id}", "{id}").replace("{conversation_id}", "{id}")) for m, p in served}
+    assert plain == named
+
+
+async def test_a_revoked_token_is_refused_at_once(door: Door) -> None:
+    token = await asyncio.to_thread(make_token, door.project, "short-lived", "runs:read")
+    async with httpx.AsyncClient(base_url=door.url, trust_env=False, timeout=60) as http:
+        headers = {"Authorization": f"Bearer {token}"}
+        assert (await http.get("/v1/runs", headers=headers)).status_code == 200
+        assert (await asyncio.to_thread(door.project.perdure, "token", "revoke", "short-lived")).code == 0
+        assert (await http.get("/v1/runs", headers=headers)).status_code == 401
+
+
+def test_only_the_hash_is_kept_in_a_file_of_the_owner(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    written = make_token(project, "ci", "runs:read", "runs:start")
+    assert written.startswith("pdr_")
+    assert len(written) == len("pdr_") + 43
+    path = project.home / "tokens.json"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert written not in path.read_text()
+    [kept] = json.loads(path.read_text())["tokens"]
+    assert (kept["sha256"], kept["scopes"]) == (digest(written), ["runs:start", "runs:read"])
+    listed = project.perdure("token", "list", "--json")
+    assert written not in listed.out
+    assert json.loads(listed.out)["name"] == "ci"
+    assert "ci" in project.perdure("token", "list").out
+    twice = project.perdure("token", "create", "ci", "--scope", "runs:read")
+    assert (twice.code, twice.err.count("\n")) == (1, 1)
+    assert project.perdure("token", "revoke", "nobody").code == 1
+    assert project.perdure("token", "create", "x", "--scope", "admin").code == 2
+    assert project.perdure("token", "create", "a/b", "--scope", "runs:read").code == 1
+    assert project.perdure("token", "create", "x", "--scope", "runs:read", "--expires", "soon").code == 2
+
+
+def test_a_token_of_the_environment_needs_no_file(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    made = json.loads(project.perdure("token", "create", "box", "--scope", "runs:read", "--env", "--json").out)
+    assert not (project.home / "tokens.json").exists()
+    found = tokens_of(tmp_path, {"PERDURE_TOKENS": made["entry"]}).holder(made["token"], NOW)
+    assert found is not None
+    assert (found.name, found.scopes) == ("box", (Scope.read,))
+
+
+@pytest.mark.parametrize(
+    "text", ["box", "box:abc:runs:read", f"box:{'0' * 64}:admin", f"box:{'0' * 64}:", f":{'0' * 64}:runs:read"]
+)
+def test_a_bad_entry_of_the_environment_is_told_without_itself(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ProjectError, match="entry 1") as error:
+        tokens_of(tmp_path, {"PERDURE_TOKENS": text})
+    assert text not in str(error.value)
+
+
+def test_an_expired_token_is_nobodys(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path / "tokens.json")
+    written, token = new_token("ci", (Scope.read,), timedelta(days=30))
+    tokens.add(token)
+    assert tokens.holder(written, NOW) is not None
+    assert tokens.holder(written, NOW + timedelta(days=31)) is None
+
+
+def test_a_file_that_cannot_be_read_lets_nobody_in(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    tokens = Tokens(path)
+    written, token = new_token("ci", (Scope.read,), None)
+    tokens.add(token)
+    path.write_text('{"tokens": [{"name": "ci"}]}')
+    with pytest.raises(Unreadable, match="sha256"):
+        tokens.holder(written, NOW)
+
+
+def test_many_at_once_lose_no_token(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+
+    def add(number: int) -> None:
+        Tokens(path).add(new_token(f"t{number}", (Scope.read,), None)[1])
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(24)))
+    assert len(Tokens(path).all()) == 24
+
+
+def test_entries_say_what_they_were_made_of() -> None:
+    token = Token(name="a", sha256="0" * 64, scopes=(Scope.start, Scope.answer))
+    assert entry_of(token) == f"a:{'0' * 64}:runs:start+human:answer"
+
+
+@pytest.mark.parametrize("more", [(), ("--behind-tls",)])
+def test_beyond_this_machine_needs_a_token_and_tls(tmp_path: Path, more: tuple[str, ...]) -> None:
+    done = Project(tmp_path).perdure("gateway", "--host", "0.0.0.0", *more)
+    assert done.code == 1
+    assert "--behind-tls" in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_told(house: House, door: Door) -> None:
+    done = house.project.perdure("gateway", "--port", door.url.rsplit(":", 1)[1], TEMPORAL_ADDRESS=house.address)
+    assert (done.code, "cannot listen" in done.err) == (1, True)
+
+
+def test_no_token_is_in_the_log(door: Door) -> None:
+    assert door.token not in "".join(door.process.seen)
+    assert door.token not in str(os.environ)
+
+
+async def test_a_token_in_the_address_is_none(door: Door) -> None:
+    async with httpx.AsyncClient(base_url=door.url, trust_env=False, timeout=60) as http:
+        answer: Any = await http.get(f"/v1/runs?token={door.token}&access_token={door.token}")
+    assert answer.status_code == 401
+    assert door.token not in answer.text

@@ -1,0 +1,203 @@
+"""Signed events: nothing is read before the signature and its time are right, and each counts once."""
+
+import hashlib
+import hmac
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from standardwebhooks.webhooks import Webhook as StandardWebhook
+
+from contracts.topic import Event
+from decisions.ids import topic_key, topic_workflow_id
+from gateway.schemes import Challenge, Ignored, Unusable, Webhook, webhooks_of
+from settings import ProjectError
+from settings.file import WebhookSettings
+from tests.gateway.conftest import PLAIN_SECRET, SECRET, Door
+
+Json = dict[str, Any]
+
+
+def standard(body: bytes, *, secret: str = SECRET, at: float | None = None, id_: str = "msg_1") -> dict[str, str]:
+    when = datetime.fromtimestamp(time.time() if at is None else at, UTC)
+    signature = StandardWebhook(secret).sign(id_, when, body.decode())
+    return {"webhook-id": id_, "webhook-timestamp": str(int(when.timestamp())), "webhook-signature": signature}
+
+
+def slack(body: bytes, *, secret: str = PLAIN_SECRET, at: float | None = None) -> dict[str, str]:
+    stamp = str(int(time.time() if at is None else at))
+    signed = hmac.new(secret.encode(), f"v0:{stamp}:".encode() + body, hashlib.sha256).hexdigest()
+    return {"X-Slack-Request-Timestamp": stamp, "X-Slack-Signature": f"v0={signed}"}
+
+
+def github(body: bytes, *, secret: str = PLAIN_SECRET, event: str = "issue_comment") -> dict[str, str]:
+    signed = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
+    return {"X-Hub-Signature-256": f"sha256={signed}", "X-GitHub-Event": event}
+
+
+def message(channel: str, text: str = "yes", reply_to: str = "m0") -> Json:
+    raw = {"discord": {"replyToMessageId": reply_to}}
+    data = {
+        "platform": "discord",
+        "channelId": channel,
+        "messageId": "m1",
+        "userId": "u1",
+        "text": text,
+        "ts": 1,
+        "raw": raw,
+    }
+    return {"type": "evt.adapter.message.created", "data": data}
+
+
+async def sent(door: Door, name: str, body: bytes, headers: dict[str, str]) -> httpx.Response:
+    async with httpx.AsyncClient(base_url=door.url, trust_env=False, timeout=60) as http:
+        return await http.post(f"/v1/webhooks/{name}", content=body, headers=headers)
+
+
+async def topic(door: Door, channel: str) -> Json | None:
+    """What the topic of replies to m0 in this channel knows; None where there is none."""
+    handle = door.client.get_workflow_handle(topic_workflow_id(topic_key("discord", channel, "m0")))
+    executions = [e async for e in door.client.list_workflows(f"WorkflowId = '{handle.id}'")]
+    if not executions:
+        return None
+    known: Json = await handle.query("state")
+    return known
+
+
+async def test_an_event_that_is_signed_is_published_once(door: Door) -> None:
+    channel = uuid4().hex
+    body = json.dumps(message(channel)).encode()
+    for _ in range(3):
+        answer = await sent(door, "mine", body, standard(body))
+        assert (answer.status_code, answer.json()["accepted"]) == (200, True), answer.text
+    known = await topic(door, channel)
+    assert known is not None
+    assert [event["id"] for event in known["events"]] == ["msg_1"]
+
+
+@pytest.mark.parametrize("fault", ["none", "wrong", "other body", "stale", "early", "broken", "no base64", "no time"])
+async def test_a_forged_or_stale_event_changes_nothing(door: Door, fault: str) -> None:
+    channel = uuid4().hex
+    body = json.dumps(message(channel)).encode()
+    headers = {
+        "none": {},
+        "wrong": standard(body, secret="whsec_" + "b3RoZXIgc2VjcmV0IG9mIG5vYm9keQ=="),
+        "other body": standard(body + b" "),
+        "stale": standard(body, at=time.time() - 301),
+        "early": standard(body, at=time.time() + 400),
+        "broken": {**standard(body), "webhook-signature": "v1"},
+        "no base64": {**standard(body), "webhook-signature": "v1,*"},
+        "no time": {**standard(body), "webhook-timestamp": "nan"},
+    }[fault]
+    answer = await sent(door, "mine", body, headers)
+    assert answer.status_code == 401
+    assert channel not in answer.text
+    assert await topic(door, channel) is None
+
+
+async def test_the_signature_comes_before_the_parser(door: Door) -> None:
+    for body in (b"{", b'{"a": 1, "a": 2}', b"\xff\xfe"):
+        assert (await sent(door, "mine", body, {})).status_code == 401
+    assert (await sent(door, "mine", b"{", standard(b"{"))).status_code == 400
+    assert (await sent(door, "nobody", b"{}", {})).status_code == 404
+    assert (await sent(door, "mine", b"x" * (1024 * 1024 + 1), {})).status_code == 413
+
+
+async def test_what_nobody_can_await_is_taken_and_told_so(door: Door) -> None:
+    plain = message("c")
+    del plain["data"]["raw"]
+    for value in (plain, {"type": "invoice.paid"}):
+        body = json.dumps(value).encode()
+        answer = await sent(door, "mine", body, standard(body))
+        assert (answer.status_code, answer.json()["accepted"]) == (200, False)
+        assert answer.json()["why"]
+    body = json.dumps({**message("c"), "data": {}}).encode()
+    assert (await sent(door, "mine", body, standard(body))).status_code == 422
+
+
+async def test_slack_and_github_events_reach_the_topic_of_what_they_reply_to(door: Door) -> None:
+    channel = uuid4().hex
+    event = {
+        "type": "message",
+        "channel": channel,
+        "user": "U1",
+        "text": "ja",
+        "ts": "1355517523.000005",
+        "thread_ts": "1355517000.000001",
+    }
+    body = json.dumps({"type": "event_callback", "team_id": "T", "event_id": "Ev1", "event": event}).encode()
+    answer = await sent(door, "slack", body, slack(body))
+    assert answer.json()["topic"] == topic_workflow_id(topic_key("slack", channel, "1355517000.000001"))
+    assert (await sent(door, "slack", body, slack(body, at=time.time() - 301))).status_code == 401
+    assert (await sent(door, "slack", body, slack(body, secret="another secret of nobody"))).status_code == 401
+    asks = json.dumps({"type": "url_verification", "challenge": "abc"}).encode()
+    assert (await sent(door, "slack", asks, slack(asks))).json()["challenge"] == "abc"
+    comment = {"id": 7, "body": "fine", "created_at": "2026-01-01T00:00:00Z", "user": {"id": 3, "login": "ann"}}
+    said = {"action": "created", "comment": comment, "issue": {"number": 12}, "repository": {"full_name": "a/b"}}
+    body = json.dumps(said).encode()
+    answer = await sent(door, "github", body, github(body))
+    assert answer.json()["topic"] == topic_workflow_id(topic_key("github", "a/b", "12"))
+    assert (await sent(door, "github", body, github(body + b" "))).status_code == 401
+
+
+async def test_the_same_event_from_a_webhook_and_from_a_token_counts_once(door: Door) -> None:
+    channel = uuid4().hex
+    whole = {**message(channel), "id": "one"}
+    body = json.dumps(whole).encode()
+    assert (await sent(door, "mine", body, standard(body))).json()["event"] == "one"
+    answer = await door.post("/v1/events", whole)
+    assert (answer.status_code, answer.json()["event"]) == (202, "one")
+    known = await topic(door, channel)
+    assert known is not None
+    assert len(known["events"]) == 1
+    assert (await door.post("/v1/events", {**whole, "colour": 1})).json()["field"] == "colour"
+    plain = message(channel)
+    del plain["data"]["raw"]
+    refused = await door.post("/v1/events", plain)
+    assert (refused.status_code, refused.json()["type"]) == (422, "urn:perdure:not-awaited")
+
+
+@pytest.mark.parametrize(
+    ("value", "becomes"),
+    [
+        ({"type": "event_callback", "event": {"type": "message", "subtype": "bot_message"}}, Ignored),
+        ({"type": "event_callback", "event": {"type": "reaction_added"}}, Ignored),
+        ({"type": "app_rate_limited"}, Ignored),
+        ({"type": "url_verification", "challenge": "x"}, Challenge),
+    ],
+)
+def test_slack_events_that_are_no_message_of_a_person_are_ignored(value: Json, becomes: type) -> None:
+    assert isinstance(Webhook("slack", "s").read({}, value), becomes)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        [],
+        None,
+        {"type": "event_callback"},
+        {"type": "event_callback", "event": []},
+        {"type": "event_callback", "event": {"type": "message", "ts": "soon"}},
+    ],
+)
+def test_what_is_no_event_of_slack_is_told_as_unusable(value: Any) -> None:
+    with pytest.raises(Unusable):
+        Webhook("slack", "s").read({}, value)
+
+
+def test_a_slack_message_keeps_its_time_and_its_thread() -> None:
+    event = {"type": "message", "channel": "C", "user": "U", "text": "hi", "ts": "12.345678", "thread_ts": "11.1"}
+    read = Webhook("slack", "s").read({}, {"type": "event_callback", "event": event})
+    assert isinstance(read, Event)
+    assert (read.data.ts, read.data.raw and read.data.raw["slack"]["replyToMessageId"]) == (12345, "11.1")
+
+
+@pytest.mark.parametrize("environment", [{}, {"HOOK": ""}, {"HOOK": "short"}, {"HOOK": "whsec_" + "!" * 30}])
+def test_a_webhook_without_a_usable_secret_does_not_start(environment: dict[str, str]) -> None:
+    with pytest.raises(ProjectError, match="HOOK"):
+        webhooks_of({"mine": WebhookSettings(scheme="standard", secret_env="HOOK")}, environment)

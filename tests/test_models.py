@@ -1,0 +1,344 @@
+"""Which model answers: what `[model]` and `[model.providers]` say, and the clients that come of it."""
+
+import base64
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from anthropic.lib.aws._auth import _get_session
+from temporalio.exceptions import ApplicationError
+
+from activities.definition import defined
+from activities.messages_sse import encode_event, encode_stream
+from activities.model import ModelCall, ModelReply
+from activities.project import Project
+from activities.secrets import LEAST
+from contracts.agent import Definition
+from contracts.turn import Usage
+from models import clients_of, model_of
+from settings import ProjectError, Settings, load
+from testkit.model_server import ScriptedModel, says
+from worker import project_of
+
+KEY = "canary-0815-of-local"
+GOAL = [{"role": "user", "content": [{"type": "text", "text": "see"}]}]
+LOCAL = '[model.providers.local]\nbase_url = "http://127.0.0.1:9"\n'
+MESSAGE = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "model": "claude-x",
+    "content": [{"type": "text", "text": "hello from the cloud"}],
+    "stop_reason": "end_turn",
+    "stop_sequence": None,
+    "usage": {"input_tokens": 3, "output_tokens": 4},
+}
+
+
+def settings_of(folder: Path, toml: str, **env: str) -> Settings:
+    (folder / "perdure.toml").write_text(toml, encoding="utf-8")
+    return load(env, folder)
+
+
+def agent_of(folder: Path, head: str) -> None:
+    (folder / "agents").mkdir(exist_ok=True)
+    (folder / "agents" / "a.md").write_text(f"---\n{head}\n---\nYou are tested.\n", encoding="utf-8")
+
+
+def project(settings: Settings) -> Project:
+    return project_of(settings, SimpleNamespace(spec=httpx.AsyncClient))  # type: ignore[arg-type]
+
+
+async def ask(settings: Settings, name: str) -> ModelReply:
+    definition = Definition(agent="a", model=name, max_tokens=99, system="You are tested.", tools=())
+    async with model_of(settings) as model:
+        return await model.reply(ModelCall(definition=definition, messages=GOAL))
+
+
+def test_a_default_may_be_one_model_or_a_list_and_an_agents_list_comes_before_it(tmp_path: Path) -> None:
+    assert settings_of(tmp_path, '[model]\ndefault = "one"\n', ANTHROPIC_API_KEY="k").fallbacks == ()
+    agent_of(tmp_path, "model: [mine, yours]\npeers: []")
+    found = settings_of(tmp_path, '[model]\ndefault = ["one", "two", "one"]\n', ANTHROPIC_API_KEY="k")
+    assert (found.model, found.fallbacks) == ("one", ("two",))
+    its = project(found)
+    assert defined(its, its.agents["default"], may_delegate=True).models == ("one", "two")
+    assert defined(its, its.agents["a"], may_delegate=True).models == ("mine", "yours")
+    agent_of(tmp_path, "model:")
+    its = project(load({"ANTHROPIC_API_KEY": "k"}, tmp_path))
+    assert defined(its, its.agents["a"], may_delegate=True).models == ("one", "two")
+    agent_of(tmp_path, "model: mine")
+    its = project(load({"ANTHROPIC_API_KEY": "k"}, tmp_path))
+    assert defined(its, its.agents["a"], may_delegate=True).models == ("mine",)
+
+
+def test_the_definition_of_an_agent_with_one_model_is_what_it_was_before_there_were_lists() -> None:
+    definition = Definition(agent="a", model="one", max_tokens=9, system="s", tools=())
+    assert definition.model_dump_json() == '{"agent":"a","model":"one","max_tokens":9,"system":"s","tools":[]}'
+
+
+def test_perdure_model_stands_for_the_projects_default_with_its_list(tmp_path: Path) -> None:
+    found = settings_of(tmp_path, '[model]\ndefault = ["one", "two"]\n', ANTHROPIC_API_KEY="k", PERDURE_MODEL="other")
+    assert (found.model, found.fallbacks) == ("other", ())
+
+
+@pytest.mark.parametrize(
+    ("toml", "env", "model"),
+    [
+        ('[model]\ndefault = ["one", "two"]\n', {}, "rehearsal"),
+        (f'[model]\ndefault = "local:one"\n{LOCAL}', {}, "local:one"),
+        (f'[model]\ndefault = "one"\n{LOCAL}', {}, "rehearsal"),
+        (LOCAL, {"PERDURE_MODEL": "local:one"}, "local:one"),
+    ],
+)
+def test_the_rehearsal_stands_in_for_the_default_provider_only(
+    tmp_path: Path, toml: str, env: dict[str, str], model: str
+) -> None:
+    found = settings_of(tmp_path, toml, **env)
+    assert (found.model, found.fallbacks) == (model, ())
+
+
+@pytest.mark.parametrize(
+    ("toml", "agent", "told"),
+    [
+        (f'[model]\ndefault = ["local:one", "two"]\n{LOCAL}', "", "model two needs ANTHROPIC_API_KEY"),
+        (f'[model]\ndefault = "local:one"\n{LOCAL}', "model: three", "agent a: model three needs ANTHROPIC_API_KEY"),
+        (f'[model]\ndefault = "local:one"\nsummary = "s"\n{LOCAL}', "", "model s needs ANTHROPIC_API_KEY"),
+        ("[model]\ndefault = []\n", "", "line 2: model.default: expected the name of a model, or a list of names"),
+        ("[model]\ndefault = [1]\n", "", "line 2: model.default: expected the name of a model, or a list of names"),
+        ('[model]\ndefault = " "\n', "", "line 2: model.default: expected the name of a model, or a list of names"),
+        ("", "model: {}", "model: expected the name of a model, or a list of names"),
+        ("[model.providers.local]\n", "", "model.providers: local: needs a base_url"),
+        (
+            '[model.providers.anthropic]\nbase_url = "http://x"\n',
+            "",
+            "anthropic: takes requests_per_minute only; its place and key are ANTHROPIC_*",
+        ),
+        ('[model.providers."a:b"]\nbase_url = "http://x"\n', "", "model.providers.a:b"),
+        ('[model.providers.x]\nbase_url = "ftp://x"\n', "", "line 2: model.providers.x.base_url"),
+        (
+            '[model.providers.x]\nkind = "chat"\n',
+            "",
+            "line 2: model.providers.x.kind: Input should be 'messages', 'bedrock' or 'vertex'",
+        ),
+        ('[model.providers.x]\nkind = "bedrock"\n', "", 'model.providers.x: kind = "bedrock" needs a region'),
+        ('[model.providers.x]\nkind = "vertex"\nregion = "r"\n', "", 'kind = "vertex" needs a project'),
+        (f'{LOCAL}region = "r"\n', "", 'a region is for kind = "bedrock" or "vertex"'),
+        (f'{LOCAL}project = "p"\n', "", 'a project is for kind = "vertex"'),
+        (f"{LOCAL}requests_per_minute = 0\n", "", "model.providers.local.requests_per_minute"),
+        (f'{LOCAL}api_key_env = "not a name"\n', "", "model.providers.local.api_key_env"),
+        (f'{LOCAL}api_key = "sk-1"\n', "", "model.providers.local.api_key: no such setting"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line_that_says_what_to_mend(
+    tmp_path: Path, toml: str, agent: str, told: str
+) -> None:
+    if agent:
+        agent_of(tmp_path, agent)
+    with pytest.raises(ProjectError) as error:
+        settings_of(tmp_path, toml)
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+async def test_each_provider_is_asked_where_it_is_with_its_own_key(tmp_path: Path) -> None:
+    with ScriptedModel([says("from afar")]) as far, ScriptedModel([says("from here")]) as near:
+        toml = f'[model.providers.local]\nbase_url = "{near.base_url}"\napi_key_env = "OF_LOCAL"\n'
+        found = settings_of(tmp_path, toml, ANTHROPIC_BASE_URL=far.base_url, OF_LOCAL=KEY)
+        assert (await ask(found, "claude-x")).content[0]["text"] == "from afar"
+        assert (await ask(found, "anthropic:claude-x")).model == "claude-x"
+        reply = await ask(found, "local:llama3:8b")
+        assert (reply.content[0]["text"], reply.model) == ("from here", "local:llama3:8b")
+        assert [body["model"] for body in near.requests] == ["llama3:8b"]
+
+
+def test_a_key_is_a_secret_whatever_its_variable_is_called_and_so_is_a_password_in_an_address(tmp_path: Path) -> None:
+    toml = '[model.providers.local]\nbase_url = "https://me:hush-hush-1@example.org"\napi_key_env = "OF_LOCAL"\n'
+    found = settings_of(tmp_path, toml, OF_LOCAL=KEY)
+    assert len(KEY) >= LEAST
+    assert found.secrets.redact(f"it said {KEY}, hush-hush-1") == (
+        "it said [redacted OF_LOCAL], [redacted model.local.base_url]"
+    )
+    assert KEY not in repr(found)
+
+
+def test_a_key_that_is_not_there_is_told_by_the_name_of_its_variable(tmp_path: Path) -> None:
+    found = settings_of(tmp_path, f'{LOCAL}api_key_env = "OF_LOCAL"\n')
+    with pytest.raises(
+        ProjectError, match=r"^model\.providers\.local: api_key_env names OF_LOCAL, and that is not set$"
+    ):
+        clients_of(found)
+
+
+@pytest.mark.parametrize(("kind", "package"), [("bedrock", "boto3"), ("vertex", "google.auth")])
+def test_a_package_that_is_missing_is_named_with_how_to_get_it(
+    tmp_path: Path, kind: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.find_spec", lambda _: None)
+    more = 'project = "p"\n' if kind == "vertex" else ""
+    found = settings_of(tmp_path, f'[model.providers.cloud]\nkind = "{kind}"\nregion = "r"\n{more}')
+    with pytest.raises(ProjectError) as error:
+        clients_of(found)
+    assert str(error.value) == (
+        f'model.providers.cloud: kind = "{kind}" needs the package {package}: pip install "perdure[{kind}]"'
+    )
+
+
+def test_prices_and_windows_are_those_of_the_model_unless_the_project_sets_them_for_its_provider(
+    tmp_path: Path,
+) -> None:
+    toml = f'{LOCAL}[prices."local:claude-haiku-4-5"]\ninput = 7\noutput = 8\n'
+    its = project(settings_of(tmp_path, toml))
+    own, known = its.price_of("local:claude-haiku-4-5"), its.price_of("local:claude-opus-4-6")
+    assert (own and own.input, known and known.input) == (7, 5)
+    assert its.price_of("local:llama3:8b") is None
+    assert its.summary_model_of("local:claude-opus-5-5") == "local:claude-opus-5-5"
+    assert its.summary_model_of("anthropic:claude-opus-5-5") == "claude-haiku-5-5"
+    assert its.window_of("local:claude-opus-4-6") == 1_000_000
+    assert its.window_of("claude-opus-4-6", "local:claude-haiku-4-5") == 200_000
+
+
+# The clouds. They speak the Messages API in envelopes of their own.
+
+
+class Cloud:
+    """A server that answers any POST with `body`, and keeps paths, headers and what it was sent."""
+
+    def __init__(self, body: bytes, kind: str) -> None:
+        self.body, self.kind = body, kind
+        self.asked: list[tuple[str, dict[str, str], Any]] = []
+
+
+@contextmanager
+def serving(cloud: Cloud) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sent = self.rfile.read(int(self.headers["content-length"]))
+            cloud.asked.append((self.path, dict(self.headers.items()), json.loads(sent)))
+            self.send_response(200)
+            self.send_header("content-type", cloud.kind)
+            self.send_header("content-length", str(len(cloud.body)))
+            self.end_headers()
+            self.wfile.write(cloud.body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+async def test_vertex_is_asked_for_the_model_of_the_project_in_its_region(tmp_path: Path) -> None:
+    cloud = Cloud(b"".join(encode_stream(MESSAGE)), "text/event-stream")
+    with serving(cloud) as url:
+        toml = f'[model.providers.gcp]\nkind = "vertex"\nregion = "here"\nproject = "mine"\nbase_url = "{url}/v1"\n'
+        found = settings_of(tmp_path, f'{toml}api_key_env = "OF_GCP"\n', OF_GCP=KEY)
+        reply = await ask(found, "gcp:claude-x@20251001")
+    assert (reply.content[0]["text"], reply.model, reply.usage) == (
+        "hello from the cloud",
+        "gcp:claude-x",
+        Usage(input=3, output=4),
+    )
+    ((path, headers, body),) = cloud.asked
+    assert path == ("/v1/projects/mine/locations/here/publishers/anthropic/models/claude-x@20251001:streamRawPredict")
+    assert headers["Authorization"] == f"Bearer {KEY}"
+    assert (body["system"][0]["text"], "model" in body) == ("You are tested.", False)
+
+
+def event_stream(events: list[bytes], kind: str = "event", name: str = "chunk") -> bytes:
+    """AWS's framing: lengths, headers, the payload, and a checksum of each."""
+    frames = b""
+    for event in events:
+        said = event.decode().partition("data: ")[2].strip().encode()
+        payload = json.dumps({"bytes": base64.b64encode(said).decode()}).encode() if kind == "event" else said
+        type_name = ":event-type" if kind == "event" else ":exception-type"
+        named = {type_name: name, ":content-type": "application/json", ":message-type": kind}
+        headers = b"".join(
+            struct.pack("!B", len(key)) + key.encode() + b"\x07" + struct.pack("!H", len(value)) + value.encode()
+            for key, value in named.items()
+        )
+        front = struct.pack("!II", 16 + len(headers) + len(payload), len(headers))
+        front += struct.pack("!I", zlib.crc32(front))
+        frames += front + headers + payload + struct.pack("!I", zlib.crc32(front + headers + payload))
+    return frames
+
+
+@pytest.fixture
+def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("boto3", reason="the extra perdure[bedrock] is not installed")
+    _get_session.cache_clear()  # type: ignore[attr-defined]  # it has the keys of another test
+    for name in ("AWS_PROFILE", "AWS_BEARER_TOKEN_BEDROCK", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def bedrock(folder: Path, url: str, **env: str) -> Settings:
+    token = 'api_key_env = "OF_AWS"\n' if env else ""
+    return settings_of(
+        folder, f'[model.providers.aws]\nkind = "bedrock"\nregion = "here"\nbase_url = "{url}"\n{token}', **env
+    )
+
+
+@pytest.mark.usefixtures("aws")
+@pytest.mark.parametrize("token", [None, KEY])
+async def test_bedrock_is_asked_with_the_accounts_keys_or_with_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA0815")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-account-0815")
+    cloud = Cloud(event_stream(list(encode_stream(MESSAGE))), "application/vnd.amazon.eventstream")
+    with serving(cloud) as url:
+        found = bedrock(tmp_path, url, **({"OF_AWS": token} if token else {}))
+        reply = await ask(found, "aws:anthropic.claude-x-v1:0")
+    assert (reply.content[0]["text"], reply.model) == ("hello from the cloud", "aws:claude-x")
+    ((path, headers, _),) = cloud.asked
+    assert path == "/model/anthropic.claude-x-v1:0/invoke-with-response-stream"
+    assert headers["Authorization"].startswith(f"Bearer {token}" if token else "AWS4-HMAC-SHA256 Credential=AKIA0815/")
+
+
+@pytest.mark.usefixtures("aws")
+async def test_a_call_that_nobody_can_sign_is_one_that_could_not_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    with pytest.raises(ApplicationError, match=r"could not be signed: .*credentials") as failure:
+        await ask(bedrock(tmp_path, "http://127.0.0.1:9"), "aws:anthropic.claude-x-v1:0")
+    assert failure.value.type == "ModelUnavailable"
+
+
+@pytest.mark.usefixtures("aws")
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("throttlingException", "RateLimited"),
+        ("internalServerException", "ModelUnavailable"),
+        ("validationException", "ModelRefused"),
+    ],
+)
+async def test_a_failure_in_the_middle_of_bedrocks_stream_is_told_by_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, kind: str
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIA0815")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-account-0815")
+    failure = event_stream([encode_event({"type": "x", "message": "not now"})], "exception", code)
+    cloud = Cloud(failure, "application/vnd.amazon.eventstream")
+    with serving(cloud) as url, pytest.raises(ApplicationError, match="not now") as error:
+        await ask(bedrock(tmp_path, url), "aws:anthropic.claude-x-v1:0")
+    assert error.value.type == kind

@@ -1,0 +1,82 @@
+"""Large payloads on an object store that speaks S3: Temporal has references, runs go on as ever."""
+
+from typing import Any
+
+import obstore
+import pytest
+from temporalio.api.common.v1 import Payload
+from temporalio.client import Client
+from temporalio.converter import StorageDriverRetrieveContext, StorageDriverStoreContext, StorageDriverWorkflowInfo
+
+from activities.payload_store import PayloadStore
+from activities.remote_store import open_store
+from codec import AesGcmCodec
+from converter import LARGE, data_converter, encrypting, offloading
+from testkit.model_server import calls
+
+FINISH = calls(("finish", {"outcome": "done"}))
+ASK = calls(("ask_human", {"question": "Which?"}))
+NOTES = "unseen " * 20_000  # 140 KB, in the context of the start
+
+
+async def client_with(client: Client, store: PayloadStore, codec: AesGcmCodec | None = None) -> Client:
+    converter = offloading(encrypting(codec) if codec else data_converter, store)
+    return await Client.connect(client.service_client.config.target_host, data_converter=converter)
+
+
+@pytest.mark.parametrize("codec", [None, AesGcmCodec({"k1": b"1" * 32})], ids=["plain", "encrypted"])
+async def test_what_is_large_is_kept_there_and_history_has_a_reference(
+    world: Any, client: Client, bucket: str, codec: AesGcmCodec | None
+) -> None:
+    server = await client_with(client, PayloadStore.at(bucket), codec)
+    async with world([ASK, FINISH], server=server) as it:
+        run = await it.start(context={"notes": NOTES})
+        await it.until_state(run, question=True)
+        await run.execute_update("answer", {"text": "a"})
+        assert (await run.result())["type"] == "agent.completed"
+        assert await it.failed_tasks(run) == 0
+        await it.replay()
+        history = await run.fetch_history()
+    assert sum(event.ByteSize() for event in history.events) < len(NOTES)
+    objects = open_store(bucket)
+    kept = [
+        (meta["size"], bytes(obstore.get(objects, meta["path"]).bytes()))
+        for page in obstore.list(objects, f"default/{run.id.replace(':', '%3A')}")
+        for meta in page
+    ]
+    assert min(size for size, _ in kept) > LARGE
+    assert {NOTES.encode() in data for _, data in kept} == {codec is None}
+
+
+async def test_a_run_waits_for_a_store_that_is_away(
+    world: Any, client: Client, bucket: str, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = await client_with(client, PayloadStore.at(bucket))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody is there
+    away = await client_with(client, PayloadStore.at(bucket))
+    async with world([FINISH], server=there, works=False) as it:
+        run = await it.start(context={"notes": NOTES})
+        async with it.worker(away):
+            await it.until(lambda: failed_tasks_of(it, run))
+        async with it.worker(there):
+            assert (await run.result())["type"] == "agent.completed"
+
+
+async def failed_tasks_of(it: Any, run: Any) -> bool:
+    return bool(await it.failed_tasks(run))
+
+
+async def test_the_same_content_has_one_place_and_what_is_damaged_or_gone_is_told(bucket: str) -> None:
+    store, payload = PayloadStore.at(bucket), Payload(metadata={"encoding": b"json/plain"}, data=b'"x"')
+    context = StorageDriverStoreContext(StorageDriverWorkflowInfo(namespace="default", id="run:../../r1"))
+    first, second = [(await store.store(context, [payload]))[0] for _ in range(2)]
+    assert first == second
+    assert await store.retrieve(StorageDriverRetrieveContext(), [first]) == [payload]
+    objects, key = open_store(bucket), first.claim_data["key"]
+    assert key.startswith("default/run%3A..%2F..%2Fr1/")
+    obstore.put(objects, key, b"other")
+    with pytest.raises(ValueError, match="is damaged"):
+        await store.retrieve(StorageDriverRetrieveContext(), [first])
+    obstore.delete(objects, key)
+    with pytest.raises(ValueError, match="there is no default"):
+        await store.retrieve(StorageDriverRetrieveContext(), [first])

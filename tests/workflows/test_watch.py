@@ -1,0 +1,48 @@
+"""A run that is watched: told once and in order over continue-as-new, and on from any place in it."""
+
+from typing import Any
+
+import pytest
+from temporalio.client import Client
+
+from testkit.model_server import Reply, calls
+from testkit.tools import ScriptedTool
+from watch import MOST_AHEAD, Happening, Position, Rotated, Watch
+
+Told = list[tuple[Position | None, Happening]]
+
+
+def steps(number: int) -> list[Reply]:
+    return [calls(("look", {"n": n})) for n in range(number)] + [calls(("finish", {"outcome": "done"}))]
+
+
+async def told(client: Client, run_id: str, after: Position | None = None) -> Told:
+    return [each async for each in Watch(client, run_id, after=after, follow=False).positioned()]
+
+
+async def test_a_watch_goes_on_from_any_place_of_a_run_that_rotated(world: Any, short_history_client: Client) -> None:
+    look = ScriptedTool("look", lambda arguments, _: f"result {arguments['n']}")
+    async with world(steps(25), look, server=short_history_client, max_steps=25) as it:
+        run = await it.start()
+        await run.result()
+        run_id = run.id.removeprefix("run:")
+        whole = await told(it.client, run_id)
+        places = [place for place, _ in whole if place is not None]
+        assert len(places) == len(set(places)) == len(whole) > 2 * MOST_AHEAD
+        assert sum(isinstance(happening, Rotated) for _, happening in whole) >= 2
+        around = [n for n, (_, each) in enumerate(whole) if isinstance(each, Rotated)]
+        for number in {0, len(whole) - 1, *around, *(n + 1 for n in around), *(n - 1 for n in around)}:
+            assert await told(it.client, run_id, places[number]) == whole[number + 1 :]
+        gone = Position("0" * 8 + "-0000-0000-0000-" + "0" * 12, 5, 0)
+        assert await told(it.client, run_id, gone) == whole
+
+
+def test_a_place_is_read_as_it_was_written() -> None:
+    place = Position("01a20447-8e85-70c6-8e1a-b9a93636b7e7", 12, 1)
+    assert Position.read(str(place)) == place
+
+
+@pytest.mark.parametrize("text", ["", "12.1", "01a20447-8e85-70c6-8e1a-b9a93636b7e7.-1.0", "x" * 36 + ".1.0"])
+def test_what_is_no_place_is_not_read(text: str) -> None:
+    with pytest.raises(ValueError, match="given out"):
+        Position.read(text)
