@@ -38,7 +38,7 @@ class QueueResults:
         info = activity.info()
         async with beating(lambda: {"step": large.step, "tool": large.tool}):
             run = self._client.get_workflow_handle(info.workflow_id or "", run_id=info.workflow_run_id)
-            result = await run.query("result", {"step": large.step})
+            result = await run.query("result", large)
             outcome = redacted(ToolOutcome(result=result), self._project.secrets)
             workspace = self._project.workspace(run_id_of(info.workflow_id or ""))
             return await asyncio.to_thread(fitted, outcome, large, workspace)

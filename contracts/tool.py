@@ -114,16 +114,10 @@ class ToolOutcome(Value):
 
 
 class LargeResult(Value):
-    """The input of the activity `keep_result`: the run holds the result, and answers the query `result` with it."""
+    """The input of the activity `keep_result`, and of the query `result` by which it gets the result of the run."""
 
     step: int
     tool: str
-
-
-class ResultQuery(Value):
-    """What the query `result` takes."""
-
-    step: int
 
 
 def failed(kind: str, message: str, *, retryable: bool = False) -> ToolOutcome:

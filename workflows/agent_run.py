@@ -18,7 +18,7 @@ from contracts.events import ToolResultEvent
 from contracts.journal import Journal
 from contracts.run import CloseRequest, Continuation, RunStatus, RunView, Snapshot
 from contracts.signals import CancelRequest, HumanInput
-from contracts.tool import ResultQuery
+from contracts.tool import LargeResult
 from contracts.transcript import Page, TranscriptQuery
 from decisions import loop, narrate
 from decisions.endings import ended_event, ending_event, handoff
@@ -212,9 +212,9 @@ class AgentRun:
         asked, run = read_optional(TranscriptQuery, args), self._run
         return run.transcript.page(asked.start, asked.limit, run.segments)
 
-    @workflow.query(description='The large result of another worker, while it is made an artifact: {"step"}')
+    @workflow.query(description="The large result of another worker, while it is made an artifact")
     def result(self, *args: Any) -> Any:
-        step = read(ResultQuery, args).step
+        step = read(LargeResult, args).step
         if step not in self._run.handed_on:
             raise invalid(f"no result of step {step} is kept here")
         return self._run.handed_on[step]
