@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
 from typing import Any, Self
 
 from pydantic import BaseModel
@@ -144,6 +145,11 @@ class Live:
 
 
 @dataclass(frozen=True)
+class Held(Live):
+    """The model is not asked yet, and the text says why: a rate limit; not in history yet."""
+
+
+@dataclass(frozen=True)
 class Retrying:
     """An activity failed and is tried again; not in history yet."""
 
@@ -174,6 +180,7 @@ Happening = (
     | Signalled
     | Rotated
     | Live
+    | Held
     | Retrying
     | Over
 )
@@ -199,6 +206,7 @@ class Position:
     execution: str
     event: int
     part: int
+    time: datetime | None = field(default=None, compare=False)  # when it happened
 
     def __str__(self) -> str:
         return f"{self.execution}.{self.event}.{self.part}"
@@ -268,7 +276,7 @@ class Watch:
             async for event in handle.fetch_history_events(wait_new_event=self.follow):
                 self._is_behind = self._is_behind and not self._is_past(here, event.event_id)
                 for part, happening in enumerate(await self._read(event)):
-                    at = Position(here, event.event_id, part)
+                    at = Position(here, event.event_id, part, event.event_time.ToDatetime(UTC))
                     if not self._is_behind and not self._was_told(at):
                         await self._queue.put((at, happening))
                 if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
@@ -374,7 +382,7 @@ class Watch:
     async def _look_at_pending(self) -> None:
         handle = self.client.get_workflow_handle(self._workflow_id)
         told: set[tuple[str, int]] = set()
-        shown = ""
+        shown = Live("")
         while True:
             await asyncio.sleep(self.look_every)
             with suppress(RPCError):
@@ -384,10 +392,10 @@ class Watch:
                         told.add(key)
                         why = cut(await self._said(pending.last_failure) or "its worker died", 200)
                         await self._queue.put((None, Retrying(pending.activity_type.name, pending.attempt, why)))
-                    text = await self._partial(pending.heartbeat_details)
-                    if text and text != shown:
-                        shown = text
-                        await self._queue.put((None, Live(text)))
+                    live = await self._partial(pending.heartbeat_details)
+                    if live.text and live != shown:
+                        shown = live
+                        await self._queue.put((None, live))
 
     async def _said(self, failure: Failure) -> str:
         """A failure's message, decrypted where the run is encrypted."""
@@ -396,11 +404,13 @@ class Watch:
         error = await self.client.data_converter.decode_failure(failure)
         return str(getattr(error, "message", error))
 
-    async def _partial(self, details: Payloads) -> str:
+    async def _partial(self, details: Payloads) -> Live:
         if not details.payloads:
-            return ""
+            return Live("")
         beat = (await self.client.data_converter.decode(details.payloads))[0]
-        return str(beat.get("held") or beat.get("text", "")) if isinstance(beat, dict) else ""
+        if not isinstance(beat, dict):
+            return Live("")
+        return Held(str(beat["held"])) if beat.get("held") else Live(str(beat.get("text", "")))
 
     async def _decoded(self, payloads: Payloads, kind: Any) -> Any:
         return (await self.client.data_converter.decode(payloads.payloads, [kind]))[0]
@@ -415,7 +425,8 @@ def happening_json(happening: Happening) -> str:
         return value if isinstance(value, dict) else str(value)
 
     told = {each.name: getattr(happening, each.name) for each in fields(happening)}
-    return json.dumps({"happening": type(happening).__name__.lower(), **told}, default=plain, ensure_ascii=False)
+    kind = Live if isinstance(happening, Live) else type(happening)
+    return json.dumps({"happening": kind.__name__.lower(), **told}, default=plain, ensure_ascii=False)
 
 
 def _goal(given: list[Any]) -> str:

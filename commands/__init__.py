@@ -15,5 +15,7 @@ mail       the bridge between a folder and a mailbox
 mcp        Perdure as an MCP server; mcp_runs: its tools
 operate    worker, dev, doctor
 gateway    gateway; token: token create, list, revoke
-follow     following a run to its end; terminal: how what happens in it looks; report: tables and pages
+follow     following a run to its end; report: tables and pages
+terminal   how what happens in a run looks; asking: its questions; area and progress: the lines that change
+console    where everything is printed
 """

@@ -7,6 +7,7 @@ import secrets
 import sys
 import threading
 from contextlib import suppress
+from datetime import datetime
 
 import click
 from pydantic import ValidationError
@@ -15,10 +16,11 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
+from commands.asking import read_answer
 from commands.common import as_json_option, console, go
 from commands.follow import DETACHED, EXIT_CODES, stopping
 from commands.report import COLOURS, ways_to_answer
-from commands.terminal import Screen, read_answer
+from commands.terminal import Screen
 from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, TurnEnd, WhenBusy
 from contracts.journal import Journal
 from contracts.run import QuestionView, RunStatus
@@ -31,7 +33,7 @@ from lanes import look, submit
 from runs import Ended, NoSuchRun, Refused, answer, cancel, ended, find
 from session import Needs, Session, session
 from settings import load
-from watch import Happening, Live, Resumed, Started, Thinking, Thought, Waiting, Watch
+from watch import Happening, Held, Live, Resumed, Started, Thought, Waiting, Watch
 
 LOOKS_EVERY = 0.2  # seconds between looks at what became of a message
 BEGINS_WITHIN = 3.0  # seconds that a cancel waits for the turn it is meant for
@@ -290,9 +292,9 @@ class Talk:
         self._now = run_id
         self._is_shown.set()
         try:
-            async for happening in Watch(self._here.client, run_id).happenings():
+            async for at, happening in Watch(self._here.client, run_id).positioned():
+                self._page.show(happening, at.time if at else None)
                 self._note_question(run_id, happening)
-                self._page.show(happening)
         finally:
             self._now = self._asks = None
             self._is_shown.clear()
@@ -342,24 +344,24 @@ class Page:
         self._written = ""  # of the answer that is being written
         self._said = ""  # the last whole one
 
-    def show(self, happening: Happening) -> None:
+    def show(self, happening: Happening, time: datetime | None) -> None:
         match happening:
-            case Live(text):
-                self._write(_rest(self._written, text))
+            case Started():
+                self._screen.begins(time)
+            case Live(text) if not isinstance(happening, Held):
+                if self._screen.is_live:  # elsewhere a line is a line
+                    self._write(_rest(self._written, text))
             case Thought(reply=reply):
+                self._screen.hears(happening, time)
                 self._said = text_of(reply.content)
-                rest = self._said.removeprefix(self._written)
-                self._write(rest if self._said.startswith(self._written) else f"\n{self._said}")
+                is_known = self._said.startswith(self._written.rstrip())
+                self._write(self._said[len(self._written) :] if is_known else f"\n{self._said}")
                 if self._said:
                     self._console.print()
+                self._screen.tell_fallbacks(reply)
                 self._written = ""
-            case Started() | Thinking():
-                pass
-            case Waiting(question=question) if question is not None:
-                options = "   ".join(f"[bold]{n}[/] {escape(o)}" for n, o in enumerate(question.options, 1))
-                self._console.print(f"[bold yellow]? {escape(question.text)}[/]  {options}".rstrip())
             case _:
-                self._screen.show(happening)
+                self._screen.show(happening, time)
 
     def _write(self, text: str) -> None:
         self._written += text
@@ -371,11 +373,14 @@ class Page:
             outcome = end.event["payload"]["outcome"]
             if outcome != self._said:
                 self._console.print(Text(outcome))
-            return
-        payload = end.event["payload"] if end.event else {"reason": end.kind, "detail": end.message}
-        why = f": {payload['reason']}: {payload['detail']}" if payload["detail"] else ""
-        colour = COLOURS.get(RunStatus(end.status), "white")
-        self._console.print(f"[{colour}]■ {end.status}[/]{escape(why)}")
+            if self._screen.is_live:
+                self._console.print(f"[dim]{self._screen.facts}[/]")
+        else:
+            payload = end.event["payload"] if end.event else {"reason": end.kind, "detail": end.message}
+            why = f": {payload['reason']}: {payload['detail']}" if payload["detail"] else ""
+            colour = COLOURS.get(RunStatus(end.status), "white")
+            self._console.print(f"[{colour}]■ {end.status}[/]{escape(why)}")
+        self._screen = Screen(self._console)  # each turn is a run of its own
 
 
 def _rest(written: str, text: str) -> str:

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 import click
 from pydantic import TypeAdapter, ValidationError
-from rich.console import Console
 from temporalio.service import RPCError
 
 from activities.secrets import secrets_of
 from codec import UnknownKey
+from commands.console import SafeConsole
 from commands.follow import DETACHED
 from contracts.duration import Duration
 from decisions.narrate import cut
@@ -26,7 +26,7 @@ from runs import NoSuchRun, NotReachable, Refused, leave
 from settings import ProjectError, load
 from telemetry import NoMetrics, quiet_core
 
-console = Console(highlight=False)
+console = SafeConsole(highlight=False, emoji=False)
 
 run_argument = click.argument("run_id", metavar="RUN")
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program instead.")

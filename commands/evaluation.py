@@ -14,11 +14,11 @@ from typing import Any
 import click
 
 from activities.workspace import Workspace, folder_name
+from commands.asking import read_answer
 from commands.cases import read_cases, start_of
 from commands.common import as_json_option, console, go
 from commands.follow import DETACHED, stopping
 from commands.scores import Result, as_json_of, print_report, print_score
-from commands.terminal import read_answer
 from contracts.delegation import Spent
 from contracts.evaluation import Case, Expectation, Facts, Score
 from contracts.run import QuestionView, RunStatus

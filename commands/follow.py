@@ -5,25 +5,29 @@ import dataclasses
 import json
 import signal
 import sys
-import time
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from temporalio.service import RPCError
 
 from activities.workspace import folder_name
 from commands.report import near, ways_to_answer
 from commands.terminal import Screen
 from contracts.failures import RunFailure
-from contracts.run import RunStatus
+from contracts.journal import Journal
+from contracts.run import QuestionView, RunStatus
+from decisions import ids
 from decisions.resume import RESUMABLE
-from runs import Refused, answer, ended, leave
+from runs import NoSuchRun, Refused, answer, ended, leave, state
 from session import Session
-from watch import Waiting, Watch, happening_json
+from watch import Over, Resumed, Waiting, Watch, happening_json
 
 EXIT_CODES = {RunStatus.completed: 0, RunStatus.escalated: 3, RunStatus.cancelled: 4}
 NEVER_BEGUN = (RunFailure.invalid_input, RunFailure.unknown_agent, RunFailure.not_resumable)
 DETACHED = 130
+LEARNS_EVERY = 1.0  # seconds
 
 
 async def follow(here: Session, run_id: str, console: Console) -> int:
@@ -34,11 +38,10 @@ async def follow(here: Session, run_id: str, console: Console) -> int:
         console.print(f"[bold]page[/]  {page}", soft_wrap=True)
     if here.ui is None and not await here.has_worker():  # beside an embedded server the command works itself
         console.print("[yellow]no worker on this task queue yet; start one: perdure worker[/]")
-    began = time.monotonic()
     if await _left(_show(here, run_id, screen), run_id):
         return DETACHED
     end = await ended(here.client, run_id)
-    screen.end(end, time.monotonic() - began)
+    screen.end(end)
     if RunStatus(end.status) in RESUMABLE and end.kind not in NEVER_BEGUN:
         console.print(f"  go on from here, once that is mended: perdure resume {escape(run_id)}")
     folder = here.settings.workspaces / folder_name(run_id)
@@ -79,26 +82,45 @@ async def _left(following: Any, run_id: str) -> bool:
 
 async def _show(here: Session, run_id: str, screen: Screen) -> None:
     asking: asyncio.Task[None] | None = None
-    async with screen.following():
-        async for happening in Watch(here.client, run_id).happenings():
-            if asking is not None:
-                asking.cancel()  # answered, by whomever
-                asking = None
-            screen.show(happening)
-            if isinstance(happening, Waiting) and happening.question is not None:
-                asking = asyncio.create_task(_ask(here, run_id, screen, happening))
+    learning = asyncio.create_task(_learn(here, run_id, screen))
+    try:
+        async with screen.following():
+            async for at, happening in Watch(here.client, run_id).positioned():
+                if asking is not None and isinstance(happening, Resumed | Waiting | Over):
+                    await _given_up(asking)  # answered, by whomever
+                    asking = None
+                screen.show(happening, at.time if at else None)
+                if isinstance(happening, Waiting) and happening.question is not None:
+                    asking = asyncio.create_task(_ask(here, run_id, screen, happening.question))
+    finally:
+        await _given_up(learning, *([asking] if asking else []))
 
 
-async def _ask(here: Session, run_id: str, screen: Screen, waiting: Waiting) -> None:
-    if waiting.question is None:
-        return
-    while said := await screen.ask(waiting.question):
+async def _given_up(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _learn(here: Session, run_id: str, screen: Screen) -> None:
+    """What only the run can tell, and only while somebody works on it: how many steps it may take."""
+    while screen.is_live:
+        with suppress(NoSuchRun, RPCError):
+            if view := await state(here.client, run_id):
+                run = here.client.get_workflow_handle(ids.run_workflow_id(run_id))
+                screen.knows(view, await run.query("journal", result_type=Journal) if view.origin else None)
+                return
+        await asyncio.sleep(LEARNS_EVERY)
+
+
+async def _ask(here: Session, run_id: str, screen: Screen, question: QuestionView) -> None:
+    while said := await screen.ask(question):
         try:
             await answer(here.client, run_id, said)
             return
-        except Refused as refused:
+        except (Refused, NoSuchRun) as refused:
             screen.console.print(f"  [red]{escape(str(refused))}[/]")
-    ways = " or ".join(ways_to_answer(run_id, waiting.question))
+    ways = " or ".join(ways_to_answer(run_id, question))
     screen.console.print(f"  answer it with: {escape(ways)}", soft_wrap=True)
 
 

@@ -114,11 +114,11 @@ def trace(run_id: str, target: str | None, with_subtasks: bool, as_json: bool) -
     async def main() -> int:
         screen = Screen(console)
         async with session(load(), Needs.nothing) as here:
-            async for happening in Watch(here.client, run_id, follow=False).happenings():
+            async for at, happening in Watch(here.client, run_id, follow=False).positioned():
                 if as_json:
                     click.echo(happening_json(happening))
                 else:
-                    screen.show(happening)
+                    screen.show(happening, at.time if at else None)
         return 0
 
     go(main)

@@ -1,30 +1,34 @@
-"""What a person at a terminal sees of a run, and how they answer its questions."""
+"""What a person at a terminal sees of a run: lasting lines, and below them what is going on right now."""
 
 import asyncio
 import json
-import sys
-import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from datetime import datetime
+from functools import partial
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live as LiveLine
 from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
+from commands.area import Area
+from commands.asking import Exact, can_ask, print_question, read_answer, read_line, what_is_possible
+from commands.console import fitted, is_plain
+from commands.progress import Progress, cost_told, joined, seconds_told, tokens_told
 from commands.report import COLOURS
 from contracts.context import Summary
 from contracts.delegation import DelegationStatus
-from contracts.run import QuestionView, RunStatus
-from contracts.signals import Decision, HumanInput
+from contracts.journal import Journal
+from contracts.run import QuestionView, RunStatus, RunView
+from contracts.signals import HumanInput
 from contracts.thrash import Rung
 from contracts.tool import ToolOutcome
-from contracts.turn import Usage
+from contracts.turn import ModelTurn
 from decisions.calls import text_of
+from decisions.ids import call_digest
 from decisions.narrate import call_line, cut
-from decisions.question import TEXTUAL
 from runs import Ended
 from watch import (
     Called,
@@ -34,6 +38,7 @@ from watch import (
     Delegating,
     Failed,
     Happening,
+    Held,
     Live,
     Noticed,
     Over,
@@ -53,192 +58,249 @@ RUNGS = {
     Rung.directive: "told to do something else, with a forced tool",
     Rung.ask: "a person is asked",
 }
+TRIED = {"plan": "the model", "reflect": "the model", "summarize": "the summary", "call_tool": "the call"}
+LOOKS_EVERY = 0.1  # seconds between looks whether the live area says something new
+PLAIN_WIDTH = 200  # characters of a preview where no screen limits it
 
 
 class Screen:
-    """Prints happenings as they come; on a real terminal the last line shows what is going on right now."""
+    """Prints happenings as they come. What comes while a person is being asked is printed after that."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.usage = Usage()
-        self.turns = 0
-        self.steps = 0
-        self.artifacts: list[str] = []
-        self._began = time.monotonic()
-        self._line: LiveLine | None = None
-        self._doing = ""
+        self.progress = Progress()
+        self._plain = is_plain(console)
+        self._area = Area(console, partial(self.progress.lines, console))
+        self._follows = False
+        self._asks = False
+        self._later: list[tuple[Happening, datetime | None]] = []
+        self._calls: dict[str, Exact] = {}  # of the latest turn, by digest
+        self._held = False
         self._said = ""
+
+    @property
+    def is_live(self) -> bool:
+        return not self._plain
+
+    def knows(self, view: RunView, journal: Journal | None) -> None:
+        self.progress.knows(view, journal)
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
-        if not self.console.is_terminal:
+        if self._plain:
             yield
             return
-        with LiveLine(get_renderable=self._status, console=self.console, refresh_per_second=8, transient=True) as line:
-            self._line = line
-            try:
-                yield
-            finally:
-                self._line = None
 
-    def show(self, happening: Happening) -> None:
+        async def keep_up() -> None:
+            while True:
+                await asyncio.sleep(LOOKS_EVERY)
+                self._area.draw()
+
+        drawing = asyncio.create_task(keep_up())
+        try:
+            self._follows = True
+            self._area.open()
+            yield
+        finally:
+            self._follows = False
+            drawing.cancel()
+            self._area.close()
+
+    def show(self, happening: Happening, time: datetime | None = None) -> None:
+        """`time` is when it happened, where history tells."""
+        if self._asks:
+            self._later.append((happening, time))
+            return
+        at, doing = self.progress.at(time), self.progress.doing
         match happening:
             case Started(goal) if goal:
-                self.console.print(f"[bold]goal[/]  {escape(cut(goal, 1000))}")
+                self._line("[bold]goal[/]  ", cut(goal, 1000))
             case Thinking(phase, turn):
-                self._doing = f"{phase} · turn {turn}"
+                self._held = False
+                doing["model"] = (f"{phase} · turn {turn}", at)
             case Thought():
+                self.hears(happening, time)
                 self._thought(happening)
             case Crowded() | Shortened() | Noticed() | Signalled() | Rotated():
-                self._aside(happening)
+                self._aside(happening, at)
             case Calling(call):
-                self._doing = f"{call_line(call.tool, call.arguments or {})} · step {call.step}"
-            case Called(call, outcome):
+                self.progress.calls(call, at)
+            case Called():
                 self._called(happening)
-                self.artifacts += [a for a in outcome.artifacts if a not in self.artifacts]
-                self.steps = max(self.steps, call.step)
             case Delegating() | Delegated():
-                self._delegation(happening)
+                self._delegation(happening, at)
             case Failed(what, why):
-                self.console.print(f"  [red]✗[/] {escape(what)}  {escape(cut(why, 300))}")
+                doing.clear()
+                self._line(f"  [red]✗[/] {escape(cut(what, 100))}  ", cut(why, 300))
             case Retrying(what, attempt, why):
-                self.console.print(f"  [yellow]↻[/] {what}, attempt {attempt}: {escape(why)}")
-            case Waiting(_, about, _):
-                self._doing = f"waiting for {about}"
-                self.console.print(f"  [yellow]…[/] waiting for {escape(about)}")
+                self._line(f"  [yellow]↻[/] {escape(TRIED.get(what, what))}, attempt {attempt}: ", cut(why, 300))
+            case Waiting(_, about, question):
+                doing["waiting"] = (f"waiting for {about}", at)
+                self._waiting(about, question)
+            case Held(why):
+                self._hold(why, at)
             case Live(text):
-                room = max(self.console.width - 50, 20)
-                self._doing = f"{self._doing.split(' │ ')[0]} │ …{' '.join(text.split())[-room:]}"
+                self.progress.text = text
             case Started() | Resumed() | Over():
-                self._doing = ""
+                doing.clear()
+
+    def _line(self, markup: str, text: str = "", style: str = "") -> None:
+        """One line; wrapped on a screen, whole elsewhere."""
+        self.console.print(Text.from_markup(markup, emoji=False).append(text, style), soft_wrap=self._plain)
+
+    def _block(self, text: str, indent: int = 2, style: str = "") -> None:
+        """What may have many lines."""
+        said = Text(text, style=style, overflow="fold")
+        self.console.print(
+            said if self._plain else Padding(said, (0, 0, 0, indent), expand=False), soft_wrap=self._plain
+        )
+
+    def begins(self, time: datetime | None) -> None:
+        self.progress.at(time)
+
+    def hears(self, thought: Thought, time: datetime | None) -> None:
+        """Takes a turn into account without printing it."""
+        self.progress.at(time)
+        self.progress.thought(thought.turn, thought.reply)
+        uses = [block for block in thought.reply.content if block.get("type") == "tool_use"]
+        self._calls = {call_digest(use["name"], use["input"]): (use["name"], use["input"]) for use in uses}
+        self._said = text_of(thought.reply.content)
+
+    def tell_fallbacks(self, reply: ModelTurn) -> None:
+        for each in reply.passed_over:
+            self._line(f"  [yellow]↪[/] in place of {escape(cut(each.model, 60))}: ", cut(each.why, 300))
 
     def _thought(self, thought: Thought) -> None:
-        self.turns, self.usage = thought.turn, self.usage + thought.reply.usage
-        usage = thought.reply.usage
-        cached = f" ({usage.cache_read:,} cached)" if usage.cache_read else ""
-        took = f"{usage.input + usage.cache_read + usage.cache_write:,}{cached} → {usage.output:,} tokens"
-        facts = f"turn {thought.turn} · {took} · {thought.reply.duration_ms / 1000:.1f} s"
-        self.console.print(f"[bold cyan]◆ {thought.phase}[/]  [dim]{facts} · {escape(thought.reply.model)}[/]")
-        for each in thought.reply.passed_over:
-            self.console.print(f"  [yellow]↪[/] in place of {escape(each.model)}: {escape(cut(each.why, 300))}")
-        self._said = text_of(thought.reply.content)
-        if self._said:
-            self.console.print(Padding(Text(self._said), (0, 0, 0, 2), expand=False))
+        reply = thought.reply
+        facts = joined(
+            f"turn {thought.turn}",
+            tokens_told(reply.usage),
+            cost_told(reply.cost_usd or 0.0),
+            seconds_told(reply.duration_ms / 1000),
+            cut(reply.model, 60),
+        )
+        told = f": {' '.join(self._said.split())}" if self._plain and self._said else ""
+        self._line(f"[bold cyan]◆ {thought.phase}[/]  [dim]{escape(facts)}[/]", told)
+        self.tell_fallbacks(reply)
+        if self._said and not self._plain:
+            self._block(self._said)
 
-    def _aside(self, happening: Crowded | Shortened | Noticed | Signalled | Rotated) -> None:
+    def _aside(self, happening: Crowded | Shortened | Noticed | Signalled | Rotated, at: datetime) -> None:
         """What the run does about itself, or hears from outside."""
         match happening:
             case Crowded(full):
-                self._doing = "making room"
+                self.progress.doing["model"] = ("making room", at)
                 said = f"[yellow]![/] the context is full: about {full.tokens:,} of {full.window:,} tokens"
             case Shortened(summary):
-                self.usage += summary.usage
+                self.progress.spends(summary.usage, summary.cost_usd)
+                self.progress.doing.clear()
                 said = f"[yellow]![/] {_shortened(summary)}"
             case Noticed(event):
                 said = _noticed(event)
             case Signalled(signal):
-                said = f"[dim]signal {escape(signal)}[/]"
+                said = f"[dim]signal {escape(cut(signal, 100))}[/]"
             case Rotated():
                 said = "[dim]history was long: continued as new[/]"
         if said:
-            self.console.print(f"  {said}")
+            self._line(f"  {said}")
 
     def _called(self, called: Called) -> None:
         call, outcome = called.call, called.outcome
-        mark = "[green]✓[/]" if outcome.status == "ok" else "[red]✗[/]"
-        facts = f"[dim]step {call.step} · {outcome.duration_ms / 1000:.1f} s[/]"
-        self.console.print(f"  {mark} {escape(call_line(call.tool, call.arguments or {}))}  {facts}")
-        self.console.print(f"    [dim]{escape(_told(outcome, self.console.width - 30))}[/]")
+        self.progress.called(call)
+        again = f" · attempt {call.attempt}" if call.attempt > 1 else ""
+        lost = " · after its worker was lost" if outcome.interrupted else ""
+        facts = f"step {call.step} · {seconds_told(outcome.duration_ms / 1000)}{again}{lost}"
+        mark, told = _mark(is_good=outcome.status == "ok"), call_line(call.tool, call.arguments or {})
+        room = self.console.width
+        if self._plain:
+            self._line(f"  {mark} {escape(told)}  {facts}: ", _told(outcome, PLAIN_WIDTH))
+            return
+        self._line(f"  {mark} {escape(fitted(told, max(room - len(facts) - 7, 20)))}  [dim]{facts}[/]")
+        if preview := _told(outcome, room - 5):
+            self._block(preview, 4, "dim")
 
-    def _delegation(self, happening: Delegating | Delegated) -> None:
+    def _delegation(self, happening: Delegating | Delegated, at: datetime) -> None:
         match happening:
             case Delegating(request):
-                self.steps, subtasks = max(self.steps, request.step), _count(len(request.subtasks), "subtask")
-                self._doing = f"{subtasks} · step {request.step}"
-                self.console.print(f"  [cyan]⇉[/] delegates {subtasks}  [dim]step {request.step}[/]")
+                subtasks = _count(len(request.subtasks), "subtask")
+                self.progress.steps = max(self.progress.steps, request.step)
+                self.progress.doing = {"delegation": (f"{subtasks} · step {request.step}", at)}
+                self._line(f"  [cyan]⇉[/] delegates {subtasks}  [dim]step {request.step}[/]")
                 for each in request.subtasks:
                     after = f", after {', '.join(each.depends_on)}" if each.depends_on else ""
-                    self.console.print(f"    [dim]{escape(each.id)} · {escape(each.agent)}{escape(after)}[/]")
+                    self._line("    ", f"{each.id} · {each.agent}{after}", "dim")
             case Delegated(state):
-                mark = "[green]✓[/]" if state.status is DelegationStatus.done else "[red]✗[/]"
-                self.console.print(f"  {mark} delegation {state.status}")
+                self.progress.doing.clear()
+                self._line(f"  {_mark(is_good=state.status is DelegationStatus.done)} delegation {state.status}")
                 for subtask in state.subtasks:
-                    told = cut(subtask.outcome, self.console.width - 40)
-                    self.console.print(f"    [dim]{escape(subtask.id)} {subtask.status}: {escape(told)}[/]")
+                    width = PLAIN_WIDTH if self._plain else self.console.width - 5
+                    self._line("    ", fitted(f"{subtask.id} {subtask.status}: {subtask.outcome}", width), "dim")
 
-    def _status(self) -> Text:
-        spent = f"{time.monotonic() - self._began:5.1f} s"
-        tokens = self.usage.input + self.usage.cache_read + self.usage.output
-        line = f"⏳ {spent} · {tokens:,} tokens · {self._doing or 'working'}"
-        return Text(cut(line, self.console.width - 2), style="dim")
+    def _hold(self, why: str, at: datetime) -> None:
+        """A lasting line for the first of a turn; the live area tells how long it takes."""
+        self.progress.doing["model"] = (why, at)
+        if not self._held:
+            self._held = True
+            self._line("  [yellow]‖[/] ", cut(why, 300))
 
-    def end(self, end: Ended, seconds: float) -> None:
+    def _waiting(self, about: str, question: QuestionView | None) -> None:
+        if question is None:
+            self._line("  [yellow]…[/] waiting for ", cut(about, 300))
+        else:
+            print_question(self.console, question, self._calls.get(question.call or ""))
+
+    @property
+    def facts(self) -> str:
+        """`2 steps · 3 turns · 12,345 (67% cached) → 1,234 tokens · USD 0.0123 · 42 s`."""
+        of = self.progress
+        counts = (_count(of.steps, "step"), _count(of.turns, "turn"))
+        return joined(*counts, tokens_told(of.usage), cost_told(of.cost_usd), seconds_told(of.seconds))
+
+    def end(self, end: Ended) -> None:
+        """How it ended, and what it took."""
         colour = COLOURS.get(RunStatus(end.status), "white")
-        tokens = f"{self.usage.input + self.usage.cache_read + self.usage.cache_write:,} → {self.usage.output:,} tokens"
-        counts = f"{_count(self.steps, 'step')} · {_count(self.turns, 'turn')}"
-        facts = f"{counts} · {tokens} · {seconds:.1f} s"
-        self.console.print(f"[bold {colour}]■ {end.status}[/]  [dim]{facts}[/]")
+        self._line(f"[bold {colour}]■ {end.status}[/]  [dim]{self.facts}[/]")
         if end.event and end.event["type"] == "agent.completed":
             outcome = end.event["payload"]["outcome"]
-            if outcome != self._said:  # a reply without a call is the outcome, and has just been shown
-                self.console.print(Padding(Text(outcome), (0, 0, 0, 2), expand=False))
+            if outcome != self._said or self._plain:  # a reply without a call has just been shown
+                self._block(outcome)
         elif end.event:
             payload = end.event["payload"]
-            self.console.print(f"  [yellow]{payload['reason']}[/]: {escape(payload['detail'])}")
-            self.console.print(Padding(Text(payload["handoff"], style="dim"), (0, 0, 0, 2), expand=False))
+            self._line(f"  [yellow]{escape(payload['reason'])}[/]: ", payload["detail"])
+            self._block(payload["handoff"], style="dim")
         elif end.message:
-            self.console.print(f"  [red]{end.kind}[/]: {escape(end.message)}")
-            self.console.print(Padding(Text(end.handoff, style="dim"), (0, 0, 0, 2), expand=False))
+            self._line(f"  [red]{end.kind}[/]: ", end.message)
+            self._block(end.handoff, style="dim")
 
     async def ask(self, question: QuestionView) -> HumanInput | None:
-        """The person's answer; None where nobody can be asked here, or they gave none."""
-        self.console.print(f"[bold yellow]? {escape(question.text)}[/]")
-        if not (sys.stdin.isatty() and self.console.is_terminal):
+        """The person's answer to what is shown already; None where nobody can be asked here, or they leave it open."""
+        if not can_ask(self.console):
             return None
-        if question.options:
-            self.console.print(
-                "  " + "   ".join(f"[bold]{n}[/] {escape(o)}" for n, o in enumerate(question.options, 1))
-            )
-        line = self._line
-        if line:
-            line.stop()
+        self._asks, said = True, ""
+        self._area.close()
         try:
-            said = await _read_line("  answer> ")
+            while not said.strip():
+                self._line(f"  [dim]{what_is_possible(question)}[/]")
+                line = await read_line()
+                if line is None:
+                    self.console.print()
+                    return None
+                said = line
+            return read_answer(question, said)
+        except asyncio.CancelledError:
+            self.console.print()  # below the prompt that nobody needs any more
+            raise
         finally:
-            if line:
-                line.start()
-        return read_answer(question, said) if said.strip() else None
+            self._asks = False
+            later, self._later = self._later, []
+            for happening, time in later:
+                self.show(happening, time)
+            if self._follows:
+                self._area.open()
 
 
-def read_answer(question: QuestionView, said: str) -> HumanInput:
-    """A typed line as an answer: an option's number or name, or a text; for a decision, the words after it are text."""
-    word, _, rest = said.strip().partition(" ")
-    if word.isdigit() and 0 < int(word) <= len(question.options):
-        word = question.options[int(word) - 1]
-    if question.kind in TEXTUAL:
-        return HumanInput(question_id=question.id, text=said.strip() if rest else word)
-    with suppress(ValueError):
-        decision, text = Decision(word), rest.strip() or None
-        return HumanInput(question_id=question.id, call=question.call, decision=decision, text=text)
-    return HumanInput(question_id=question.id, text=said)
-
-
-async def _read_line(prompt: str) -> str:
-    """A line of standard input; given up without a trace when the task is cancelled."""
-    sys.stdout.write(prompt)
-    sys.stdout.flush()
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[str] = loop.create_future()
-
-    def take() -> None:
-        if not ready.done():
-            ready.set_result(sys.stdin.readline())
-
-    loop.add_reader(sys.stdin.fileno(), take)
-    try:
-        return await ready
-    finally:
-        loop.remove_reader(sys.stdin.fileno())
+def _mark(*, is_good: bool) -> str:
+    return "[green]✓[/]" if is_good else "[red]✗[/]"
 
 
 def _noticed(event: dict[str, Any]) -> str:
@@ -258,12 +320,17 @@ def _shortened(summary: Summary) -> str:
 
 
 def _told(outcome: ToolOutcome, width: int) -> str:
+    """What a call brought, in a line of so many columns; of an error more, as it says what is wrong."""
     if outcome.error:
         return f"{outcome.error.kind}: {cut(outcome.error.message, 300)}"
     if isinstance(outcome.result, dict) and "artifact_path" in outcome.result:
-        return f"{outcome.result.get('bytes', 0):,} bytes in {outcome.result['artifact_path']}"
+        return fitted(f"{outcome.result.get('bytes', 0):,} bytes in {outcome.result['artifact_path']}", width)
     text = outcome.result if isinstance(outcome.result, str) else json.dumps(outcome.result, ensure_ascii=False)
-    return f"{cut(text, width)}  ({len(text):,} characters)" if len(text) > width else cut(text, width)
+    line = fitted(text, width)
+    if not line.endswith("…"):
+        return line
+    size = f"  ({len(text):,} characters)"
+    return fitted(text, max(width - len(size), 10)) + size
 
 
 def _count(number: int, noun: str) -> str:

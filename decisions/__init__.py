@@ -30,6 +30,7 @@ endings     how a run's end is told: completion and escalation events, hand-off
 ack         what the files tell of a message and of its task (task_file: its page)
 inputs      which file is an input of a task, of those that fit
 mail_mode   how awake a bridge is
+plan        the items of a plan, and which the journal ticks
 journal     the run journal: written by its tools, shown whole or as a digest
 reconcile   what is wrong with runs, claims and stores, and which of it may be repaired
 providers   whom the name of a model means

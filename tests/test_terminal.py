@@ -1,16 +1,25 @@
 """What a person at a terminal sees, and what they type at a question becomes the answer they meant."""
 
+import json
+import re
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from commands.terminal import Screen, read_answer
+from commands.asking import print_question, read_answer, what_is_possible
+from commands.console import SafeConsole
+from commands.terminal import Screen
 from contracts.context import ContextFull, Summary
 from contracts.run import QuestionView
 from contracts.signals import Decision
-from watch import Crowded, Happening, Noticed, Shortened
+from contracts.tool import ToolCall, ToolOutcome
+from contracts.turn import ModelTurn, Usage
+from decisions.ids import call_digest
+from runs import Ended
+from watch import Called, Crowded, Happening, Noticed, Shortened, Started, Thought
 
 SUMMARY = Summary(
     text="So far.",
@@ -26,6 +35,15 @@ ASKS = QuestionView(id="q1", kind="question", text="Which?", options=("the start
 APPROVAL = QuestionView(
     id="q2", kind="approval", text="charge", options=("approve", "approve_tool", "deny"), call="c0ffee"
 )
+NUMBERS = QuestionView(id="q3", kind="question", text="How many?", options=("5", "10", "2"))
+ARGUMENTS = {"text": "all of it " * 900, "name": "back\u202ewards", "code": "\x1b[31m", "lines": "a\nb"}
+WANTED = QuestionView(
+    id="q4",
+    kind="approval",
+    text=f"note all of it …\n\n{json.dumps(ARGUMENTS, indent=2)[:4000]}",
+    options=("approve", "approve_tool", "deny"),
+    call=call_digest("note", ARGUMENTS),
+)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +53,9 @@ APPROVAL = QuestionView(
         (ASKS, " the visit page ", {"text": "the visit page"}),
         (ASKS, "2 of them", {"text": "2 of them"}),
         (ASKS, "7", {"text": "7"}),
+        (NUMBERS, "2", {"text": "2"}),  # the option, not the second one
         (APPROVAL, "1", {"decision": Decision.approve, "call": "c0ffee"}),
+        (APPROVAL, "Deny", {"decision": Decision.deny, "call": "c0ffee"}),
         (APPROVAL, "deny", {"decision": Decision.deny, "call": "c0ffee"}),
         (APPROVAL, "3 too dear", {"decision": Decision.deny, "text": "too dear", "call": "c0ffee"}),
         (APPROVAL, "deny too dear", {"decision": Decision.deny, "text": "too dear", "call": "c0ffee"}),
@@ -70,3 +90,82 @@ def test_what_a_run_does_about_itself_is_told_in_a_line(happening: Happening, sa
     Screen(Console(file=seen, width=120)).show(happening)
     assert says in seen.getvalue()
     assert len(seen.getvalue().splitlines()) == bool(says)
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_the_whole_call_is_shown_before_it_is_approved(columns: int) -> None:
+    seen = Terminal()
+    console = SafeConsole(file=seen, width=columns, force_terminal=True, no_color=True, _environ={"TERM": "xterm"})
+    print_question(console, WANTED, ("note", ARGUMENTS))
+    said = re.sub(r"\x1b\[[0-9;]*m", "", seen.getvalue())
+    assert all(len(line) <= columns for line in said.splitlines())
+    shown = "".join(said.split())
+    exact = json.dumps(ARGUMENTS, indent=2)  # with a code for what would not be seen as it is
+    assert "".join(exact.split()) in shown
+    assert "approvethiscall:note" in shown
+    assert "longer than what is shown" not in said
+    assert [line.split()[:2] for line in said.splitlines()[-3:]] == [
+        ["1", "approve"],
+        ["2", "approve_tool"],
+        ["3", "deny"],
+    ]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_call_that_cannot_be_shown_whole_says_so(*, is_terminal: bool) -> None:
+    seen = Terminal() if is_terminal else StringIO()
+    print_question(SafeConsole(file=seen, width=80, _environ={"TERM": "xterm"}), WANTED, None)
+    assert "longer than what is shown" in " ".join(seen.getvalue().split())
+
+
+def test_where_no_person_is_the_question_is_one_line() -> None:
+    seen = StringIO()
+    print_question(SafeConsole(file=seen, width=60), WANTED, ("note", ARGUMENTS))
+    print_question(SafeConsole(file=seen, width=60), ASKS.model_copy(update={"text": "Which\none?"}), None)
+    first, second = seen.getvalue().splitlines()
+    assert json.dumps(ARGUMENTS) in first
+    assert second == "? Which one? · the start page, the tide table"
+
+
+@pytest.mark.parametrize(
+    ("question", "says"),
+    [
+        (ASKS, "type a number from 1 to 2 or your own words; Ctrl-D leaves the question open"),
+        (APPROVAL, "type a number from 1 to 3; Ctrl-D leaves the question open"),
+        (NUMBERS, "type one of them as it stands or your own words; Ctrl-D leaves the question open"),
+        (ASKS.model_copy(update={"options": ()}), "type your own words; Ctrl-D leaves the question open"),
+        (ASKS.model_copy(update={"kind": "choice"}), "type a number from 1 to 2; Ctrl-D leaves the question open"),
+    ],
+)
+def test_a_person_is_told_what_is_possible(question: QuestionView, says: str) -> None:
+    assert what_is_possible(question) == says
+
+
+@pytest.mark.parametrize("file", [StringIO, Terminal])
+def test_the_end_tells_what_it_took(file: type[StringIO]) -> None:
+    seen = file()
+    screen = Screen(SafeConsole(file=seen, width=100, no_color=True, _environ={"TERM": "xterm"}))
+    begun = datetime(2026, 1, 1, tzinfo=UTC)
+    reply = ModelTurn(
+        content=[],
+        stop_reason="x",
+        model="m",
+        usage=Usage(input=100, cache_read=300, output=10),
+        duration_ms=900,
+        cost_usd=0.0123,
+    )
+    call = ToolCall(step=1, tool="note", tool_use_id="u", arguments={})
+    screen.show(Started("go"), begun)
+    screen.show(Thought("plan", 1, reply), begun + timedelta(seconds=3))
+    screen.show(Called(call, ToolOutcome(result="x", duration_ms=1500)), begun + timedelta(seconds=75))
+    screen.end(Ended("completed", event={"type": "agent.completed", "payload": {"outcome": "[done]"}}))
+    said = re.sub(r"\x1b\[[0-9;]*m", "", seen.getvalue())
+    assert "◆ plan  turn 1 · 400 (75% cached) → 10 tokens · USD 0.0123 · 0.9 s · m" in said
+    assert "✓ note  step 1 · 1.5 s" in said
+    assert "■ completed  1 step · 1 turn · 400 (75% cached) → 10 tokens · USD 0.0123 · 1:15 min" in said
+    assert "[done]" in said

@@ -1,0 +1,214 @@
+"""What changes at the bottom of a terminal: it fits, shows what is going on, and leaves nothing behind."""
+
+import asyncio
+import re
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from commands import progress
+from commands.console import SafeConsole, harmless
+from commands.terminal import Screen
+from contracts.tool import ToolCall, ToolOutcome
+from contracts.turn import ModelTurn, PassedOver, Usage
+from tests.screen import Seen
+from watch import Called, Calling, Happening, Held, Live, Started, Thinking, Thought, Waiting
+
+WIDTHS = (60, 80, 120, 200)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+PLAN = "Frame: all is known.\n\nPlan:\n" + "\n".join(
+    f"{n}. 日本語 the item {n} 👩‍👩‍👧 " + "and more " * 20 for n in range(1, 7)
+)
+EVIL = "red \x1b[31m, title \x1b]0;x\x07, C1 \x9b2J, back\u202ewards\u2066, \x00\x08\x7f\r end, half \ud800"
+TICKS = ("update_run_journal", {"current_state": "[x] 1.\n[x] 2."})
+NOTE = ToolCall(step=1, tool="note", tool_use_id="u", arguments={"text": EVIL})
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Wired:
+    """A screen of so many columns, and what a person sees of it."""
+
+    def __init__(self, columns: int, rows: int = 24) -> None:
+        self.file = Terminal()
+        self.console = SafeConsole(
+            file=self.file,
+            width=columns,
+            height=rows,
+            force_terminal=True,
+            emoji=False,
+            highlight=False,
+            _environ={"TERM": "xterm-256color"},
+        )
+        self.screen = Screen(self.console)
+        self.seen = Seen(columns)
+        self._read = 0
+
+    def look(self) -> list[str]:
+        written = self.file.getvalue()
+        self.seen.write(written[self._read :].replace("\n", "\r\n"))  # as the terminal's driver does
+        self._read = len(written)
+        return self.seen.lines
+
+    async def goes_on(self, *happenings: Happening) -> list[str]:
+        for happening in happenings:
+            self.screen.show(happening, START)
+        self.screen._area.draw()
+        return self.look()
+
+
+def thought(turn: int, text: str = "", *uses: tuple[str, dict[str, Any]], **more: Any) -> Thought:
+    blocks = [{"type": "tool_use", "id": "u", "name": name, "input": given} for name, given in uses]
+    usage = Usage(input=100, output=10, cache_read=300)
+    content = [{"type": "text", "text": text}, *blocks]
+    reply = ModelTurn(
+        content=content, stop_reason="x", model="m", usage=usage, duration_ms=1000, cost_usd=0.0123, **more
+    )
+    return Thought("plan" if turn == 1 else "reflect", turn, reply)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "now", lambda: START + timedelta(seconds=75))
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_it_tells_the_plan_with_its_ticks_what_runs_and_what_it_took(columns: int) -> None:
+    it = Wired(columns)
+    async with it.screen.following():
+        await it.goes_on(Started("all"), thought(1, PLAN, TICKS))
+        lasting = len(it.seen.lines) - len(it.screen._area._drawn)
+        lines = await it.goes_on(Calling(NOTE.model_copy(update={"arguments": {"text": "milk"}})), Live("so far " * 99))
+        area = lines[-len(it.screen._area._drawn) :]
+        assert lasting
+        assert len(area) <= 24 // 3
+        assert all(cell_len(line) < columns for line in area)
+        assert area[0].startswith("│ ")
+        assert "  ✓ 2 日本語 the item 2" in "\n".join(area)
+        assert "  · 3 日本語 the item 3" in "\n".join(area)
+        assert re.search(r"plan  2 of 6 done, \d not shown", "\n".join(area))
+        assert re.search(r"note milk · step 1 · 1:15 min$", area[-2])
+        assert area[-1].startswith("step 1")
+        assert "USD 0.0123" in area[-1]
+        assert ("400 (75% cached) → 10 tokens" in area[-1]) == (columns > 60)
+        assert it.seen.hides_cursor
+    assert not any(line.startswith(("│", "step", "plan", "  ·")) for line in it.look())
+    assert not it.seen.hides_cursor
+
+
+@pytest.mark.parametrize("rows", [1, 3, 6, 12, 60])
+async def test_it_takes_a_third_of_the_screen_at_most(rows: int) -> None:
+    it = Wired(80, rows)
+    async with it.screen.following():
+        await it.goes_on(thought(1, PLAN), Thinking("reflect", 2), Live("words " * 200))
+        assert 1 <= len(it.screen._area._drawn) <= max(rows // 3, 1)
+        assert it.look()[-1].startswith("step 0")
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_lasting_lines_come_above_it_and_it_leaves_nothing_behind(columns: int) -> None:
+    it = Wired(columns)
+    lasting: list[str] = []
+    async with it.screen.following():
+        for turn in range(1, 6):
+            await it.goes_on(Thinking("plan", turn), Live("word " * 30 * turn), thought(turn, "said"), Calling(NOTE))
+            lasting += [f"◆ {'plan' if turn == 1 else 'reflect'}", "  said"]
+    said = " ".join(" ".join(it.look()).split())
+    assert re.sub(r" turn.*?· m ", " ", f"{said} ") == "".join(f"{' '.join(line.split())} " for line in lasting)
+
+
+@pytest.mark.parametrize("narrower", [100, 79, 60])
+async def test_a_window_that_becomes_narrower_leaves_no_remains(narrower: int) -> None:
+    it = Wired(120)
+    async with it.screen.following():
+        await it.goes_on(Started("all"), thought(1, PLAN), Live("words " * 200))
+        it.look()
+        it.seen.narrows(narrower)
+        it.console.width = narrower
+        lines = await it.goes_on()
+        assert len([line for line in lines if line.startswith("step ")]) == 1
+        assert len([line for line in lines if line.startswith("plan ")]) == 1
+    assert not [line for line in it.look() if line.startswith(("│", "step", "plan", "  ·"))]
+
+
+async def test_nothing_is_written_while_nothing_changes() -> None:
+    it = Wired(80)
+    async with it.screen.following():
+        await it.goes_on(Started("all"), thought(1, PLAN))
+        before = it.file.getvalue()
+        for _ in range(3):
+            await asyncio.sleep(0)
+            it.screen._area.draw()
+        assert it.file.getvalue() == before
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+async def test_no_code_of_a_model_or_tool_reaches_the_terminal(columns: int) -> None:
+    it = Wired(columns)
+    failed = ToolOutcome.model_validate({"status": "error", "error": {"kind": "fault", "message": EVIL}})
+    async with it.screen.following():
+        lines = await it.goes_on(
+            Started(EVIL),
+            Live(EVIL),
+            thought(1, f"1. {EVIL}\n2. {EVIL}", passed_over=(PassedOver(model=EVIL, why=EVIL),)),
+            Held(EVIL),
+            Calling(NOTE),
+            Called(NOTE, ToolOutcome(result=EVIL)),
+            Called(NOTE, failed),
+            Waiting("waiting_on_tool", EVIL),
+            Live(EVIL),
+        )  # the screen fails at each code that is not ours, and at each character that is not shown
+    assert "␛[31m" in "\n".join(lines)
+    assert "\u202e" not in it.file.getvalue()
+
+
+def test_what_is_harmless_stays_as_it_is() -> None:
+    assert harmless("Grüße, 日本語 👩‍👩‍👧\n\tעברית") == "Grüße, 日本語 👩‍👩‍👧\n\tעברית"
+    assert harmless(EVIL).isprintable() is False  # rich drops what is left: bell, backspace, carriage return
+    assert len(harmless(EVIL)) == len(EVIL)
+
+
+@pytest.mark.parametrize("environ", [{"TERM": "dumb"}, None])
+async def test_elsewhere_a_line_is_a_line(environ: dict[str, str] | None) -> None:
+    file = Terminal() if environ else StringIO()
+    console = SafeConsole(file=file, width=80, force_terminal=bool(environ), emoji=False, _environ=environ or {})
+    screen = Screen(console)
+    shown: list[Happening] = [
+        Started("all\nof it"),
+        Thinking("plan", 1),
+        Live("fir"),
+        thought(1, PLAN, TICKS),
+        Calling(NOTE),
+        Called(NOTE, ToolOutcome(result="x\n" * 500)),
+        Waiting("waiting_on_tool", "a result"),
+    ]
+    async with screen.following():
+        for happening in shown:
+            before = len(file.getvalue().splitlines())
+            screen.show(happening)
+            lines = 0 if isinstance(happening, Thinking | Live | Calling) else 1
+            assert len(file.getvalue().splitlines()) - before == lines
+    assert "\x1b" not in file.getvalue()
+
+
+async def test_without_colours_it_is_there_all_the_same() -> None:
+    it = Wired(80)
+    it.console.no_color = True
+    async with it.screen.following():
+        await it.goes_on(Started("all"), Calling(NOTE), Called(NOTE, ToolOutcome(result="x")), Thinking("plan", 1))
+        assert it.look()[-1].startswith("step 1")
+    assert not re.search(r"\x1b\[[0-9;]*[34][0-7]m", it.file.getvalue())
+
+
+async def test_a_hold_is_a_lasting_line_once_a_turn() -> None:
+    it = Wired(100)
+    held = [Held(f"held back by the rate limit of anthropic, {seconds} s") for seconds in (3, 2, 1)]
+    async with it.screen.following():
+        await it.goes_on(Thinking("plan", 1), *held)
+    assert len([line for line in it.look() if "held back" in line]) == 1
