@@ -18,7 +18,8 @@ from commands.console import harmless
 Lines = Callable[[int, int], list[Text]]  # what stands there, for a width and a height at most
 SHARE = 3  # of the screen's height: a third
 _ECHO = 3  # index of the local modes in what termios tells
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # what stands between is drawn at once; unknown ones are ignored
+# What stands between is drawn at once, and without a cursor that jumps about; unknown codes are ignored.
+_BEGIN, _END = "\x1b[?2026h\x1b[?25l", "\x1b[?25h\x1b[?2026l"
 
 
 class Area(RenderHook):
@@ -38,7 +39,6 @@ class Area(RenderHook):
         if not self._is_open:
             self._is_open = True
             self._quiet()
-            self._console.show_cursor(show=False)
             self._console.push_render_hook(self)
             self.draw()
 
@@ -47,7 +47,6 @@ class Area(RenderHook):
             self._is_open = False
             self._console.control(*self._erasing())
             self._console.pop_render_hook()
-            self._console.show_cursor(show=True)
             self._drawn = []
             self._restore()
 

@@ -36,6 +36,7 @@ MEANS = {
     Decision.stop: "end the run",
 }
 PROMPT = "  answer> "
+IS_CUT = "the arguments are longer than what is shown; before you decide, see perdure trace RUN --export"
 CUT_AT = 4000  # characters of the arguments in the text of a question
 
 
@@ -49,7 +50,7 @@ def print_question(console: Console, question: QuestionView, exact: Exact | None
     if body:
         console.print(Padding(Text(body, overflow="fold"), (0, 0, 0, 4), expand=False))
     if is_cut(question, exact):
-        console.print("    [yellow]the arguments are longer than what is shown: see all of them before you decide[/]")
+        console.print(f"    [yellow]{IS_CUT}[/]")
     if question.expires_at:
         console.print(f"    [dim]open until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC[/]")
     widest = max((len(option) for option in question.options), default=0)
@@ -77,7 +78,7 @@ def _parts(question: QuestionView, exact: Exact | None) -> tuple[str, str]:
 def _in_a_line(question: QuestionView, exact: Exact | None) -> str:
     head, body = _parts(question, exact)
     call = f" {exactly(exact[1])}" if exact else f" {' '.join(body.split())}" if body else ""
-    cut_off = " (the arguments are longer than what is shown)" if is_cut(question, exact) else ""
+    cut_off = f" ({IS_CUT})" if is_cut(question, exact) else ""
     options = f" · {', '.join(question.options)}" if question.options else ""
     return f"? {' '.join(head.split())}{call}{cut_off}{options}"
 

@@ -20,6 +20,7 @@ from decisions.narrate import call_line
 from decisions.plan import done, items
 
 MOST_TEXT = 6  # lines of the answer that is being written
+RULED = 10  # lines from which there is room for one that sets them apart
 MOST_AT_ONCE = 3  # things that run at the same time, each with a line
 # Joiners and variants: terminals disagree how wide these make a character. Without them it is two, or two of one.
 _JOINERS = re.compile("[\u200d\ufe0e\ufe0f\U0001f3fb-\U0001f3ff]")
@@ -85,11 +86,12 @@ class Progress:
     def lines(self, console: Console, width: int, height: int) -> list[Text]:
         """For the live area: what the model writes, the plan, what runs now, and the figures."""
         running = self._running(width)[: max(min(MOST_AT_ONCE, height - 1), 0)]
-        room = height - 1 - len(running)
+        rule = [Text("─" * width, style="dim")] if height >= RULED else []
+        room = height - 1 - len(running) - len(rule)
         written = self._written(console, width, min(MOST_TEXT, room))
         plan = self._plan(width, room - min(len(written), room // 2 + room % 2))
         written = written[max(len(written) - (room - len(plan)), 0) :]
-        return [*written, *plan, *running, self._figures(width)]
+        return [*rule, *written, *plan, *running, self._figures(width)]
 
     def _written(self, console: Console, width: int, most: int) -> list[Text]:
         if not self.text.strip() or most < 1:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -96,15 +98,25 @@ class Screen:
                 await asyncio.sleep(LOOKS_EVERY)
                 self._area.draw()
 
-        drawing = asyncio.create_task(keep_up())
+        drawing, loop = asyncio.create_task(keep_up()), asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTSTP, self._suspend)
         try:
             self._follows = True
             self._area.open()
             yield
         finally:
             self._follows = False
+            loop.remove_signal_handler(signal.SIGTSTP)
             drawing.cancel()
             self._area.close()
+
+    def _suspend(self) -> None:
+        """Ctrl-Z gives the terminal back as it was; `fg` goes on here."""
+        is_shown = not self._asks
+        self._area.close()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        if is_shown:
+            self._area.open()
 
     def show(self, happening: Happening, time: datetime | None = None) -> None:
         """`time` is when it happened, where history tells."""

@@ -14,6 +14,7 @@ from commands.console import SafeConsole, harmless
 from commands.terminal import Screen
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, PassedOver, Usage
+from tests import picture
 from tests.screen import Seen
 from watch import Called, Calling, Happening, Held, Live, Started, Thinking, Thought, Waiting
 
@@ -97,8 +98,8 @@ async def test_it_tells_the_plan_with_its_ticks_what_runs_and_what_it_took(colum
         assert area[-1].startswith("step 1")
         assert "USD 0.0123" in area[-1]
         assert ("400 (75% cached) → 10 tokens" in area[-1]) == (columns > 60)
-        assert it.seen.hides_cursor
-    assert not any(line.startswith(("│", "step", "plan", "  ·")) for line in it.look())
+        assert not it.seen.hides_cursor  # it is back, whatever becomes of the process
+    assert not any(line.startswith(("─", "│", "step", "plan", "  ·")) for line in it.look())
     assert not it.seen.hides_cursor
 
 
@@ -108,6 +109,7 @@ async def test_it_takes_a_third_of_the_screen_at_most(rows: int) -> None:
     async with it.screen.following():
         await it.goes_on(thought(1, PLAN), Thinking("reflect", 2), Live("words " * 200))
         assert 1 <= len(it.screen._area._drawn) <= max(rows // 3, 1)
+        assert it.screen._area._drawn[0].plain.startswith("─") == (rows == 60)
         assert it.look()[-1].startswith("step 0")
 
 
@@ -134,7 +136,7 @@ async def test_a_window_that_becomes_narrower_leaves_no_remains(narrower: int) -
         lines = await it.goes_on()
         assert len([line for line in lines if line.startswith("step ")]) == 1
         assert len([line for line in lines if line.startswith("plan ")]) == 1
-    assert not [line for line in it.look() if line.startswith(("│", "step", "plan", "  ·"))]
+    assert not [line for line in it.look() if line.startswith(("─", "│", "step", "plan", "  ·"))]
 
 
 async def test_nothing_is_written_while_nothing_changes() -> None:
@@ -212,3 +214,7 @@ async def test_a_hold_is_a_lasting_line_once_a_turn() -> None:
     async with it.screen.following():
         await it.goes_on(Thinking("plan", 1), *held)
     assert len([line for line in it.look() if "held back" in line]) == 1
+
+
+def test_the_picture_in_the_docs_is_what_is_shown_today() -> None:
+    assert picture.PICTURE.read_text(encoding="utf-8") == picture.draw(), "draw it anew: python -m tests.picture"

@@ -75,14 +75,14 @@ class Terminal:
         """Until these words come, after those that were waited for before."""
         deadline = time.monotonic() + PATIENCE
         while (at := re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.written).find(words, self.read)) < 0:
-            assert time.monotonic() < deadline, f"{words!r} never came in:\n{self}"
-            assert self._hears(), f"it ended before {words!r}:\n{self}"
+            left = deadline - time.monotonic()
+            assert self.hears(max(left, 0)), f"{words!r} never came in:\n{self}"
         self.read = at + len(words)
 
-    def _hears(self) -> bool:
-        """False at the end."""
-        if not select.select([self.descriptor], [], [], 1)[0]:
-            return True
+    def hears(self, seconds: float = 1.0) -> bool:
+        """False where nothing comes any more."""
+        if not select.select([self.descriptor], [], [], seconds)[0]:
+            return False
         try:
             self.written += self.decoder.decode(os.read(self.descriptor, 65536))
         except OSError:
@@ -91,6 +91,9 @@ class Terminal:
         self.seen.write(whole[self.shown :])
         self.shown = len(whole)
         return True
+
+    def has_area(self) -> bool:
+        return any(line.startswith(("─", "│", "plan ", "step ", "⠋")) for line in self.seen.lines)
 
     def __str__(self) -> str:
         return "\n".join(self.seen.lines)
@@ -161,8 +164,7 @@ def test_a_call_is_seen_whole_and_approved_by_its_number_and_by_nothing_typed_be
         it.until("USD")
         assert it.echoes
     assert not it.seen.hides_cursor
-    left = it.seen.lines
-    assert not [line for line in left if line.startswith(("│", "plan ", "step ", "⠋"))]
+    assert not it.has_area()
 
 
 def test_ctrl_c_leaves_the_terminal_as_it_was(project: Project) -> None:
@@ -174,8 +176,23 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(project: Project) -> None:
         it.until("left the run. Go on: perdure watch left")
         assert it.echoes
         assert not it.seen.hides_cursor
-        assert not [line for line in it.seen.lines if line.startswith(("│", "plan", "step"))]
+        assert not it.has_area()
         it.process.send_signal(signal.SIGINT)
+
+
+def test_ctrl_z_gives_the_terminal_back_and_goes_on_later(project: Project) -> None:
+    with at_terminal(project, "run", "--id", "stopped", "take long") as it:
+        it.until("word ␛[31mword")
+        it.until("step 0 of")
+        it.process.send_signal(signal.SIGTSTP)
+        assert os.WIFSTOPPED(os.waitpid(it.process.pid, os.WUNTRACED)[1])
+        while it.hears():
+            pass
+        assert it.echoes
+        assert not it.has_area()
+        it.process.send_signal(signal.SIGCONT)
+        it.until("step 0 of")
+        assert not it.echoes
 
 
 def test_ctrl_d_leaves_the_question_open_and_says_how_to_answer_later(project: Project) -> None:
