@@ -21,6 +21,7 @@ from commands.common import as_json_option, console, go
 from commands.follow import DETACHED, EXIT_CODES, stopping
 from commands.report import COLOURS, ways_to_answer
 from commands.terminal import Screen
+from commands.wrapping import Wrapping
 from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, TurnEnd, WhenBusy
 from contracts.journal import Journal
 from contracts.run import QuestionView, RunStatus
@@ -33,7 +34,7 @@ from lanes import look, submit
 from runs import Ended, NoSuchRun, Refused, answer, cancel, ended, find
 from session import Needs, Session, session
 from settings import load
-from watch import Happening, Held, Live, Resumed, Started, Thought, Waiting, Watch
+from watch import Failed, Happening, Held, Live, Resumed, Retrying, Started, Thought, Waiting, Watch
 
 LOOKS_EVERY = 0.2  # seconds between looks at what became of a message
 BEGINS_WITHIN = 3.0  # seconds that a cancel waits for the turn it is meant for
@@ -342,6 +343,7 @@ class Page:
         self._console = console
         self._screen = Screen(console)
         self._written = ""  # of the answer that is being written
+        self._lines = Wrapping(console.width)
         self._said = ""  # the last whole one
 
     def show(self, happening: Happening, time: datetime | None) -> None:
@@ -349,26 +351,33 @@ class Page:
             case Started():
                 self._screen.begins(time)
             case Live(text) if not isinstance(happening, Held):
-                if self._screen.is_live:  # elsewhere a line is a line
+                if self._screen.is_live and self._screen.progress.is_thinking:  # elsewhere a line is a line
                     self._write(_rest(self._written, text))
             case Thought(reply=reply):
                 self._screen.hears(happening, time)
                 self._said = text_of(reply.content)
                 is_known = self._said.startswith(self._written.rstrip())
                 self._write(self._said[len(self._written) :] if is_known else f"\n{self._said}")
-                if self._said:
-                    self._console.print()
+                self._close()
                 self._screen.tell_fallbacks(reply)
-                self._written = ""
+            case Retrying() | Failed():
+                self._close()
+                self._screen.show(happening, time)
             case _:
                 self._screen.show(happening, time)
 
     def _write(self, text: str) -> None:
         self._written += text
-        self._console.print(Text(text), end="", soft_wrap=True)
+        self._console.print(Text(self._lines.add(text) if self._screen.is_live else text), end="", soft_wrap=True)
+
+    def _close(self) -> None:
+        """Ends the line, where one was begun."""
+        if self._written:
+            self._console.print(Text(self._lines.end()), soft_wrap=True)
+        self._written, self._lines = "", Wrapping(self._console.width)
 
     def end(self, end: Ended) -> None:
-        self._written = ""
+        self._close()
         if end.event and end.event["type"] == "agent.completed":
             outcome = end.event["payload"]["outcome"]
             if outcome != self._said:

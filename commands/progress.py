@@ -66,6 +66,14 @@ class Progress:
                 self.journal, _ = kept(self.journal, use["name"], use["input"])
         self.doing.clear()
 
+    @property
+    def is_thinking(self) -> bool:
+        return "model" in self.doing
+
+    def writes(self, text: str) -> None:
+        """The answer so far; what is looked at beside history may come when history has all of it already."""
+        self.text = text if self.is_thinking else ""
+
     def spends(self, usage: Usage, cost_usd: float | None) -> None:
         self.usage += usage
         self.cost_usd = None if cost_usd is None or self.cost_usd is None else self.cost_usd + cost_usd

@@ -152,7 +152,7 @@ class Screen:
             case Held(why):
                 self._hold(why, at)
             case Live(text):
-                self.progress.text = text
+                self.progress.writes(text)
             case Started() | Resumed() | Over():
                 doing.clear()
 

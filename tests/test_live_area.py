@@ -85,7 +85,8 @@ async def test_it_tells_the_plan_with_its_ticks_what_runs_and_what_it_took(colum
     async with it.screen.following():
         await it.goes_on(Started("all"), thought(1, PLAN, TICKS))
         lasting = len(it.seen.lines) - len(it.screen._area._drawn)
-        lines = await it.goes_on(Calling(NOTE.model_copy(update={"arguments": {"text": "milk"}})), Live("so far " * 99))
+        note = NOTE.model_copy(update={"arguments": {"text": "milk"}})
+        lines = await it.goes_on(Thinking("reflect", 2), Live("so far " * 99), Calling(note))
         area = lines[-len(it.screen._area._drawn) :]
         assert lasting
         assert len(area) <= 24 // 3
@@ -129,7 +130,7 @@ async def test_lasting_lines_come_above_it_and_it_leaves_nothing_behind(columns:
 async def test_a_window_that_becomes_narrower_leaves_no_remains(narrower: int) -> None:
     it = Wired(120)
     async with it.screen.following():
-        await it.goes_on(Started("all"), thought(1, PLAN), Live("words " * 200))
+        await it.goes_on(Started("all"), thought(1, PLAN), Thinking("reflect", 2), Live("words " * 200))
         it.look()
         it.seen.narrows(narrower)
         it.console.width = narrower
@@ -157,6 +158,7 @@ async def test_no_code_of_a_model_or_tool_reaches_the_terminal(columns: int) -> 
     async with it.screen.following():
         lines = await it.goes_on(
             Started(EVIL),
+            Thinking("plan", 1),
             Live(EVIL),
             thought(1, f"1. {EVIL}\n2. {EVIL}", passed_over=(PassedOver(model=EVIL, why=EVIL),)),
             Held(EVIL),
@@ -164,6 +166,7 @@ async def test_no_code_of_a_model_or_tool_reaches_the_terminal(columns: int) -> 
             Called(NOTE, ToolOutcome(result=EVIL)),
             Called(NOTE, failed),
             Waiting("waiting_on_tool", EVIL),
+            Thinking("reflect", 2),
             Live(EVIL),
         )  # the screen fails at each code that is not ours, and at each character that is not shown
     assert "␛[31m" in "\n".join(lines)
@@ -218,3 +221,10 @@ async def test_a_hold_is_a_lasting_line_once_a_turn() -> None:
 
 def test_the_picture_in_the_docs_is_what_is_shown_today() -> None:
     assert picture.PICTURE.read_text(encoding="utf-8") == picture.draw(), "draw it anew: python -m tests.picture"
+
+
+async def test_an_answer_that_history_has_already_is_not_shown_as_one_that_is_being_written() -> None:
+    it = Wired(80)
+    async with it.screen.following():
+        lines = await it.goes_on(Thinking("plan", 1), thought(1, "said"), Live("sai"))
+        assert not any(line.startswith("│") for line in lines)
