@@ -100,9 +100,8 @@ def _model(settings: Settings) -> Check:
     except ProjectError as error:
         return Check("model", ok=False, found=str(error))
     if settings.rehearses:
-        return Check(
-            "model", ok=True, found="rehearsal, by rule; ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL brings a real one"
-        )
+        found = f"rehearsal, as {settings.why_rehearsal}; ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL brings a real one"
+        return Check("model", ok=True, found=found)
     names = (settings.model, *settings.fallbacks)
     return Check("model", ok=True, found=f"{', else '.join(_placed(settings, name) for name in names)} (not called)")
 
