@@ -221,9 +221,8 @@ async def _reconciler(client: Client, task_queue: str) -> Check:
     try:
         at = await latest_look(client, task_queue)
     except RPCError as error:
-        return Check(
-            "reconciler", ok=True, found=f"not scheduled ({cut(error.message, 100)}); a worker's start does it"
-        )
+        why = "" if error.status == RPCStatusCode.NOT_FOUND else f" ({cut(error.message, 100)})"
+        return Check("reconciler", ok=True, found=f"not scheduled yet{why}; a worker's start does it")
     found = f"every five minutes, the last time at {at:%Y-%m-%d %H:%M} UTC" if at else "every five minutes, not yet"
     return Check("reconciler", ok=True, found=found)
 
