@@ -86,7 +86,7 @@ def main() -> NoReturn:
         app(prog_name="perdure", standalone_mode=False)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "perdure"
-        complain(f"{error.format_message()} (see {command} --help)")
+        complain(f"{' '.join(error.format_message().split())} (see {command} --help)")
         leave(2)
     except (click.Abort, KeyboardInterrupt):
         leave(DETACHED)

@@ -100,6 +100,16 @@ class Settings:
         """Without a key or an address of a model, the rehearsal model answers."""
         return self.model == REHEARSAL
 
+    @property
+    def why_rehearsal(self) -> str:
+        """Why no real model answers: a name with a misspelt provider is one of the default provider."""
+        names, providers = self.file.model.default, self.file.model.providers
+        if not names or provider_of(names[0], providers)[0] != DEFAULT or self.api_key or self.base_url:
+            return "no model is configured"
+        others = ", ".join(name for name in providers if name != DEFAULT)
+        own = f" (the providers of perdure.toml are: {others})" if others else ""
+        return f"the model {names[0]} has no key and no address{own}"
+
     def agent(self, name: str) -> Agent:
         """Raises ProjectError where there is none of this name."""
         if name not in self.agents:
