@@ -112,7 +112,7 @@ class ToolCalls:
                     return None, timeout
             except LedgerUnavailable as unavailable:
                 raise _not_begun(str(unavailable)) from None
-        refused = await tool.refusal(call.accepts, timeout * GUARD)
+        refused = await tool.refusal(call.effect, call.accepts, timeout * GUARD)
         return refused, timeout - timedelta(seconds=monotonic() - began)
 
     async def _made(self, call: ToolCall, arguments: dict[str, Any], workspace: Workspace) -> ToolOutcome:

@@ -57,7 +57,7 @@ class Server:
 
     async def run(self, name: str, **arguments: Any) -> ToolOutcome:
         tool = await self.tool(name)
-        assert await tool.refusal(None, PATIENT) is None
+        assert await tool.refusal(tool.route.effect, None, PATIENT) is None
         return await tool.run(arguments, self.context())
 
     def context(self) -> CallContext:
@@ -216,7 +216,7 @@ async def test_a_server_at_a_url(tmp_path: Path) -> None:
             assert (await client.run("add", a=2, b=2)).result == {"result": 4}
             add = await client.tool("add")
         with pytest.raises(TransientFailure) as caught:  # it is gone
-            await add.refusal(None, PATIENT)
+            await add.refusal(add.route.effect, None, PATIENT)
         assert caught.value.kind == ToolFault.unreachable
         async with serving(web(), port):  # and comes back, and knows nothing of the session
             async with asyncio.timeout(60):
@@ -235,7 +235,7 @@ async def test_a_server_at_a_url_that_was_started_anew_is_asked_again_at_once(tm
             assert (await client.run("add", a=1, b=2)).result == {"result": 3}
         async with serving(web(), port):
             tool = await client.tool("large")
-            assert await tool.refusal(None, PATIENT) is None
+            assert await tool.refusal(tool.route.effect, None, PATIENT) is None
             assert (await tool.run({}, client.context())).status == "ok"
 
 
