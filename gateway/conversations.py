@@ -6,8 +6,8 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Response
 from pydantic import AfterValidator
 
-from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted
-from gateway.access import Here, Route, needs
+from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, WhenBusy
+from gateway.access import Here, Holder, Route, needs, require
 from gateway.problems import AGAIN, Failure, described
 from gateway.tokens import Scope
 from lanes import look, submit
@@ -33,9 +33,14 @@ router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_cla
     | {200: {"model": Submitted, "description": "It was handed in before"}},
 )
 async def submit_request(
-    here: Here, conversation_id: ConversationId, request: SubmitRequest, response: Response
+    here: Here, holder: Holder, conversation_id: ConversationId, request: SubmitRequest, response: Response
 ) -> Submitted:
-    """Hands in a request; 200 where it was handed in before. 429 where the lane is full."""
+    """Hands in a request; 200 where it was handed in before. 429 where the lane is full.
+
+    One that answers a question or cancels the turn, by `question_id` or `interrupt`, needs `human:answer` too.
+    """
+    if request.question_id is not None or request.when_busy is WhenBusy.interrupt:
+        require(holder, Scope.answer)
     settings = here.session.settings
     try:
         settings.check_agent(request.agent)
