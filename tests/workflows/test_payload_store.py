@@ -18,6 +18,8 @@ from activities.payload_store import PayloadStore
 from activities.remote_store import open_store
 from codec import AesGcmCodec
 from converter import LARGE, data_converter, encrypting, offloading
+from history import History
+from runs import find
 from testkit.model_server import calls
 
 FINISH = calls(("finish", {"outcome": "done"}))
@@ -43,6 +45,8 @@ async def test_what_is_large_is_kept_there_and_history_has_a_reference(
         assert await it.failed_tasks(run) == 0
         await it.replay()
         history = await run.fetch_history()
+        told = await History(server).of(await find(server, run.id))
+    assert told[0].events[0]["input"][0]["payload"]["context"]["notes"] == NOTES
     assert sum(event.ByteSize() for event in history.events) < len(NOTES)
     objects = open_store(bucket)
     kept = [
