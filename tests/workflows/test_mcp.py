@@ -210,6 +210,26 @@ async def test_what_a_run_may_repeat_is_not_called_where_it_is_a_once_tool_by_no
                 assert hostile.calls == []
 
 
+@pytest.mark.parametrize("target", ["#/nowhere", "#/properties/a"], ids=["to nothing", "to itself"])
+async def test_a_schema_that_cannot_be_applied_costs_the_call_and_nothing_is_in_doubt(
+    world: Any, tmp_path: Path, hostile: Hostile, target: str
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": target}}}
+    hostile.define({**LOOK, **READ, "inputSchema": schema}, {**ACT, "inputSchema": schema})
+    both = calls(("h__look", {"a": 1}), ("h__act", {"a": 1}))
+    async with (
+        project(tmp_path, "h", hostile.entry) as offer,
+        world([both, FINISH], *offer.tools.values()) as it,
+    ):
+        run = await it.start()
+        await run.result()
+        for number, tool in enumerate(("look", "act")):
+            told = (await it.results(run))[number][1]
+            assert f"not made: the schema of h__{tool} cannot be applied" in told
+            assert "may have happened" not in told
+        assert hostile.calls == []
+
+
 async def test_a_tool_that_is_gone_is_told_to_the_model(world: Any, tmp_path: Path, hostile: Hostile) -> None:
     async with project(tmp_path, "h", hostile.entry):
         pass
