@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from mcp import MCPError
+from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
 
 from activities.mcp_connection import Connection, Lost, TimedOut, Unreachable
 from activities.mcp_result import outcome_of
@@ -16,6 +17,8 @@ from contracts.tool import Effect, ToolOutcome, ToolRoute, failed
 from decisions.mcp import difference, effect_of, is_looser, strictest
 
 NO_ANSWER = "Server returned an error response"  # the SDK's words for a 4xx or 5xx without a message of MCP
+# By these a server says that it has called nothing. Others may be the SDK's words for an answer that it cannot read.
+UNMADE = (METHOD_NOT_FOUND, INVALID_PARAMS)
 _UNSENT = "the call was not made"
 
 
@@ -79,7 +82,10 @@ class McpTool:
         except MCPError as error:
             if error.message == NO_ANSWER:
                 raise TransientFailure(ToolFault.unreachable, f"{self.route.name}: {error.message}") from None
-            return failed(ToolFault.tool_error, f"{self.route.name}: {error.message} (code {error.code})")
+            told = f"{self.route.name}: {error.message[:2000]} (code {error.code})"
+            if self.route.effect is Effect.once and error.code not in UNMADE:
+                told += "; the call was sent, and may have happened"
+            return failed(ToolFault.tool_error, told)
         except RuntimeError as error:  # the SDK's, for an answer that does not fit the tool's outputSchema
             return failed(ToolFault.tool_error, f"the call was made, but {str(error)[:2000]}")
         stem = f"{self.route.name}-{context.step:02}"
