@@ -14,13 +14,15 @@ from lanes import look, submit
 from settings import ProjectError
 
 
-def _says_something(conversation_id: str) -> str:
+def _can_be_looked_for(conversation_id: str) -> str:
     if not conversation_id.strip():
         raise ValueError("it is empty")
+    if "\0" in conversation_id:  # the server takes it, and no query of it: the lane would never get to work
+        raise ValueError("no id may have a NUL character")
     return conversation_id
 
 
-ConversationId = Annotated[str, Path(max_length=MAX_ID_LENGTH), AfterValidator(_says_something)]
+ConversationId = Annotated[str, Path(max_length=MAX_ID_LENGTH), AfterValidator(_can_be_looked_for)]
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=Route)
 
