@@ -141,6 +141,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     if model != REHEARSAL and not (key or url):
         _check_models(file, (model, *fallbacks), roster.agents)
     names = {name: each.api_key_env for name, each in file.model.providers.items() if each.api_key_env}
+    holders = [*names.values(), *(each.secret_env for each in file.gateway.webhooks.values())]
     return Settings(
         folder=root,
         home=home,
@@ -163,7 +164,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         secrets=secrets_of(
             env,
             urls_of(file) | server_urls(servers.values()),
-            [*named_secrets(servers.values()), *((name, env[name].strip()) for name in names.values() if name in env)],
+            [*named_secrets(servers.values()), *((name, env[name].strip()) for name in holders if name in env)],
         ),
     )
 
