@@ -26,10 +26,11 @@ from contracts.signals import CancelRequest
 from decisions import builtins
 from decisions.evaluation import faults, rate
 from decisions.export import told
+from decisions.narrate import cut
 from history import History
 from runs import Ended, NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, start, state
 from session import Needs, Session, session
-from settings import load
+from settings import ProjectError, Settings, load
 from watch import Waiting, Watch
 
 BY = "perdure eval"
@@ -60,6 +61,7 @@ def evaluate(file: Path, agent: str | None, repeat: int, concurrency: int, min_p
         cases = read_cases(file)
         for case in cases:
             settings.check_agent(case.agent or agent)
+        await _check_tools(cases, settings)
         stop = stopping()
         async with session(settings, Needs.work) as here:
             if not await here.has_worker():
@@ -76,6 +78,21 @@ def evaluate(file: Path, agent: str | None, repeat: int, concurrency: int, min_p
         return 0 if rate([result.score for result in results]) >= min_pass else 1
 
     go(main)
+
+
+async def _check_tools(cases: Sequence[Case], settings: Settings) -> None:
+    """A misspelt name in `never_calls` would hold for ever. Raises ProjectError."""
+    import httpx
+
+    from worker import project_of
+
+    async with httpx.AsyncClient() as http:
+        there = sorted({*project_of(settings, http).tools, *builtins.NAMES})
+    for case in cases:
+        for setting, named in (("calls", case.expect.calls), ("never_calls", case.expect.never_calls)):
+            if stranger := next((tool for tool in named if tool not in there), None):
+                told = f"there is no tool {stranger!r}; the tools are: {', '.join(there)}"
+                raise ProjectError(f"case {cut(case.name or case.goal, 60)!r}: expect.{setting}: {told}")
 
 
 @dataclass

@@ -8,7 +8,7 @@ import click
 from activities.mcp_lock import NAME
 from commands.common import console
 from contracts.mcp import Pin, PinState
-from decisions.mcp import effect_of, tool_name, visible
+from decisions.mcp import effect_of, remarks, tool_name, visible
 from mcp_tools import Standing, accept, accepted, standings
 from settings import Settings
 
@@ -66,10 +66,11 @@ def _row(standing: Standing) -> dict[str, object]:
 
 
 def _introduced(tool: Pin) -> list[str]:
-    """What its effect would be, what it takes, and all of its description, as a model would read that."""
+    """What its effect would be, what it takes, and all words of it that a model would read."""
     properties = tool.input_schema.get("properties")
     takes = visible(", ".join(properties)) if isinstance(properties, dict) else ""
     first, *rest = tool.description.strip().splitlines() or [""]
+    rest += [f"{place}: {' '.join(words.split())}" for place, words in remarks(tool.input_schema)]
     return [f"{effect_of(tool.annotations)} ({takes})  {visible(first)}".rstrip(), *map(visible, rest)]
 
 
