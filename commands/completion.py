@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 PATIENCE = 0.3  # seconds for the server: a person has pressed a key and waits
 MOST = 50
 ANSWERING = ("answer", "approve", "deny")
-# Click's script for bash leaves what it is given unquoted; and a colon ends a word there.
-COMPLETABLE = re.compile(r"[\w.@%+=/-]+", re.ASCII)
+# Click's script for bash leaves what it is given unquoted: no spaces, and nothing that the shell would expand.
+COMPLETABLE = re.compile(r"[\w.:@%+=/-]+", re.ASCII)
 EXAMPLES = """\b
 Examples:
   perdure completion bash >> ~/.bashrc

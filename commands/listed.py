@@ -19,6 +19,8 @@ TO_SEE = ("approve ", "settle ", "going in circles", "losing context")
 
 
 def print_list(console: Console, waiting: list[Found], others: list[Found]) -> None:
+    if waiting:
+        console.print("[bold]waits for a person[/]")
     for each in waiting:
         _say(console, *_asking(each, console.width))
     if waiting and others:

@@ -1,5 +1,6 @@
 """What the help says: commands by section, no line cut short, an example that works, and the nearest name."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def test_each_command_has_examples_that_it_takes(path: tuple[str, ...]) -> None:
     examples = [line.strip() for line in lines if line.strip().startswith("perdure ")]
     assert examples
     for example in examples:
-        words = shlex.split(example.partition(" | ")[0].partition(" < ")[0].partition(" > ")[0])[1:]
+        words = shlex.split(re.split(r" [|<>]", example)[0])[1:]
         names = next(names for names in (tuple(words[:2]), tuple(words[:1])) if names in ALL)
         assert names[: len(path)] == path
         ALL[names].make_context(" ".join(names), words[len(names) :])  # raises UsageError

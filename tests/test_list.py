@@ -68,6 +68,7 @@ def test_what_waits_comes_first_ids_are_whole_and_lines_fit(width: int) -> None:
 
 def test_each_that_waits_has_its_question_and_how_to_answer() -> None:
     assert listed([found("r1", "waiting_on_human", "clerk", "human: Which shop?")], []) == [
+        "waits for a person",
         "r1  clerk  5 min",
         "  Which shop?",
         '  perdure answer r1 "…"',
