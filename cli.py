@@ -126,7 +126,7 @@ def main() -> NoReturn:
         from commands.common import complain
 
         command = error.ctx.command_path if error.ctx else "perdure"
-        complain(f"{error.format_message()} (see {command} --help)")
+        complain(f"{' '.join(error.format_message().split())} (see {command} --help)")
         code = 2
     except (click.Abort, KeyboardInterrupt):
         code = 130

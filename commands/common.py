@@ -74,4 +74,4 @@ class DurationType(click.ParamType[timedelta]):
         try:
             return TypeAdapter(Duration).validate_python(value)
         except ValidationError:
-            self.fail(f"{value!r} is no duration; write it as 30s, 5m or 1h", param, ctx)
+            self.fail(f"{value!r} is no duration; write it as 30s, 5m, 1h or 7d, up to 366d", param, ctx)

@@ -46,8 +46,9 @@ def new(folder: Path) -> None:
         console.print(f"  {escape(path)}", soft_wrap=True)
     console.print("go on with", style="dim")
     run = f'perdure run --agent {agent} "where is order A-1001?"'
-    for line in (f"cd {shlex.quote(str(folder))}", "perdure doctor", run, "pytest"):
+    for line in (f"cd {shlex.quote(str(folder))}", "pytest", "perdure doctor", run):
         console.print(f"  {escape(line)}", soft_wrap=True)
+    console.print("the last one needs a model: ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL of a server", style="dim")
 
 
 def write_project(folder: Path, names: Mapping[str, str]) -> list[str]:

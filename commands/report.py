@@ -116,6 +116,7 @@ def print_follow_up(console: Console, found: Found, state: FollowUpState | None)
 def _print_view(console: Console, view: RunView) -> None:
     usage = view.usage
     cost = ", USD unknown" if view.cost_usd is None else f", USD {view.cost_usd:.4f}" if view.cost_usd else ""
+    turns = f"{view.turns} {'turn' if view.turns == 1 else 'turns'}"
     reframes = f"{view.reframes} of {view.max_reframes} reframes"
     console.print(f"  goal     {escape(cut(view.goal, 500))}")
     if view.parent:
@@ -123,7 +124,7 @@ def _print_view(console: Console, view: RunView) -> None:
     if view.origin:
         console.print(f"  from     {escape(view.origin)}")
     console.print(f"  agent    {escape(view.agent)}, model {escape(view.model)}")
-    console.print(f"  steps    {view.step} of {view.max_steps}, {view.turns} turns, {reframes}")
+    console.print(f"  steps    {view.step} of {view.max_steps}, {turns}, {reframes}")
     console.print(f"  tokens   {usage.input + usage.cache_read + usage.cache_write:,} → {usage.output:,}{cost}")
     if view.delegated:
         spent = f", USD {view.delegated.usd:.4f}" if view.delegated.usd else ""

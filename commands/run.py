@@ -63,8 +63,9 @@ def run(
         settings = load()
         settings.check_agent(event.payload.agent)
         if settings.rehearses and not as_json and not detach:
-            said = "No model is configured, so the rehearsal model answers, by rule. For a real one set"
-            console.print(f"[yellow]{said} ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL.[/]", soft_wrap=True)
+            why = settings.why_rehearsal
+            said = f"{why[0].upper()}{why[1:]}, so the rehearsal model answers, by rule. For a real one set"
+            console.print(f"[yellow]{escape(said)} ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL.[/]", soft_wrap=True)
         async with session(settings, Needs.nothing if detach else Needs.work) as here:
             begun, named = event, run_id
             if len(whole) > MOST_GOAL:

@@ -59,6 +59,10 @@ def is_looser(effect: Effect, than: Effect) -> bool:
     return STRICTNESS.index(effect) < STRICTNESS.index(than)
 
 
+def strictest(*effects: Effect) -> Effect:
+    return max(effects, key=STRICTNESS.index)
+
+
 def pin(description: str, input_schema: dict[str, Any], annotations: dict[str, Any]) -> Pin:
     """A definition with its hash; the order of fields does not count."""
     told = {"annotations": annotations, "description": description, "inputSchema": input_schema}
