@@ -15,7 +15,8 @@ import click
 
 from activities.workspace import Workspace, folder_name
 from commands.cases import read_cases, start_of
-from commands.common import as_json_option, console, go
+from commands.common import as_json_option, console, examples, go
+from commands.completion import agent_names
 from commands.follow import DETACHED, stopping
 from commands.scores import Result, as_json_of, print_report, print_score
 from commands.terminal import read_answer
@@ -39,9 +40,9 @@ LOOK_EVERY = 0.5  # seconds between looks at a run that does not answer
 MOST_FILES = 10_000
 
 
-@click.command("eval")
+@click.command("eval", epilog=examples("eval cases.yaml", "eval cases.yaml --repeat 5 --min-pass 0.9"))
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--agent", help="Does the cases that name no agent.")
+@click.option("--agent", shell_complete=agent_names, help="Does the cases that name no agent.")
 @click.option("--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each case.")
 @click.option("--concurrency", type=click.IntRange(1, 100), default=4, show_default=True, help="Runs at the same time.")
 @click.option(
@@ -49,11 +50,11 @@ MOST_FILES = 10_000
 )
 @as_json_option
 def evaluate(file: Path, agent: str | None, repeat: int, concurrency: int, min_pass: float, as_json: bool) -> None:
-    """Run a table of goals, and say how many came out as expected, and what they cost.
+    """Run a table of goals, and say how many came out as expected.
 
-    FILE is YAML or JSON Lines (docs/evaluating.md): cases with a goal and what to expect. They are real runs, with
-    real tools. A question that a case does not expect fails it at once, and its run is cancelled. The exit code is 1
-    where fewer pass than --min-pass. Ctrl-C cancels all that is running.
+    It says what they cost, too. FILE is YAML or JSON Lines (docs/evaluating.md): cases with a goal and what to expect.
+    They are real runs, with real tools. A question that a case does not expect fails it at once, and its run is
+    cancelled. The exit code is 1 where fewer pass than --min-pass. Ctrl-C cancels all that is running.
     """
 
     async def main() -> int:

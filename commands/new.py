@@ -10,7 +10,7 @@ from string import Template
 import click
 from rich.markup import escape
 
-from commands.common import complain, console
+from commands.common import complain, console, examples
 from runs import leave
 
 # Where each file of `project/` goes.
@@ -26,12 +26,13 @@ LAYOUT = {
 MOST_NAME = 64
 
 
-@click.command()
+@click.command(epilog=examples("new orders"))
 @click.argument("folder", type=click.Path(path_type=Path))
 def new(folder: Path) -> None:
-    """Make a project in FOLDER: an agent, two tools, a test with a scripted model, a README.
+    """Make a project in FOLDER: an agent, two tools and a test.
 
-    The folder must be empty, or not there yet; the agent has its name.
+    The test has a scripted model; a README says how to go on. The folder must be empty, or not there yet; the agent has
+    its name.
     """
     title = folder.resolve().name
     agent = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:MOST_NAME] or "assistant"
