@@ -98,7 +98,7 @@ class Commands(click.Group):
 )
 @click.version_option(package_name="perdure", message="perdure %(version)s")
 def app() -> None:
-    r"""LLM agents that outlast their processes, on Temporal.
+    """LLM agents that outlast their processes, on Temporal.
 
     With no Temporal configured (TEMPORAL_ADDRESS or a profile), a command brings an embedded server; its state lies
     in .perdure, beside perdure.toml.

@@ -43,6 +43,7 @@ def test_the_overview_says_of_each_command_what_its_own_help_says_first() -> Non
 def test_no_line_of_an_overview_is_cut_short_at_80_columns(path: tuple[str, ...]) -> None:
     told = help_of(*path, width=80)
     assert "..." not in told.replace("COMMAND [ARGS]...", "")
+    assert "\n\n  Examples:\n" in told
     assert max(map(len, told.splitlines())) <= 80
 
 
