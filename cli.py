@@ -6,59 +6,93 @@ Every command prints for a person, or JSON where a program reads (`--json`). An 
 import io
 import os
 import sys
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from commands.agents import agents
-from commands.chat import chat
-from commands.common import complain, console
-from commands.evaluation import evaluate
-from commands.event import event_
-from commands.follow import DETACHED
-from commands.gateway import gateway
-from commands.look import list_, show, tools, trace
-from commands.mail import mail
-from commands.mcp import mcp_
-from commands.new import new
-from commands.operate import dev, doctor, worker
-from commands.people import answer_, approve, cancel_, deny
-from commands.run import fork, resume, run, watch
-from commands.schedule import schedule
-from commands.token import token
-from runs import leave
+# Where each command is, and the first line of its help: to list them must not take the time to load them.
+SECTIONS = {
+    "Work": {
+        "run": ("run:run", "Start an agent run and follow it to its end."),
+        "chat": ("chat:chat", "Talk to an agent; the conversation goes on where it was left."),
+        "watch": ("run:watch", "Follow a run: what has happened, and what happens."),
+        "cancel": ("people:cancel_", "Stop a run."),
+        "resume": ("run:resume", "Go on with a failed or timed-out run, from its last safe point."),
+        "fork": ("run:fork", "Start a new run from what a run was after one of its steps."),
+        "schedule": ("schedule:schedule", "Start runs by the clock."),
+        "event": ("event:event_", "Publish what happened outside, for what waits for it."),
+        "mail": ("mail:mail", "Take tasks and replies that come as files in a folder."),
+    },
+    "People": {
+        "answer": ("people:answer_", "Answer the open question of a run."),
+        "approve": ("people:approve", "Let a call be made that a run asks approval for."),
+        "deny": ("people:deny", "Refuse a call that a run asks approval for; the run goes on."),
+    },
+    "Look": {
+        "list": ("look:list_", "List runs: what waits for a person first, then the latest."),
+        "show": ("look:show", "Show one run: status, question, steps, cost, and its files."),
+        "trace": ("look:trace", "Print what a run did so far: each turn, each call, each result."),
+    },
+    "Projects": {
+        "new": ("new:new", "Make a project in FOLDER: an agent, two tools and a test."),
+        "agents": ("agents:agents", "Show the agents of the project: models, tools, peers, limits."),
+        "tools": ("look:tools", "Show the tools: what each does to the world, whether it asks."),
+        "eval": ("evaluation:evaluate", "Run a table of goals, and say how many came out as expected."),
+    },
+    "Operate": {
+        "worker": ("operate:worker", "Run a worker against the configured Temporal."),
+        "dev": ("operate:dev", "Run Temporal, its Web UI and a worker here, until Ctrl-C."),
+        "gateway": ("gateway:gateway", "Serve runs over HTTP, with a page for people, until Ctrl-C."),
+        "token": ("token:token", "Make, list and revoke the bearer tokens of the gateway."),
+        "mcp": ("mcp:mcp_", "Serve runs to an MCP client over standard input and output."),
+        "doctor": ("operate:doctor", "Check that everything a run needs is there; say what to do."),
+        "completion": ("completion:completion", "Print the script that completes commands in a shell."),
+    },
+}
+COMMANDS = {name: where for section in SECTIONS.values() for name, (where, _) in section.items()}
 
-COMMANDS = (
-    run,
-    chat,
-    list_,
-    show,
-    watch,
-    answer_,
-    approve,
-    deny,
-    cancel_,
-    resume,
-    fork,
-    trace,
-    event_,
-    mail,
-    mcp_,
-    tools,
-    agents,
-    new,
-    evaluate,
-    schedule,
-    worker,
-    dev,
-    gateway,
-    token,
-    doctor,
-)
+
+class Commands(click.Group):
+    """A command is loaded where it is named, and not before. Help lists them by section."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - same
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(f"commands.{module}"), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            raise click.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - same
+        widest = max(map(len, COMMANDS))
+        for title, section in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(widest), told) for name, (_, told) in section.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list["click.shell_completion.CompletionItem[str]"]:
+        """The names of the commands, without loading any; options are click's business."""
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        from click.shell_completion import CompletionItem
+
+        lines = {name: told for section in SECTIONS.values() for name, (_, told) in section.items()}
+        return [CompletionItem(name, help=told) for name, told in lines.items() if name.startswith(incomplete)]
 
 
 @click.group(
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 completed, 1 failed, 2 wrong usage, 3 escalated to a person, 4 cancelled, 130 left.",
 )
@@ -68,11 +102,13 @@ def app() -> None:
 
     With no Temporal configured (TEMPORAL_ADDRESS or a profile), a command brings an embedded server; its state lies
     in .perdure, beside perdure.toml.
+
+    \b
+    Examples:
+      perdure run "fetch https://example.com and say in two lines what it is"
+      perdure list
+      perdure answer RUN "the second one"
     """
-
-
-for each in COMMANDS:
-    app.add_command(each)
 
 
 def main() -> NoReturn:
@@ -80,17 +116,27 @@ def main() -> NoReturn:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it stays open to the end
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # who reads a pipe sees each line as it comes
-    if not console.is_terminal:
-        console.width = 120  # a pipe has no width; lines there should not break at 80
+    code = 0
     try:
         app(prog_name="perdure", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        code = 2
     except click.UsageError as error:
+        from commands.common import complain
+
         command = error.ctx.command_path if error.ctx else "perdure"
-        complain(f"{error.format_message()} (see {command} --help)")
-        leave(2)
+        complain(f"{' '.join(error.format_message().split())} (see {command} --help)")
+        code = 2
     except (click.Abort, KeyboardInterrupt):
-        leave(DETACHED)
-    leave(0)
+        code = 130
+    except SystemExit as end:  # click's, of a completion
+        code = end.code if isinstance(end.code, int) else 0
+    # As `runs.leave`, which takes half a second to load: help and completion must not wait for it.
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

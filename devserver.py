@@ -118,6 +118,18 @@ async def embedded(
         yield server
 
 
+def address_of(home: Path) -> str | None:
+    """Of the server that runs in `home`; None where none does. Starts nothing, and holds nothing up."""
+    lock = home / "server.lock"
+    if not lock.is_file():
+        return None
+    if (free := _taken(lock, fcntl.LOCK_SH)) is not None:
+        os.close(free)
+        return None
+    at = _read(home / "server.json")
+    return at["address"] if at else None
+
+
 def _prepared(home: Path) -> Path:
     home = home.resolve()
     try:

@@ -100,9 +100,8 @@ def _model(settings: Settings) -> Check:
     except ProjectError as error:
         return Check("model", ok=False, found=str(error))
     if settings.rehearses:
-        return Check(
-            "model", ok=True, found="rehearsal, by rule; ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL brings a real one"
-        )
+        found = f"rehearsal, as {settings.why_rehearsal}; ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL brings a real one"
+        return Check("model", ok=True, found=found)
     names = (settings.model, *settings.fallbacks)
     return Check("model", ok=True, found=f"{', else '.join(_placed(settings, name) for name in names)} (not called)")
 
@@ -222,9 +221,8 @@ async def _reconciler(client: Client, task_queue: str) -> Check:
     try:
         at = await latest_look(client, task_queue)
     except RPCError as error:
-        return Check(
-            "reconciler", ok=True, found=f"not scheduled ({cut(error.message, 100)}); a worker's start does it"
-        )
+        why = "" if error.status == RPCStatusCode.NOT_FOUND else f" ({cut(error.message, 100)})"
+        return Check("reconciler", ok=True, found=f"not scheduled yet{why}; a worker's start does it")
     found = f"every five minutes, the last time at {at:%Y-%m-%d %H:%M} UTC" if at else "every five minutes, not yet"
     return Check("reconciler", ok=True, found=found)
 

@@ -15,6 +15,7 @@ from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
+from temporalio.common import RawValue
 
 from contracts.export import ExportedExecution
 from contracts.value import depth
@@ -83,9 +84,8 @@ class History:
         return plain if field.is_repeated else plain[0]
 
     async def _value(self, payload: Payload) -> Any:
-        """Raises codec.UnknownKey."""
-        codec = self.client.data_converter.payload_codec
-        clear = (await codec.decode([payload]))[0] if codec else payload
+        """Decrypted, and had from the object store where it lies there. Raises codec.UnknownKey, OSError."""
+        clear: Payload = (await self.client.data_converter.decode([payload], [RawValue]))[0].payload
         try:
             value = json.loads(clear.data) if clear.data else None
             if depth(value) <= MOST_NESTED:

@@ -36,7 +36,8 @@ class Offer:
 class Standing:
     """A server as it is now beside what was accepted. `down` says why it could not be asked.
 
-    `differences` are those of tools that changed; `refused` are tools that no model could be offered, and why.
+    `differences` are those of tools that are not as accepted; `added` are the new ones, as the server defines them.
+    `refused` are tools that no model could be offered, and why.
     """
 
     server: str
@@ -44,6 +45,7 @@ class Standing:
     down: str | None = None
     tools: Mapping[str, PinState] = field(default_factory=dict)
     differences: Mapping[str, str] = field(default_factory=dict)
+    added: Mapping[str, Pin] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -211,7 +213,8 @@ def _compared(
         now = states(kept, tools)
         changed = [tool for tool, state in now.items() if state is not PinState.pinned]
         differences = {tool: difference(kept.get(tool), tools.get(tool)) for tool in changed}
-        told.append(Standing(name, is_seen, None, now, differences, connections[name].refused))
+        added = {tool: tools[tool] for tool in changed if now[tool] is PinState.new}
+        told.append(Standing(name, is_seen, None, now, differences, added, connections[name].refused))
     return told
 
 

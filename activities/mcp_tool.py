@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from mcp import MCPError
+from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
 
 from activities.mcp_connection import Connection, Lost, TimedOut, Unreachable
 from activities.mcp_result import outcome_of
@@ -13,9 +14,11 @@ from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
 from contracts.mcp import Pin
 from contracts.tool import Effect, ToolOutcome, ToolRoute, failed
-from decisions.mcp import difference
+from decisions.mcp import difference, effect_of, is_looser, strictest
 
 NO_ANSWER = "Server returned an error response"  # the SDK's words for a 4xx or 5xx without a message of MCP
+# By these a server says that it has called nothing. Others may be the SDK's words for an answer that it cannot read.
+UNMADE = (METHOD_NOT_FOUND, INVALID_PARAMS)
 _UNSENT = "the call was not made"
 
 
@@ -29,9 +32,10 @@ class McpTool:
         self._accepted = accepted
         self._connection = connection
 
-    async def refusal(self, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
+    async def refusal(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
         """Why the call must not be made: the tool is gone, or defined otherwise than anybody has accepted.
 
+        Or it must be repeated less than the run believes, which began when it was `effect`, and retries it as that.
         Asked before the effect may begin. `accepts` is the digest of another definition that a person has accepted.
         A server at a URL is asked each time: what it notifies of may have gone astray. Raises TransientFailure.
         """
@@ -44,7 +48,11 @@ class McpTool:
         except TimeoutError:
             told = f"MCP server {self._connection.server.name} did not get ready within {seconds:g} s"
             raise TransientFailure(ToolFault.unreachable, told) from None
-        return self._changed(tools.get(self._name), accepts, self._connection.refused.get(self._name))
+        now = tools.get(self._name)
+        if now is not None and is_looser(effect, needed := strictest(self.route.effect, effect_of(now.annotations))):
+            told = f"{self.route.name} is {needed} now, and this run would repeat it as {effect}"
+            return failed(ToolFault.changed, f"{told}; {_UNSENT}. A new run can, once the tool is accepted as it is")
+        return self._changed(now, accepts, self._connection.refused.get(self._name))
 
     def _changed(self, now: Pin | None, accepts: str | None, why: str | None) -> ToolOutcome | None:
         if now is None:
@@ -74,7 +82,10 @@ class McpTool:
         except MCPError as error:
             if error.message == NO_ANSWER:
                 raise TransientFailure(ToolFault.unreachable, f"{self.route.name}: {error.message}") from None
-            return failed(ToolFault.tool_error, f"{self.route.name}: {error.message} (code {error.code})")
+            told = f"{self.route.name}: {error.message[:2000]} (code {error.code})"
+            if self.route.effect is Effect.once and error.code not in UNMADE:
+                told += "; the call was sent, and may have happened"
+            return failed(ToolFault.tool_error, told)
         except RuntimeError as error:  # the SDK's, for an answer that does not fit the tool's outputSchema
             return failed(ToolFault.tool_error, f"the call was made, but {str(error)[:2000]}")
         stem = f"{self.route.name}-{context.step:02}"

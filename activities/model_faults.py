@@ -27,15 +27,15 @@ TOO_LONG = (
     "context size",
 )
 
+MOST_SAID = 2000  # characters of what a provider says
+
 
 def translated(error: Exception, secret: str | None = None) -> ApplicationError:
     """Each failure of the provider as a named kind: retryable or not, with the delay that the server asked for.
 
     Some servers repeat the key they were sent: `secret` is taken out of what they say.
     """
-    message = _said(error)
-    if secret:
-        message = message.replace(secret, "[key]")
+    message = (_said(error).replace(secret, "[key]") if secret else _said(error))[:MOST_SAID]
     if isinstance(error, anthropic.APIStatusError):
         kind, status = str(getattr(error, "type", None) or "").lower(), error.status_code
         if any(sign in message.lower() for sign in TOO_LONG):
@@ -66,8 +66,8 @@ def unavailable(message: str) -> ApplicationError:
 def _said(error: Exception) -> str:
     body = error.body if isinstance(error, anthropic.APIStatusError) else None
     if isinstance(body, dict) and isinstance(body.get("error"), dict) and body["error"].get("message"):
-        return str(body["error"]["message"])[:2000]
-    return str(error.__cause__ or error)[:2000]
+        return str(body["error"]["message"])
+    return str(error.__cause__ or error)
 
 
 def _final(kind: RunFailure | Stop, message: str) -> ApplicationError:

@@ -4,6 +4,7 @@ Only what `PERDURE_PAYLOADS` names needs this module, and `obstore`, which it br
 """
 
 import asyncio
+import re
 from collections.abc import Sequence
 from hashlib import sha256
 
@@ -23,6 +24,8 @@ from activities.remote_store import as_os_errors, open_store
 from activities.workspace import folder_name
 
 VARIABLE = "PERDURE_PAYLOADS"
+# As `store` makes them. What a service cannot take for a name, it refuses as it does when it is away.
+_KEY = re.compile(r"([A-Za-z0-9_.%-]{1,100}/){1,2}[0-9a-f]{64}")
 
 
 class PayloadStore(StorageDriver):
@@ -66,6 +69,8 @@ class PayloadStore(StorageDriver):
         return StorageDriverClaim({"key": key})
 
     async def _get(self, key: str) -> Payload:
+        if not _KEY.fullmatch(key):
+            raise ValueError("the reference names nothing that was ever stored")
         try:
             with as_os_errors(VARIABLE):
                 data = bytes(await (await obstore.get_async(self._objects, key)).bytes_async())

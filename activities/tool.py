@@ -9,6 +9,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from pydantic_core import from_json, to_json
+from referencing.exceptions import Unresolvable
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
@@ -112,7 +113,7 @@ class ToolCalls:
                     return None, timeout
             except LedgerUnavailable as unavailable:
                 raise _not_begun(str(unavailable)) from None
-        refused = await tool.refusal(call.accepts, timeout * GUARD)
+        refused = await tool.refusal(call.effect, call.accepts, timeout * GUARD)
         return refused, timeout - timedelta(seconds=monotonic() - began)
 
     async def _made(self, call: ToolCall, arguments: dict[str, Any], workspace: Workspace) -> ToolOutcome:
@@ -122,7 +123,12 @@ class ToolCalls:
         tool = self._project.tools.get(call.tool)
         if tool is None:
             return failed(ToolFault.unknown_tool, f"this worker's project has no tool {call.tool!r}")
-        if wrong := best_match(self._validators[call.tool].iter_errors(arguments)):
+        try:
+            wrong = best_match(self._validators[call.tool].iter_errors(arguments))
+        except (RecursionError, Unresolvable) as error:  # a server's schema, which refers to itself or to nothing
+            told = str(error).partition("\n")[0][:200] or type(error).__name__
+            return failed(ToolFault.tool_error, f"not made: the schema of {call.tool} cannot be applied: {told}")
+        if wrong:
             where = "/".join(str(p) for p in wrong.absolute_path) or "arguments"
             return failed(ToolFault.invalid_arguments, f"{where}: {wrong.message[:500]}")
         return await tool.run(arguments, _context(call, workspace))

@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from activities.workspace import Workspace
 from contracts.agent import ToolSchema
-from contracts.tool import ToolOutcome, ToolRoute
+from contracts.tool import Effect, ToolOutcome, ToolRoute
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,10 @@ class Tool(Protocol):
 class Guarded(Tool, Protocol):
     """A tool that must be looked at before its effect may begin."""
 
-    async def refusal(self, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
-        """Why a call must not be made now; None where it may. `accepts` is as in `contracts.tool.ToolCall`.
+    async def refusal(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
+        """Why a call must not be made now; None where it may.
+
+        `effect` is what the run takes the tool for, and `accepts` as in `contracts.tool.ToolCall`.
 
         Raises TransientFailure where that cannot be told, or not within `timeout`.
         """

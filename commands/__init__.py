@@ -1,9 +1,11 @@
 """What a person types: the commands of `perdure`, and how they show what they find.
 
 common     what every command has in common: where it prints, how it ends
+completion the script for a shell, and what it completes
 agents     agents
 run        run, watch, resume, fork
 look       list, show, trace, tools (mcp_servers: what `tools` says of MCP servers)
+listed     the list
 export     trace --export
 people     answer, approve, deny, cancel
 new        new, which writes what is in project/

@@ -10,18 +10,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from activities.toolkit import Tool
-from commands.common import as_json_option, complain, console, go
+from commands.common import as_json_option, complain, console, examples, go
 from commands.report import near
 from contracts.agent import Agent
 from settings import Settings, load
 
 
-@click.command()
+@click.command(epilog=examples("agents"))
 @as_json_option
 def agents(as_json: bool) -> None:
-    """Show the agents of the project: models, tools and what these do to the world, peers, limits.
+    """Show the agents of the project: models, tools, peers, limits.
 
-    A file of agents/ that does not load is told of in one line, and the exit code is 1.
+    Of a tool it says what it does to the world. A file of agents/ that does not load is told of in one line, and the
+    exit code is 1.
     """
     import httpx
 

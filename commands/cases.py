@@ -30,11 +30,13 @@ def _case(value: Any, where: str) -> Case:
         raise ProjectError(f"{where}: expected a case with a goal, like {{goal: …, expect: {{contains: …}}}}")
     try:
         case = Case.model_validate(value)
-        start_of(case, None)
+        start_of(case, None).model_dump_json()
     except ValidationError as error:
         name, expected = first_fault(error)
         name = [each for each in name if each != "payload"]
         raise ProjectError(f"{where}: {'.'.join(name)}: {expected}") from None
+    except ValueError as error:  # YAML can say what JSON cannot, as a value that holds itself
+        raise ProjectError(f"{where}: {_line(error)}") from None
     return case
 
 

@@ -17,7 +17,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from commands.asking import read_answer
-from commands.common import as_json_option, console, go
+from commands.common import as_json_option, console, examples, go
+from commands.completion import agent_names
 from commands.follow import DETACHED, EXIT_CODES, stopping
 from commands.report import COLOURS, ways_to_answer
 from commands.terminal import Screen
@@ -49,9 +50,11 @@ HELP = """\
   /quit               leave; what runs goes on"""
 
 
-@click.command()
+@click.command(epilog=examples("chat", 'chat orders --agent clerk -m "where is A-1001?"'))
 @click.argument("conversation_id", metavar="[CONVERSATION]", default="chat")
-@click.option("--agent", help="The agent of agents/*.md to speak to; else the one spoken to last.")
+@click.option(
+    "--agent", shell_complete=agent_names, help="The agent of agents/*.md to speak to; else the one spoken to last."
+)
 @click.option("--message", "-m", help="Say this, print the answer, and leave.")
 @click.option(
     "--when-busy",
@@ -61,7 +64,7 @@ HELP = """\
 )
 @as_json_option
 def chat(conversation_id: str, agent: str | None, message: str | None, when_busy: str, as_json: bool) -> None:
-    """Talk to an agent; a conversation goes on where it was left, for as long as you like.
+    """Talk to an agent; the conversation goes on where it was left.
 
     CONVERSATION is its name, "chat" where none is given. Lines that come while a turn runs wait their turn, or answer
     its question. /help tells the commands.

@@ -17,6 +17,7 @@ from temporalio.service import RPCError
 
 from activities.secrets import secrets_of
 from codec import UnknownKey
+from commands.completion import run_ids
 from commands.console import SafeConsole
 from commands.follow import DETACHED
 from contracts.duration import Duration
@@ -28,12 +29,19 @@ from telemetry import NoMetrics, quiet_core
 
 console = SafeConsole(highlight=False, emoji=False)
 
-run_argument = click.argument("run_id", metavar="RUN")
+run_argument = click.argument("run_id", metavar="RUN", shell_complete=run_ids)
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program instead.")
+
+
+def examples(*commands: str) -> str:
+    """The end of a command's help."""
+    return "\b\nExamples:\n" + "\n".join(f"  perdure {command}" for command in commands)
 
 
 def go(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) -> NoReturn:
     """Runs a command to its exit code; what a person can mend becomes one line. One that stays can be scraped."""
+    if not console.is_terminal:
+        console.width = 120  # a pipe has no width; lines there should not break at 80
     logging.getLogger().addHandler(logging.NullHandler())  # a command that works logs to a file of its own
     try:
         quiet_core(load().metrics if stays else None)
@@ -66,4 +74,4 @@ class DurationType(click.ParamType[timedelta]):
         try:
             return TypeAdapter(Duration).validate_python(value)
         except ValidationError:
-            self.fail(f"{value!r} is no duration; write it as 30s, 5m or 1h", param, ctx)
+            self.fail(f"{value!r} is no duration; write it as 30s, 5m, 1h or 7d, up to 366d", param, ctx)

@@ -16,7 +16,8 @@ import click
 from activities.workspace import Workspace, folder_name
 from commands.asking import read_answer
 from commands.cases import read_cases, start_of
-from commands.common import as_json_option, console, go
+from commands.common import as_json_option, console, examples, go
+from commands.completion import agent_names
 from commands.follow import DETACHED, stopping
 from commands.scores import Result, as_json_of, print_report, print_score
 from contracts.delegation import Spent
@@ -26,10 +27,11 @@ from contracts.signals import CancelRequest
 from decisions import builtins
 from decisions.evaluation import faults, rate
 from decisions.export import told
+from decisions.narrate import cut
 from history import History
 from runs import Ended, NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, start, state
 from session import Needs, Session, session
-from settings import load
+from settings import ProjectError, Settings, load
 from watch import Waiting, Watch
 
 BY = "perdure eval"
@@ -38,9 +40,9 @@ LOOK_EVERY = 0.5  # seconds between looks at a run that does not answer
 MOST_FILES = 10_000
 
 
-@click.command("eval")
+@click.command("eval", epilog=examples("eval cases.yaml", "eval cases.yaml --repeat 5 --min-pass 0.9"))
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--agent", help="Does the cases that name no agent.")
+@click.option("--agent", shell_complete=agent_names, help="Does the cases that name no agent.")
 @click.option("--repeat", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each case.")
 @click.option("--concurrency", type=click.IntRange(1, 100), default=4, show_default=True, help="Runs at the same time.")
 @click.option(
@@ -48,11 +50,11 @@ MOST_FILES = 10_000
 )
 @as_json_option
 def evaluate(file: Path, agent: str | None, repeat: int, concurrency: int, min_pass: float, as_json: bool) -> None:
-    """Run a table of goals, and say how many came out as expected, and what they cost.
+    """Run a table of goals, and say how many came out as expected.
 
-    FILE is YAML or JSON Lines (docs/evaluating.md): cases with a goal and what to expect. They are real runs, with
-    real tools. A question that a case does not expect fails it at once, and its run is cancelled. The exit code is 1
-    where fewer pass than --min-pass. Ctrl-C cancels all that is running.
+    It says what they cost, too. FILE is YAML or JSON Lines (docs/evaluating.md): cases with a goal and what to expect.
+    They are real runs, with real tools. A question that a case does not expect fails it at once, and its run is
+    cancelled. The exit code is 1 where fewer pass than --min-pass. Ctrl-C cancels all that is running.
     """
 
     async def main() -> int:
@@ -60,6 +62,7 @@ def evaluate(file: Path, agent: str | None, repeat: int, concurrency: int, min_p
         cases = read_cases(file)
         for case in cases:
             settings.check_agent(case.agent or agent)
+        await _check_tools(cases, settings)
         stop = stopping()
         async with session(settings, Needs.work) as here:
             if not await here.has_worker():
@@ -76,6 +79,21 @@ def evaluate(file: Path, agent: str | None, repeat: int, concurrency: int, min_p
         return 0 if rate([result.score for result in results]) >= min_pass else 1
 
     go(main)
+
+
+async def _check_tools(cases: Sequence[Case], settings: Settings) -> None:
+    """A misspelt name in `never_calls` would hold for ever. Raises ProjectError."""
+    import httpx
+
+    from worker import project_of
+
+    async with httpx.AsyncClient() as http:
+        there = sorted({*project_of(settings, http).tools, *builtins.NAMES})
+    for case in cases:
+        for setting, named in (("calls", case.expect.calls), ("never_calls", case.expect.never_calls)):
+            if stranger := next((tool for tool in named if tool not in there), None):
+                told = f"there is no tool {stranger!r}; the tools are: {', '.join(there)}"
+                raise ProjectError(f"case {cut(case.name or case.goal, 60)!r}: expect.{setting}: {told}")
 
 
 @dataclass

@@ -15,7 +15,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from activities.topic import NotAwaited, publish
-from commands.common import as_json_option, console, go
+from commands.common import as_json_option, console, examples, go
 from contracts.topic import MESSAGE_CREATED, Event
 from decisions.kinds import first_of
 from decisions.narrate import cut
@@ -34,14 +34,15 @@ class Told:
     refused: str | None = None
 
 
-@click.command("event")
+@click.command("event", epilog=examples("event reply.json", "event - < events.jsonl"))
 @click.argument("file", metavar="[FILE|-]", default="-", type=click.Path(dir_okay=False, allow_dash=True))
 @as_json_option
 def event_(file: str, as_json: bool) -> None:
-    """Publish events: one as JSON, or one a line; "-" is standard input.
+    """Publish what happened outside, for what waits for it.
 
-    An event is {"type": "evt.adapter.message.created", "data": {"platform", "channelId", "messageId", "userId", "text",
-    "ts", "raw"}}. Sent again it counts once.
+    FILE has one event as JSON, or one a line; "-" is standard input. An event is {"type":
+    "evt.adapter.message.created", "data": {"platform", "channelId", "messageId", "userId", "text", "ts", "raw"}}. Sent
+    again it counts once.
     """
 
     async def main() -> int:

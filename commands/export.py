@@ -59,7 +59,7 @@ def _write(path: Path, data: bytes) -> None:
     try:
         part.write_bytes(data)
         part.replace(path)
-    except OSError:
+    except OSError as error:
         with suppress(OSError):
             part.unlink()
-        raise
+        raise OSError(f"{path}: {error.strerror}") from error  # by the name that the person has given

@@ -5,13 +5,13 @@ import os
 
 import click
 
-from commands.common import console, go
+from commands.common import console, examples, go
 from commands.follow import stopping
 from session import Needs, session
 from settings import ProjectError, load
 
 
-@click.command()
+@click.command(epilog=examples("gateway", "gateway --host 0.0.0.0 --behind-tls"))
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: a free one.")
 @click.option(

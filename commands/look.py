@@ -6,58 +6,76 @@ import json
 import click
 
 from activities.workspace import folder_name
-from commands.common import as_json_option, console, go, run_argument
+from commands.common import as_json_option, console, examples, go, run_argument
 from commands.export import STDOUT, export_run
+from commands.listed import print_list
 from commands.mcp_servers import tell_servers, tell_unseen
 from commands.report import (
     print_follow_up,
     print_run,
     print_tree,
     run_row,
-    run_table,
     subtask_row,
     tool_row,
     tool_table,
 )
 from commands.terminal import Screen
+from contracts.run import RunStatus
 from decisions import ids
 from decisions.endings import handoff_sections
-from runs import below, ended, find, find_follow_up, follow_up_state, listing, state
+from runs import Found, below, ended, find, find_follow_up, follow_up_state, listing, state
 from session import Needs, session
 from settings import load
 from watch import Watch, happening_json
 
 
-@click.command("list")
-@click.option("--waiting", is_flag=True, help="Only runs that wait for a person; all of them.")
+@click.command("list", epilog=examples("list", "list --waiting", "list --json | jq -r .run_id"))
+@click.option("--waiting", is_flag=True, help="Only what waits for a person; all of it.")
 @click.option("--follow-ups", is_flag=True, help="Follow-ups instead: what resolves later, and then resumes work.")
 @click.option("--limit", type=click.IntRange(1, 10_000), help="How many at most; 30, where not all are asked for.")
 @as_json_option
 def list_(waiting: bool, follow_ups: bool, limit: int | None, as_json: bool) -> None:
-    """List runs, the latest first. What waits for a person (--waiting) are runs and follow-ups."""
+    """List runs: what waits for a person first, then the latest.
+
+    What waits are runs, also those that were delegated, and follow-ups; each with its question and how to answer it.
+    With --json the rows are the latest first.
+    """
     most = limit if limit or waiting else 30
+    is_overview = not (waiting or follow_ups or as_json)
 
     async def main() -> int:
         async with session(load(), Needs.nothing) as here:
             found = [each async for each in listing(here.client, waiting=waiting, follow_ups=follow_ups, limit=most)]
+            asks = [each async for each in listing(here.client, waiting=True, limit=most)] if is_overview else []
         if as_json:
             for each in found:
                 click.echo(json.dumps(run_row(each)))
-        elif not found:
+        elif not found and not asks:
             nothing = "no follow-ups yet" if follow_ups else 'no runs yet; start one: perdure run "…"'
             console.print("no run waits for a person" if waiting else nothing)
         else:
-            console.print(run_table(found))
+            asking = {each.run_id: each for each in (*asks, *filter(is_asking, found))}
+            print_list(console, list(asking.values()), [each for each in found if each.run_id not in asking])
+            if is_overview and len(asks) == most:
+                console.print("[dim]perhaps more wait for a person: perdure list --waiting[/]")
         return 0
 
     go(main)
 
 
-@click.command()
+def is_asking(found: Found) -> bool:
+    """Whether it waits for a person."""
+    return found.is_open and found.status == RunStatus.waiting_on_human
+
+
+@click.command(epilog=examples("show RUN", "show wf:FOLLOW-UP", "show RUN --json | jq .question"))
 @run_argument
 @as_json_option
 def show(run_id: str, as_json: bool) -> None:
-    """Show one run: status, steps, question, cost, and where its files lie. Or a follow-up, as wf:ID."""
+    """Show one run: status, question, steps, cost, and its files.
+
+    Or a follow-up, as wf:ID.
+    """
     if run_id.startswith(ids.FOLLOW_UP):
         go(lambda: _show_follow_up(run_id, as_json=as_json))
 
@@ -92,7 +110,7 @@ async def _show_follow_up(named: str, *, as_json: bool) -> int:
     return 0
 
 
-@click.command()
+@click.command(epilog=examples("trace RUN", "trace RUN --export run.json --with-subtasks"))
 @run_argument
 @click.option(
     "--export",
@@ -124,7 +142,7 @@ def trace(run_id: str, target: str | None, with_subtasks: bool, as_json: bool) -
     go(main)
 
 
-@click.command()
+@click.command(epilog=examples("tools", "tools --check", "tools --accept"))
 @click.option("--check", is_flag=True, help="Ask the MCP servers whether their tools are what was accepted.")
 @click.option(
     "--accept",
@@ -135,7 +153,7 @@ def trace(run_id: str, target: str | None, with_subtasks: bool, as_json: bool) -
 )
 @as_json_option
 def tools(check: bool, accept: str | None, as_json: bool) -> None:
-    """Show the tool table: what each tool is, what it does to the world, whether it asks."""
+    """Show the tools: what each does to the world, whether it asks."""
     if check or accept is not None:
         go(lambda: tell_servers(load(), accept, as_json=as_json))
 

@@ -23,7 +23,8 @@ from activities.mail_in_hand import in_hand
 from activities.mailbox import tell
 from activities.redaction import Redaction
 from bridge import Bridge
-from commands.common import DurationType, as_json_option, console, go
+from commands.common import DurationType, as_json_option, console, examples, go
+from commands.completion import agent_names
 from commands.follow import DETACHED, stopping
 from contracts.mailbox import Redeliver
 from decisions import ids
@@ -41,9 +42,11 @@ GRACE = timedelta(seconds=5)  # for the orders that are being carried out when i
 AT_ONCE = 4  # `carry` activities, each of several orders
 
 
-@click.command("mail")
+@click.command("mail", epilog=examples("mail ~/Scribe --agent scribe", "mail ~/Scribe --agent scribe --dead"))
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--agent", required=True, help="The agent of agents/*.md whose mailbox the folder is.")
+@click.option(
+    "--agent", required=True, shell_complete=agent_names, help="The agent of agents/*.md whose mailbox the folder is."
+)
 @click.option(
     "--once",
     is_flag=True,
@@ -72,9 +75,10 @@ def mail(
     dead: bool,
     as_json: bool,
 ) -> None:
-    """Take tasks and replies that come as files in FOLDER/inbox/PLAN/, and put what becomes of them into outbox/PLAN/.
+    """Take tasks and replies that come as files in a folder.
 
-    Several may run on one folder: each file is handled once. Ctrl-C leaves; what is at work goes on.
+    They come in FOLDER/inbox/PLAN/, and what becomes of them goes into outbox/PLAN/. Several may run on one folder:
+    each file is handled once. Ctrl-C leaves; what is at work goes on.
     """
     root = folder.resolve()
 

@@ -5,23 +5,23 @@ import sys
 
 import click
 
-from commands.common import go
+from commands.common import examples, go
 from commands.follow import stopping
 from session import Needs, session
 from settings import load
 
 
-@click.command("mcp")
+@click.command("mcp", epilog=examples("mcp", "mcp --may-approve"))
 @click.option(
     "--may-approve",
     is_flag=True,
     help="Its client may decide what else only a person may: approvals, and calls that may have happened.",
 )
 def mcp_(may_approve: bool) -> None:
-    """Serve runs to an MCP client over standard input and output, until it closes them.
+    """Serve runs to an MCP client over standard input and output.
 
-    The client can start runs, look at them, wait for them, answer their questions and cancel them. It is a model, so
-    approvals are left to a person: see perdure approve.
+    It ends when they are closed. The client can start runs, look at them, wait for them, answer their questions and
+    cancel them. It is a model, so approvals are left to a person: see perdure approve.
     """
     sent, received = _wire()  # before anything is loaded that might print
 

@@ -7,8 +7,8 @@ import click
 
 from activities.mcp_lock import NAME
 from commands.common import console
-from contracts.mcp import PinState
-from decisions.mcp import tool_name, visible
+from contracts.mcp import Pin, PinState
+from decisions.mcp import effect_of, remarks, tool_name, visible
 from mcp_tools import Standing, accept, accepted, standings
 from settings import Settings
 
@@ -39,9 +39,9 @@ async def tell_servers(settings: Settings, take: str | None, *, as_json: bool) -
             _print(each, WORDS if take is None else TAKEN)
         if not found:
             console.print("there is no MCP server in .mcp.json")
-        elif take is not None:
+        elif take is not None and any(each.down is None for each in found):
             console.print(f"{NAME} holds what was accepted, and is meant to be committed", soft_wrap=True)
-        elif not all(each.is_settled for each in found):
+        elif take is None and not all(each.is_settled for each in found if each.down is None):
             console.print("to take what a server says now: perdure tools --accept SERVER", soft_wrap=True)
     settled = [each.down is None if take is not None else each.is_settled for each in found]
     return 0 if all(settled) else 1
@@ -65,12 +65,23 @@ def _row(standing: Standing) -> dict[str, object]:
     }
 
 
+def _introduced(tool: Pin) -> list[str]:
+    """What its effect would be, what it takes, and all words of it that a model would read."""
+    properties = tool.input_schema.get("properties")
+    takes = visible(", ".join(properties)) if isinstance(properties, dict) else ""
+    first, *rest = tool.description.strip().splitlines() or [""]
+    rest += [f"{place}: {' '.join(words.split())}" for place, words in remarks(tool.input_schema)]
+    return [f"{effect_of(tool.annotations)} ({takes})  {visible(first)}".rstrip(), *map(visible, rest)]
+
+
 def _print(standing: Standing, words: Mapping[PinState, str]) -> None:
     """All that comes from a server is printed as plain text."""
     lines = [f"{standing.server}: {standing.down}" if standing.down else standing.server]
     for tool, state in standing.tools.items():
         lines.append(f"  {visible(tool_name(standing.server, tool))}  {words[state]}")
-        if state in (PinState.changed, PinState.new):
+        if state is PinState.new:
+            lines += [f"    {line}" for line in _introduced(standing.added[tool])]
+        if state is PinState.changed:
             lines += [f"    {line}" for line in standing.differences[tool].splitlines()[2:]]  # without its file names
     lines += [f"  {tool!r}  cannot be offered: {why}" for tool, why in standing.refused.items()]
     for line in lines:

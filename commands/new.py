@@ -10,7 +10,7 @@ from string import Template
 import click
 from rich.markup import escape
 
-from commands.common import complain, console
+from commands.common import complain, console, examples
 from runs import leave
 
 # Where each file of `project/` goes.
@@ -26,12 +26,13 @@ LAYOUT = {
 MOST_NAME = 64
 
 
-@click.command()
+@click.command(epilog=examples("new orders"))
 @click.argument("folder", type=click.Path(path_type=Path))
 def new(folder: Path) -> None:
-    """Make a project in FOLDER: an agent, two tools, a test with a scripted model, a README.
+    """Make a project in FOLDER: an agent, two tools and a test.
 
-    The folder must be empty, or not there yet; the agent has its name.
+    The test has a scripted model; a README says how to go on. The folder must be empty, or not there yet; the agent has
+    its name.
     """
     title = folder.resolve().name
     agent = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:MOST_NAME] or "assistant"
@@ -45,8 +46,9 @@ def new(folder: Path) -> None:
         console.print(f"  {escape(path)}", soft_wrap=True)
     console.print("go on with", style="dim")
     run = f'perdure run --agent {agent} "where is order A-1001?"'
-    for line in (f"cd {shlex.quote(str(folder))}", "perdure doctor", run, "pytest"):
+    for line in (f"cd {shlex.quote(str(folder))}", "pytest", "perdure doctor", run):
         console.print(f"  {escape(line)}", soft_wrap=True)
+    console.print("the last one needs a model: ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL of a server", style="dim")
 
 
 def write_project(folder: Path, names: Mapping[str, str]) -> list[str]:

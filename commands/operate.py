@@ -6,25 +6,31 @@ import json
 import click
 from rich.markup import escape
 
-from commands.common import as_json_option, console, go
+from commands.common import as_json_option, console, examples, go
 from commands.follow import stopping
 from session import Needs, session
 from settings import load
 
 
-@click.command()
+@click.command(epilog=examples("worker"))
 def worker() -> None:
-    """Run a worker against the configured Temporal. The same as `python worker.py`."""
+    """Run a worker against the configured Temporal.
+
+    The same as `python worker.py`.
+    """
     from worker import main
 
     main()
 
 
-@click.command()
+@click.command(epilog=examples("dev", "dev --port 7233 --ui-port 8233"))
 @click.option("--port", type=click.IntRange(1, 65535), help="Of the Temporal server; 7233 or a free one.")
 @click.option("--ui-port", type=click.IntRange(1, 65535), help="Of the Web UI; 8233 or a free one.")
 def dev(port: int | None, ui_port: int | None) -> None:
-    """Run the embedded Temporal server, its Web UI and a worker, until Ctrl-C."""
+    """Run Temporal, its Web UI and a worker here, until Ctrl-C.
+
+    The server is the embedded one, unless one is configured.
+    """
 
     async def main() -> int:
         settings = load()
@@ -43,10 +49,13 @@ def dev(port: int | None, ui_port: int | None) -> None:
     go(main, stays=True)
 
 
-@click.command()
+@click.command(epilog=examples("doctor"))
 @as_json_option
 def doctor(as_json: bool) -> None:
-    """Check that everything a run needs is there, and say what to do where it is not."""
+    """Check that everything a run needs is there; say what to do.
+
+    The exit code is 1 where something is missing.
+    """
     from doctor import examine
 
     async def main() -> int:

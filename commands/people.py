@@ -6,7 +6,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from commands.common import console, go, run_argument
+from commands.common import console, examples, go, run_argument
 from contracts.run import RunStatus
 from contracts.signals import CancelRequest, Decision, HumanInput
 from runs import answer, cancel, ended
@@ -27,7 +27,7 @@ def names_what_it_answers(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command("answer")
+@click.command("answer", epilog=examples('answer RUN "the second one"', "answer RUN --decision run_again"))
 @run_argument
 @click.argument("text", required=False)
 @click.option("--decision", type=click.Choice(DECISIONS), help="For approvals and calls in doubt.")
@@ -40,21 +40,27 @@ def answer_(run_id: str, text: str | None, decision: str | None, **named: str | 
     _send(run_id, text=text, decision=decision, **named)
 
 
-@click.command()
+@click.command(epilog=examples("approve RUN", "approve RUN --call DIGEST", "approve RUN --tool"))
 @run_argument
 @click.option("--tool", "for_the_run", is_flag=True, help="This tool, for the rest of the run.")
 @names_what_it_answers
 def approve(run_id: str, *, for_the_run: bool, **named: str | None) -> None:
-    """Let the call be made that a run asks approval for: this once, with the arguments that are shown."""
+    """Let a call be made that a run asks approval for.
+
+    This once, and with the arguments that are shown.
+    """
     _send(run_id, decision=Decision.approve_tool if for_the_run else Decision.approve, **named)
 
 
-@click.command()
+@click.command(epilog=examples('deny RUN --reason "too dear"'))
 @run_argument
 @click.option("--reason", "text", help="Why; told to the agent.")
 @names_what_it_answers
 def deny(run_id: str, text: str | None, **named: str | None) -> None:
-    """Do not let the call be made that a run asks approval for. The run goes on, and the agent is told."""
+    """Refuse a call that a run asks approval for; the run goes on.
+
+    The agent is told, and why.
+    """
     _send(run_id, text=text, decision=Decision.deny, **named)
 
 
@@ -75,11 +81,14 @@ def _send(run_id: str, **said: str | None) -> None:
     go(main)
 
 
-@click.command("cancel")
+@click.command("cancel", epilog=examples('cancel RUN --reason "not needed"'))
 @run_argument
 @click.option("--reason", help="Why; kept with the run.")
 def cancel_(run_id: str, reason: str | None) -> None:
-    """Stop a run. A side effect that is running is finished first, and its result kept."""
+    """Stop a run.
+
+    A side effect that is running is finished first, and its result kept.
+    """
 
     async def main() -> int:
         async with session(load(), Needs.work) as here:

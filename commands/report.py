@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import indent
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,7 +11,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from activities.toolkit import Tool
 from contracts.agent import Agent
 from contracts.followup import FollowUpState
 from contracts.question import QuestionKind
@@ -22,6 +21,9 @@ from decisions.narrate import cut
 from decisions.question import DIRECTED, TEXTUAL
 from decisions.reconcile import MEND
 from runs import Ended, Found
+
+if TYPE_CHECKING:
+    from activities.toolkit import Tool
 
 COLOURS = {
     RunStatus.completed: "green",
@@ -69,19 +71,6 @@ def print_tree(console: Console, below: list[tuple[int, Found]]) -> None:
     console.print(Padding(table, (0, 0, 0, 4), expand=False))
 
 
-def run_table(found: list[Found]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("run", "status", "agent", "age"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("waits for", overflow="ellipsis", no_wrap=True)
-    for each in found:
-        wedged = " [red](wedged)[/]" if each.is_wedged else ""
-        colour, started = COLOURS.get(RunStatus(each.status), "white"), age(each.execution.start_time)
-        status = f"[{colour}]{each.status}[/]{wedged}"
-        table.add_row(escape(each.run_id), status, escape(each.agent), started, escape(each.waiting_for))
-    return table
-
-
 def print_run(console: Console, found: Found, view: RunView | None, end: Ended | None, files: Path) -> None:
     colour, started = COLOURS.get(RunStatus(found.status), "white"), age(found.execution.start_time)
     console.print(f"[bold]{escape(found.run_id)}[/]  [{colour}]{found.status}[/]  started {started} ago")
@@ -127,6 +116,7 @@ def print_follow_up(console: Console, found: Found, state: FollowUpState | None)
 def _print_view(console: Console, view: RunView) -> None:
     usage = view.usage
     cost = ", USD unknown" if view.cost_usd is None else f", USD {view.cost_usd:.4f}" if view.cost_usd else ""
+    turns = f"{view.turns} {'turn' if view.turns == 1 else 'turns'}"
     reframes = f"{view.reframes} of {view.max_reframes} reframes"
     console.print(f"  goal     {escape(cut(view.goal, 500))}")
     if view.parent:
@@ -134,7 +124,7 @@ def _print_view(console: Console, view: RunView) -> None:
     if view.origin:
         console.print(f"  from     {escape(view.origin)}")
     console.print(f"  agent    {escape(view.agent)}, model {escape(view.model)}")
-    console.print(f"  steps    {view.step} of {view.max_steps}, {view.turns} turns, {reframes}")
+    console.print(f"  steps    {view.step} of {view.max_steps}, {turns}, {reframes}")
     console.print(f"  tokens   {usage.input + usage.cache_read + usage.cache_write:,} → {usage.output:,}{cost}")
     if view.delegated:
         spent = f", USD {view.delegated.usd:.4f}" if view.delegated.usd else ""
@@ -185,7 +175,7 @@ def _print_end(console: Console, end: Ended, files: Path) -> None:
         console.print(f"  file     {near(files / path)}", soft_wrap=True)
 
 
-def tool_row(tool: Tool, agents: list[Agent]) -> dict[str, Any]:
+def tool_row(tool: "Tool", agents: list[Agent]) -> dict[str, Any]:
     """One row of the static tool table (A7)."""
     route = tool.route
     return {
@@ -224,3 +214,8 @@ def age(since: datetime) -> str:
 def near(path: Path) -> str:
     """A path as short as a person here needs it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def harmless(text: str) -> str:
+    """Words of others on one line: what a terminal would obey, or read backwards, is shown as "�"."""
+    return "".join(each if each.isprintable() else "�" for each in " ".join(text.split()))

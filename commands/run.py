@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from activities.workspace import Workspace, folder_name
-from commands.common import as_json_option, console, go, run_argument
+from commands.common import as_json_option, console, examples, go, run_argument
+from commands.completion import agent_names
 from commands.follow import follow, follow_json
 from contracts.events import StartEvent
 from decisions import ids
@@ -24,9 +25,15 @@ GOAL_SHOWN = 2000
 GOAL_FILE = "artifacts/goal.md"
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        'run "fetch https://example.com and say in two lines what it is"',
+        'run --agent clerk -c order=A-1001 "where is it?"',
+        "run --detach - < goal.md",
+    )
+)
 @click.argument("goal")
-@click.option("--agent", help="The agent of agents/*.md that does it.")
+@click.option("--agent", shell_complete=agent_names, help="The agent of agents/*.md that does it.")
 @click.option("--context", "-c", multiple=True, metavar="KEY=VALUE", help="Told to the agent; may be repeated.")
 @click.option("--max-steps", type=click.IntRange(min=1), help="Tool steps this run may take.")
 @click.option("--dedupe-key", help="Starting again with the same key finds the same run.")
@@ -56,8 +63,9 @@ def run(
         settings = load()
         settings.check_agent(event.payload.agent)
         if settings.rehearses and not as_json and not detach:
-            said = "No model is configured, so the rehearsal model answers, by rule. For a real one set"
-            console.print(f"[yellow]{said} ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL.[/]", soft_wrap=True)
+            why = settings.why_rehearsal
+            said = f"{why[0].upper()}{why[1:]}, so the rehearsal model answers, by rule. For a real one set"
+            console.print(f"[yellow]{escape(said)} ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL.[/]", soft_wrap=True)
         async with session(settings, Needs.nothing if detach else Needs.work) as here:
             begun, named = event, run_id
             if len(whole) > MOST_GOAL:
@@ -78,7 +86,7 @@ def run(
     go(main)
 
 
-@click.command()
+@click.command(epilog=examples("watch RUN", "watch RUN --json | jq .happening"))
 @run_argument
 @as_json_option
 def watch(run_id: str, as_json: bool) -> None:
@@ -95,7 +103,7 @@ def watch(run_id: str, as_json: bool) -> None:
     go(main)
 
 
-@click.command()
+@click.command(epilog=examples("resume RUN"))
 @run_argument
 @click.option("--detach", "-d", is_flag=True, help="Print the new run's id and leave; a worker does it.")
 @as_json_option
@@ -108,16 +116,16 @@ def resume(run_id: str, detach: bool, as_json: bool) -> None:
     go(lambda: _going_on(run_id, None, None, detach=detach, as_json=as_json))
 
 
-@click.command()
+@click.command(epilog=examples('fork RUN --step 3 --say "use the other supplier"'))
 @run_argument
 @click.option("--step", type=click.IntRange(min=0), required=True, help="The last step that the new run has; 0: none.")
 @click.option("--say", help="Told to the agent where the new run begins.")
 @click.option("--detach", "-d", is_flag=True, help="Print the new run's id and leave; a worker does it.")
 @as_json_option
 def fork(run_id: str, step: int, say: str | None, detach: bool, as_json: bool) -> None:
-    """Start a new run from what any run was after one of its steps, finished runs too.
+    """Start a new run from what a run was after one of its steps.
 
-    What the first run did afterwards is not undone; the agent is told of it.
+    The run may be finished, too. What the first run did afterwards is not undone; the agent is told of it.
     """
     go(lambda: _going_on(run_id, step, say, detach=detach, as_json=as_json))
 

@@ -12,7 +12,8 @@ from rich.table import Table
 from temporalio.client import Client
 
 import schedules
-from commands.common import DurationType, as_json_option, console, go
+from commands.common import DurationType, as_json_option, console, examples, go
+from commands.completion import agent_names
 from commands.run import start_event
 from schedules import Scheduled, Wanted
 from session import Needs, Session, session
@@ -22,7 +23,12 @@ ONLY_WHILE = "It begins runs only while the embedded server is up: as long as `p
 name_argument = click.argument("name", metavar="NAME")
 
 
-@click.group("schedule")
+@click.group(
+    "schedule",
+    epilog=examples(
+        'schedule add daily --cron "0 9 * * 1-5" --goal "look for new orders"', "schedule list", "schedule pause daily"
+    ),
+)
 def schedule() -> None:
     """Start runs by the clock.
 
@@ -32,12 +38,18 @@ def schedule() -> None:
     """
 
 
-@schedule.command("add")
+@schedule.command(
+    "add",
+    epilog=examples(
+        'schedule add daily --cron "0 9 * * 1-5" --time-zone Europe/Berlin --goal "look for new orders"',
+        'schedule add often --every 30m --goal "look for new orders"',
+    ),
+)
 @name_argument
 @click.option("--cron", help='Five fields: minute, hour, day, month, weekday, like "0 9 * * 1-5".')
 @click.option("--every", type=DurationType(), metavar="DURATION", help="Like 30m, 1h or 7d.")
 @click.option("--goal", required=True, help="What its runs have to do, in words.")
-@click.option("--agent", help="The agent of agents/*.md that does it.")
+@click.option("--agent", shell_complete=agent_names, help="The agent of agents/*.md that does it.")
 @click.option(
     "--overlap",
     type=click.Choice(list(schedules.OVERLAPS)),
@@ -84,10 +96,13 @@ def add(
     go(main)
 
 
-@schedule.command("list")
+@schedule.command("list", epilog=examples("schedule list"))
 @as_json_option
 def list_(as_json: bool) -> None:
-    """List the schedules of this project: when they start what, and what happens where the run before is at work."""
+    """List the schedules of this project: when they start what.
+
+    It says what happens where the run before is at work, too.
+    """
 
     async def main() -> int:
         settings = load()
@@ -112,7 +127,7 @@ def _command(
 ) -> Callable[[str], None]:
     """A command that does one thing with one schedule, and says in a word that it is done."""
 
-    @schedule.command(name, help=does)
+    @schedule.command(name, help=does, epilog=examples(f"schedule {name} daily"))
     @name_argument
     def command(name: str) -> None:
         async def main() -> int:
@@ -127,16 +142,19 @@ def _command(
     return command
 
 
-_command("remove", "removed", "Remove a schedule. The runs that it has begun go on.", schedules.remove)
+_command("remove", "removed", "Remove a schedule.\n\nThe runs that it has begun go on.", schedules.remove)
 _command("pause", "paused", "Begin no more runs until `perdure schedule resume`.", schedules.pause)
 _command("resume", "resumed", "Begin runs again by a schedule that was paused.", schedules.resume)
 
 
-@schedule.command()
+@schedule.command(epilog=examples("schedule trigger daily"))
 @name_argument
 @as_json_option
 def trigger(name: str, as_json: bool) -> None:
-    """Start a run of a schedule now, as its overlap policy has it. One that is paused takes it too."""
+    """Start a run of a schedule now, as its overlap policy has it.
+
+    One that is paused takes it too.
+    """
 
     async def main() -> int:
         settings = load()

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
 from rich.table import Table
 
-from commands.common import as_json_option, console, go
+from commands.common import as_json_option, console, examples, go
 from contracts.duration import Duration
 from gateway.tokens import VARIABLE, Scope, Token, Tokens, Unreadable, entry_of, new_token, tokens_of
 from settings import ProjectError, load
@@ -19,19 +19,22 @@ from settings import ProjectError, load
 SCOPES = [scope.value for scope in Scope]
 
 
-@click.group()
+@click.group(epilog=examples("token create ci --scope runs:read --expires 30d", "token list", "token revoke ci"))
 def token() -> None:
     """Make, list and revoke the bearer tokens of the gateway."""
 
 
-@token.command()
+@token.command(epilog=examples("token create ci --scope runs:read --expires 30d"))
 @click.argument("name")
 @click.option("--scope", "scopes", multiple=True, required=True, type=click.Choice(SCOPES), help="May be repeated.")
 @click.option("--expires", metavar="TIME", help="As 30d or 12h; it does not expire where this is left out.")
 @click.option("--env", "for_environment", is_flag=True, help=f"Store nothing: print the entry for {VARIABLE} too.")
 @as_json_option
 def create(name: str, scopes: tuple[str, ...], expires: str | None, *, for_environment: bool, as_json: bool) -> None:
-    """Make a token and print it: this once. Only its SHA-256 is kept."""
+    """Make a token and print it: this once.
+
+    Only its SHA-256 is kept.
+    """
     if for_environment and expires:
         raise click.UsageError(f"a token of {VARIABLE} does not expire: leave --expires out")
     lifetime = _lifetime(expires)
@@ -52,7 +55,7 @@ def create(name: str, scopes: tuple[str, ...], expires: str | None, *, for_envir
     go(main)
 
 
-@token.command("list")
+@token.command("list", epilog=examples("token list"))
 @as_json_option
 def list_(as_json: bool) -> None:
     """List the tokens, without what only their owners have."""
@@ -80,10 +83,13 @@ def list_(as_json: bool) -> None:
     go(main)
 
 
-@token.command()
+@token.command(epilog=examples("token revoke ci"))
 @click.argument("name")
 def revoke(name: str) -> None:
-    """End a token. A gateway that runs sees it at its next request."""
+    """End a token.
+
+    A gateway that runs sees it at its next request.
+    """
 
     async def main() -> int:
         _change(lambda tokens: tokens.revoke(name))

@@ -12,6 +12,7 @@ from contracts.tool import Effect
 
 SEPARATOR = "__"
 MOST_NAME = 64  # characters of a tool's name in the Messages API
+MOST_WORD = 60  # characters that a value in a schema has; more than that are words
 MOST_DIFFERENCE = 4000  # characters that a person is shown
 
 # From the freest to the strictest.
@@ -59,6 +60,10 @@ def is_looser(effect: Effect, than: Effect) -> bool:
     return STRICTNESS.index(effect) < STRICTNESS.index(than)
 
 
+def strictest(*effects: Effect) -> Effect:
+    return max(effects, key=STRICTNESS.index)
+
+
 def pin(description: str, input_schema: dict[str, Any], annotations: dict[str, Any]) -> Pin:
     """A definition with its hash; the order of fields does not count."""
     told = {"annotations": annotations, "description": description, "inputSchema": input_schema}
@@ -95,6 +100,17 @@ def difference(accepted: Pin | None, now: Pin | None) -> str:
 def visible(text: str) -> str:
     """With what nobody would see, or a terminal would obey, written out: hidden words are for a person to judge too."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def remarks(schema: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Each text of a schema that a model would read as words, with its place: all descriptions, and what is long."""
+    inner = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
+    for key, value in inner:
+        place = f"{path}.{key}" if path else str(key)
+        if isinstance(value, str) and (key == "description" or len(value) > MOST_WORD):
+            yield place.removesuffix(".description").removeprefix("properties."), value
+        else:
+            yield from remarks(value, place)
 
 
 def _told(kept: Pin | None) -> list[str]:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 from gateway.bodies import StrictRequest
 from gateway.problems import AGAIN, Failure
 from gateway.schemes import Webhook
-from gateway.tokens import Scope, Tokens, Unreadable
+from gateway.tokens import Scope, Token, Tokens, Unreadable
 from runs import MOST_ID_BYTES
 from session import Session
 
@@ -32,6 +32,13 @@ class Gateway:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     streams: int = 0  # that are open
     drop: Callable[[Any], None] = lambda _: None
+
+
+def require(token: Token, scope: Scope) -> None:
+    """Raises Failure."""
+    if scope not in token.scopes:
+        challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'}
+        raise Failure(403, f"token {token.name} has no scope {scope}", headers=challenge)
 
 
 def needs(scope: Scope) -> Any:
@@ -55,7 +62,7 @@ class Route(APIRoute):
         async def strictly(given: Request) -> Response:
             request = StrictRequest(given.scope, given.receive)
             for scope in scopes:
-                request.state.by = _admitted(request, scope)
+                request.state.token = _admitted(request, scope)
             if takes_json and _has_body(request) and not _says_json(request):
                 raise Failure(415, "the body has to come with Content-Type: application/json")
             try:
@@ -67,8 +74,8 @@ class Route(APIRoute):
         return strictly
 
 
-def _admitted(request: Request, scope: Scope) -> str:
-    """The name of the token. Raises Failure."""
+def _admitted(request: Request, scope: Scope) -> Token:
+    """Raises Failure."""
     scheme, _, written = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not written.strip():
         why = "this needs a token: Authorization: Bearer … (perdure token create)"
@@ -81,10 +88,8 @@ def _admitted(request: Request, scope: Scope) -> str:
     if token is None:
         why = "the token is not known, or has expired, or was revoked"
         raise Failure(401, why, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
-    if scope not in token.scopes:
-        challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'}
-        raise Failure(403, f"token {token.name} has no scope {scope}", headers=challenge)
-    return token.name
+    require(token, scope)
+    return token
 
 
 def _has_body(request: Request) -> bool:
@@ -100,9 +105,13 @@ def _here(request: Request) -> Gateway:
     return gateway
 
 
+def _holder(request: Request) -> Token:
+    token: Token = request.state.token
+    return token
+
+
 def _by(request: Request) -> str:
-    name: str = request.state.by
-    return name
+    return _holder(request).name
 
 
 def _fits(run_id: str) -> str:
@@ -112,5 +121,6 @@ def _fits(run_id: str) -> str:
 
 
 Here = Annotated[Gateway, Depends(_here)]
+Holder = Annotated[Token, Depends(_holder)]
 By = Annotated[str, Depends(_by)]
 RunId = Annotated[str, Path(description="The run's id."), AfterValidator(_fits)]

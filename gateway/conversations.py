@@ -6,21 +6,23 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Response
 from pydantic import AfterValidator
 
-from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted
-from gateway.access import Here, Route, needs
+from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, WhenBusy
+from gateway.access import Here, Holder, Route, needs, require
 from gateway.problems import AGAIN, Failure, described
 from gateway.tokens import Scope
 from lanes import look, submit
 from settings import ProjectError
 
 
-def _says_something(conversation_id: str) -> str:
+def _can_be_looked_for(conversation_id: str) -> str:
     if not conversation_id.strip():
         raise ValueError("it is empty")
+    if "\0" in conversation_id:  # the server takes it, and no query of it: the lane would never get to work
+        raise ValueError("no id may have a NUL character")
     return conversation_id
 
 
-ConversationId = Annotated[str, Path(max_length=MAX_ID_LENGTH), AfterValidator(_says_something)]
+ConversationId = Annotated[str, Path(max_length=MAX_ID_LENGTH), AfterValidator(_can_be_looked_for)]
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_class=Route)
 
@@ -33,9 +35,14 @@ router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_cla
     | {200: {"model": Submitted, "description": "It was handed in before"}},
 )
 async def submit_request(
-    here: Here, conversation_id: ConversationId, request: SubmitRequest, response: Response
+    here: Here, holder: Holder, conversation_id: ConversationId, request: SubmitRequest, response: Response
 ) -> Submitted:
-    """Hands in a request; 200 where it was handed in before. 429 where the lane is full."""
+    """Hands in a request; 200 where it was handed in before. 429 where the lane is full.
+
+    One that answers a question or cancels the turn, by `question_id` or `interrupt`, needs `human:answer` too.
+    """
+    if request.question_id is not None or request.when_busy is WhenBusy.interrupt:
+        require(holder, Scope.answer)
     settings = here.session.settings
     try:
         settings.check_agent(request.agent)

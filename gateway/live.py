@@ -96,7 +96,7 @@ async def _told(gateway: Gateway, run_id: str, after: Position | None) -> AsyncG
         if not gateway.stopping.is_set():
             end = json.dumps({"run_id": run_id, **asdict(await ended(client, run_id))}, ensure_ascii=False)
             yield format_sse_event(event="end", data_str=end, id=str(last) if last else None)
-    except (RPCError, NotReachable, NoSuchRun, Refused):  # Temporal is away: the client goes on later, where it was
+    except (RPCError, OSError, NotReachable, NoSuchRun, Refused):  # Temporal or a store is away: it goes on later
         return
 
 

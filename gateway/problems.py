@@ -82,6 +82,7 @@ def handlers(secrets: Secrets) -> dict[Any, Callable[[Request, Any], Coroutine[A
         NotAwaited: lambda error: Failure(422, str(error), kind="not-awaited"),
         NotReachable: lambda error: Failure(503, str(error), headers=AGAIN),
         RPCError: _of_rpc,
+        OSError: _of_store,
         Exception: lambda _: Failure(500, "the gateway failed; what happened is in its log"),
     }
     return {kind: told(read) for kind, read in known.items()}
@@ -122,6 +123,12 @@ def _of_rpc(error: RPCError) -> Failure:
         return Failure(422, f"Temporal does not take it: {cut(error.message, 300)}")
     _log.warning("Temporal: %s", cut(error.message, 300))
     return Failure(503, f"Temporal does not do it now: {cut(error.message, 300)}", headers=AGAIN)
+
+
+def _of_store(error: OSError) -> Failure:
+    """The object store of large payloads, which no function of ours has asked for."""
+    _log.warning("%s", cut(str(error), 300))
+    return Failure(503, "what this needs lies on an object store, which does not answer", headers=AGAIN)
 
 
 def described(*statuses: int) -> dict[int | str, dict[str, Any]]:

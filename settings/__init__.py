@@ -100,6 +100,16 @@ class Settings:
         """Without a key or an address of a model, the rehearsal model answers."""
         return self.model == REHEARSAL
 
+    @property
+    def why_rehearsal(self) -> str:
+        """Why no real model answers: a name with a misspelt provider is one of the default provider."""
+        names, providers = self.file.model.default, self.file.model.providers
+        if not names or provider_of(names[0], providers)[0] != DEFAULT or self.api_key or self.base_url:
+            return "no model is configured"
+        others = ", ".join(name for name in providers if name != DEFAULT)
+        own = f" (the providers of perdure.toml are: {others})" if others else ""
+        return f"the model {names[0]} has no key and no address{own}"
+
     def agent(self, name: str) -> Agent:
         """Raises ProjectError where there is none of this name."""
         if name not in self.agents:
@@ -131,6 +141,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     if model != REHEARSAL and not (key or url):
         _check_models(file, (model, *fallbacks), roster.agents)
     names = {name: each.api_key_env for name, each in file.model.providers.items() if each.api_key_env}
+    holders = [*names.values(), *(each.secret_env for each in file.gateway.webhooks.values())]
     return Settings(
         folder=root,
         home=home,
@@ -153,7 +164,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         secrets=secrets_of(
             env,
             urls_of(file) | server_urls(servers.values()),
-            [*named_secrets(servers.values()), *((name, env[name].strip()) for name in names.values() if name in env)],
+            [*named_secrets(servers.values()), *((name, env[name].strip()) for name in holders if name in env)],
         ),
     )
 

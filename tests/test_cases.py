@@ -59,6 +59,7 @@ def test_a_case_starts_with_its_own_agent_or_the_one_for_all(tmp_path: Path) -> 
         ("cases.yaml", "- {goal: x, expect: {matches: '('}}", ", case 1: expect.matches: '(' is no regular expression"),
         ("cases.yaml", "- {goal: x, limits: {max_steps: 0}}", ", case 1: limits.max_steps: Input should be greater"),
         ("cases.yaml", "- {goal: x, context: {max_steps: none}}", ", case 1: context.max_steps: Input should be"),
+        ("cases.yaml", "- {goal: x, context: &all {self: *all}}", ", case 1: "),
         ("cases.yaml", "- goal: x\n  goal: y", ": 'goal' is there twice"),
         ("cases.yaml", "- [", ": while parsing"),
         ("cases.jsonl", '{"goal": "x"}\n{"goal": "x", "goal": "y"}', ", line 2: 'goal' is there twice"),

@@ -107,6 +107,21 @@ def test_the_rehearsal_stands_in_for_the_default_provider_only(
 
 
 @pytest.mark.parametrize(
+    ("toml", "why"),
+    [
+        ("", "no model is configured"),
+        ('[model]\ndefault = "one"\n', "the model one has no key and no address"),
+        (
+            f'[model]\ndefault = "lokal:one"\n{LOCAL}',
+            "the model lokal:one has no key and no address (the providers of perdure.toml are: local)",
+        ),
+    ],
+)
+def test_the_rehearsal_says_why_it_answers(tmp_path: Path, toml: str, why: str) -> None:
+    assert settings_of(tmp_path, toml).why_rehearsal == why
+
+
+@pytest.mark.parametrize(
     ("toml", "agent", "told"),
     [
         (f'[model]\ndefault = ["local:one", "two"]\n{LOCAL}', "", "model two needs ANTHROPIC_API_KEY"),

@@ -58,7 +58,7 @@ class Rig:
 
     async def run(self, do: str, *, tool: str = "look", timeout: float = LONG, **arguments: Any) -> ToolOutcome:
         made = await self.tool(tool, timeout)
-        assert await made.refusal(None, timedelta(seconds=LONG)) is None
+        assert await made.refusal(made.route.effect, None, timedelta(seconds=LONG)) is None
         context = CallContext("r", 3, "key", datetime.now(UTC), self.workspace)
         return await made.run({"do": do, **arguments}, context)
 
@@ -194,7 +194,7 @@ async def test_a_server_that_dies_by_every_call_is_not_started_by_every_call(rig
     started = 0
     for _ in range(30):
         with suppress(TransientFailure):
-            await tool.refusal(None, timedelta(seconds=LONG))
+            await tool.refusal(tool.route.effect, None, timedelta(seconds=LONG))
             await tool.run({"do": "die"}, CallContext("r", 1, "key", datetime.now(UTC), rig.workspace))
         started = len(rig.pids())
     assert started < 10
@@ -222,7 +222,7 @@ async def test_the_guard_of_a_call_does_not_wait_longer_than_it_may(tmp_path: Pa
     async with rigged(tmp_path / "slow", "silent") as slow:
         tool._connection = slow.connection
         with pytest.raises(TransientFailure, match=r"did not get ready within 0\.5 s") as caught:
-            await tool.refusal(None, timedelta(seconds=0.5))
+            await tool.refusal(tool.route.effect, None, timedelta(seconds=0.5))
         assert caught.value.kind == ToolFault.unreachable
 
 
@@ -346,7 +346,8 @@ READ = {"annotations": {"readOnlyHint": True}}
     ("now", "kind", "said"),
     [
         ([{**LOOK, **READ, "description": "Another."}], ToolFault.changed, "+description: Another."),
-        ([LOOK], ToolFault.changed, '-  "readOnlyHint": true'),
+        ([LOOK], ToolFault.changed, "is once now, and this run would repeat it as read"),
+        ([{**LOOK, "annotations": {"readOnlyHint": True, "title": "x"}}], ToolFault.changed, '+  "title": "x"'),
         ([], ToolFault.not_found, "has no tool 'look' any more"),
         ([{**LOOK, **READ, "inputSchema": {"type": "object", "$ref": "x"}}], ToolFault.not_found, "lies outside"),
     ],
@@ -359,14 +360,15 @@ async def test_a_change_that_is_announced_stops_the_call(
     (rig.state / "announce").touch()
     await rig.run("x")  # by which the server tells of it
     await until(lambda: rig.connection._is_stale)
-    refused = await tool.refusal(None, timedelta(seconds=LONG))
+    refused = await tool.refusal(tool.route.effect, None, timedelta(seconds=LONG))
     assert refused is not None
     assert refused.error is not None
     assert refused.error.kind == kind
     assert said in refused.error.message
-    assert (refused.error.definition is not None) == (kind == ToolFault.changed)
-    assert await tool.refusal(refused.error.definition, timedelta(seconds=LONG)) == (
-        None if kind == ToolFault.changed else refused
+    is_asked = kind == ToolFault.changed and "annotations" in now[0]
+    assert (refused.error.definition is not None) == is_asked
+    assert await tool.refusal(tool.route.effect, refused.error.definition, timedelta(seconds=LONG)) == (
+        None if is_asked else refused
     )
 
 
@@ -401,7 +403,7 @@ async def test_a_change_is_seen_at_the_next_connection(rig: Rig) -> None:
     tool = await rig.tool()
     await rig.connection.close()
     rig.define({**LOOK, **READ, "description": "Another."})
-    refused = await tool.refusal(None, timedelta(seconds=LONG))
+    refused = await tool.refusal(tool.route.effect, None, timedelta(seconds=LONG))
     assert refused is not None
     assert refused.error is not None
     assert refused.error.kind == ToolFault.changed

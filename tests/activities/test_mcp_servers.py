@@ -57,7 +57,7 @@ class Server:
 
     async def run(self, name: str, **arguments: Any) -> ToolOutcome:
         tool = await self.tool(name)
-        assert await tool.refusal(None, PATIENT) is None
+        assert await tool.refusal(tool.route.effect, None, PATIENT) is None
         return await tool.run(arguments, self.context())
 
     def context(self) -> CallContext:
@@ -216,7 +216,7 @@ async def test_a_server_at_a_url(tmp_path: Path) -> None:
             assert (await client.run("add", a=2, b=2)).result == {"result": 4}
             add = await client.tool("add")
         with pytest.raises(TransientFailure) as caught:  # it is gone
-            await add.refusal(None, PATIENT)
+            await add.refusal(add.route.effect, None, PATIENT)
         assert caught.value.kind == ToolFault.unreachable
         async with serving(web(), port):  # and comes back, and knows nothing of the session
             async with asyncio.timeout(60):
@@ -235,7 +235,7 @@ async def test_a_server_at_a_url_that_was_started_anew_is_asked_again_at_once(tm
             assert (await client.run("add", a=1, b=2)).result == {"result": 3}
         async with serving(web(), port):
             tool = await client.tool("large")
-            assert await tool.refusal(None, PATIENT) is None
+            assert await tool.refusal(tool.route.effect, None, PATIENT) is None
             assert (await tool.run({}, client.context())).status == "ok"
 
 
@@ -250,6 +250,41 @@ async def test_a_url_that_lets_nobody_in_says_so(tmp_path: Path) -> None:
     async with listening(refuses, port), connected(server, tmp_path) as client:
         with pytest.raises(Unreachable, match="its last words: HTTP 401 Unauthorized"):
             await client.connection.tools()
+
+
+@pytest.mark.parametrize(
+    ("status", "content_type"), [(200, "application/json"), (200, "text/html"), (202, "text/plain")]
+)
+async def test_a_once_call_whose_answer_cannot_be_read_may_have_happened(
+    tmp_path: Path, status: int, content_type: str
+) -> None:
+    """What the SDK makes of it looks like a refusal of the server's."""
+    app = web().streamable_http_app()
+
+    async def garbling(scope: Any, receive: Any, send: Any) -> None:
+        async def garbled(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "status": status, "headers": [(b"content-type", content_type.encode())]}
+            await send(message if "body" not in message else {**message, "body": b"{oops"})
+
+        called: list[Any] = []
+
+        async def looked_at() -> Any:
+            called.append(await receive())
+            return called[-1]
+
+        async def answered(message: Any) -> None:
+            is_call = any(b"tools/call" in each.get("body", b"") for each in called)
+            await (garbled if is_call else send)(message)
+
+        await app(scope, looked_at, answered)
+
+    port = free_port()
+    server = HttpServer("web", f"http://127.0.0.1:{port}/mcp")
+    async with listening(garbling, port), connected(server, tmp_path) as client:
+        outcome = await client.run("picture")
+        assert outcome.error is not None
+        assert "the call was sent, and may have happened" in outcome.error.message
 
 
 async def test_an_endless_answer_of_a_url_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,7 +229,7 @@ def judge_logs(found: Audit, it: Arena, *, quiet: bool) -> None:
     told: set[tuple[str, int]] = set()
     for log in it.logs:
         for line in log.read_text(errors="replace").splitlines():
-            if quiet and (word := next((word for word in WORDS if word in line), None)):
+            if quiet and not _is_refusal(line) and (word := next((word for word in WORDS if word in line), None)):
                 found.wrong(f"{word} in a worker's log: {_short(line)}")
             if '"agent_run.resume_unsafe"' in line:
                 event: dict[str, Any] = json.loads(line)
@@ -239,6 +239,15 @@ def judge_logs(found: Audit, it: Arena, *, quiet: bool) -> None:
         found.wrong(
             f"events agent_run.resume_unsafe tell of {sorted(told - asked)} more and {sorted(asked - told)} fewer"
         )
+
+
+def _is_refusal(line: str) -> bool:
+    """A server that is too busy says so to an activity, and Temporal tries that again: nothing of ours has failed."""
+    try:
+        error = str(json.loads(line).get("error", ""))
+    except (ValueError, AttributeError):
+        return False
+    return error.rpartition("\n")[2].startswith("temporalio.service.RPCError: ")
 
 
 def _short(line: str) -> str:

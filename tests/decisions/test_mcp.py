@@ -15,6 +15,7 @@ from decisions.mcp import (
     is_server_name,
     is_sound,
     pin,
+    remarks,
     server_of,
     states,
     tool_name,
@@ -150,3 +151,17 @@ def test_what_a_person_would_not_see_is_written_out(now: str, shown: str) -> Non
 )
 def test_a_reference_that_leads_out_is_found(schema: dict[str, Any], found: str | None) -> None:
     assert foreign_reference(schema) == found
+
+
+def test_all_words_of_a_schema_are_told_wherever_they_are() -> None:
+    schema = {
+        "properties": {
+            "path": {"type": "string", "description": "Where."},
+            "mode": {"enum": ["fast", "x" * 61], "items": {"properties": {"in": {"description": "Deep."}}}},
+        }
+    }
+    assert dict(remarks(schema)) == {
+        "path": "Where.",
+        "mode.enum.1": "x" * 61,
+        "mode.items.properties.in": "Deep.",
+    }

@@ -27,6 +27,7 @@ USAGE: dict[str, Row] = {
     "a malformed context": ({}, (*GO, "--context", "max_steps"), {}, 2, ("--context", "KEY=VALUE")),
     "a limit that is no number": ({}, (*GO, "-c", "max_steps=many"), {}, 2, ("max_steps",)),
     "no steps at all": ({}, (*GO, "--max-steps", "0"), {}, 2, ("--max-steps",)),
+    "no scope, of which there are many": ({}, ("token", "create", "t"), {}, 2, ("--scope", "runs:start, runs:read")),
     "an unknown decision": ({}, ("answer", "r1", "--decision", "maybe"), {}, 2, ("maybe",)),
 }
 

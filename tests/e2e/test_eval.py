@@ -174,12 +174,14 @@ async def test_ctrl_c_cancels_what_it_started(table: Any, served: Any, until: An
     [
         (("nothing.yaml",), 1, "nothing.yaml: No such file or directory"),
         (("cases.yaml", "--agent", "nobody"), 1, "there is no agent 'nobody'"),
+        (("misspelt.yaml",), 1, "case 'pay': expect.never_calls: there is no tool 'refnud'; the tools are: "),
         (("cases.yaml", "--min-pass", "90"), 2, "Invalid value for '--min-pass'"),
         (("cases.yaml", "--repeat", "0"), 2, "Invalid value for '--repeat'"),
     ],
     ids=str,
 )
 def test_what_cannot_be_evaluated_is_one_line(table: Any, args: tuple[str, ...], code: int, says_: str) -> None:
+    table.write("misspelt.yaml", "- goal: pay\n  expect: {calls: [write_file, finish], never_calls: refnud}\n")
     done = table.perdure("eval", *args)
     assert (done.code, done.out, len(done.err.splitlines())) == (code, "", 1)
     assert done.err.startswith(f"perdure: {says_}")

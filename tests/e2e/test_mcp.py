@@ -29,7 +29,9 @@ def test_tools_are_looked_at_checked_and_accepted(make_project: Any) -> None:
     assert unseen.code == 0
     assert "not seen yet: h" in unseen.out
     assert not (state / "pids").exists()
-    assert project.perdure("tools", "--check").code == 1
+    met = project.perdure("tools", "--check")
+    assert (met.code, met.out.count("\n")) == (1, 6)  # a new tool is told of in two lines
+    assert "    read ()  A tool.\n" in met.out
     taken = project.perdure("tools", "--accept", "h")
     assert taken.code == 0
     assert "h__look  accepted" in taken.out
@@ -58,6 +60,9 @@ def test_what_cannot_be_accepted_is_told_in_a_line(make_project: Any) -> None:
         assert refused.code == 1
         assert refused.err.startswith("perdure: ")
         assert refused.err.count("\n") == 1
+    (project.folder / ".mcp.json").write_text('{"mcpServers": {"h": {"command": "no-such-program"}}}')
+    down = project.perdure("tools", "--accept", "h")
+    assert (down.code, down.out.count("\n")) == (1, 1)  # no word of a lock file that nothing was written to
 
 
 def test_a_variable_that_is_missing_is_told_where_its_server_is_needed(make_project: Any) -> None:

@@ -172,6 +172,11 @@ async def test_a_conversation_takes_requests_once(door: Door) -> None:
     assert (await door.get(f"/v1/conversations/{uuid4().hex}")).status_code == 404
 
 
+async def test_a_conversation_that_no_lane_could_look_for_is_refused(door: Door) -> None:
+    refused = await door.post("/v1/conversations/a%00b/requests", {"request_id": "r1", "goal": "say: hello"})
+    assert (refused.status_code, refused.json()["field"]) == (422, "conversation_id")
+
+
 async def test_a_full_lane_says_when_to_come_again(door: Door) -> None:
     """Bytes fill it sooner than requests: 1 MiB of them."""
     lane = f"full-{uuid4().hex[:8]}"

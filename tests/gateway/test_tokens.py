@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -64,6 +65,19 @@ async def test_each_route_opens_to_its_scope_alone(
             assert answer.status_code == 401
             assert answer.headers["WWW-Authenticate"].startswith("Bearer")
             assert "pdr_wrong" not in answer.text
+
+
+@pytest.mark.parametrize("more", [{"question_id": "q1"}, {"when_busy": "interrupt"}])
+async def test_a_request_that_answers_or_cancels_needs_the_scope_for_it(
+    door: Door, tokens: dict[str, str], more: dict[str, str]
+) -> None:
+    path = f"/v1/conversations/lane-{uuid4().hex[:8]}/requests"
+    await door.post(path, {"request_id": "r1", "goal": "ask: which colour"})
+    body = {"request_id": "r2", "goal": "red", **more}
+    refused = await door.post(path, body, Authorization=f"Bearer {tokens['runs:start']}")
+    assert refused.status_code == 403
+    assert "human:answer" in refused.json()["detail"]
+    assert (await door.post(path, body)).status_code == 202
 
 
 async def test_the_matrix_names_every_route(door: Door) -> None:

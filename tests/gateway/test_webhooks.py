@@ -5,6 +5,7 @@ import hmac
 import json
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,7 +16,7 @@ from standardwebhooks.webhooks import Webhook as StandardWebhook
 from contracts.topic import Event
 from decisions.ids import topic_key, topic_workflow_id
 from gateway.schemes import Challenge, Ignored, Unusable, Webhook, webhooks_of
-from settings import ProjectError
+from settings import ProjectError, load
 from settings.file import WebhookSettings
 from tests.gateway.conftest import PLAIN_SECRET, SECRET, Door
 
@@ -201,3 +202,8 @@ def test_a_slack_message_keeps_its_time_and_its_thread() -> None:
 def test_a_webhook_without_a_usable_secret_does_not_start(environment: dict[str, str]) -> None:
     with pytest.raises(ProjectError, match="HOOK"):
         webhooks_of({"mine": WebhookSettings(scheme="standard", secret_env="HOOK")}, environment)
+
+
+def test_the_secret_of_a_webhook_is_redacted_whatever_its_variable_is_called(tmp_path: Path) -> None:
+    (tmp_path / "perdure.toml").write_text('[gateway.webhooks.mine]\nscheme = "github"\nsecret_env = "HOOK"\n')
+    assert load({"HOOK": PLAIN_SECRET}, tmp_path).secrets.redact(f"it is {PLAIN_SECRET}") == "it is [redacted HOOK]"

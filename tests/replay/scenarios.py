@@ -81,7 +81,7 @@ guarded = partial(ScriptedTool, "charge", lambda *_: "charged", effect=Effect.on
 class Redefined(ScriptedTool):
     """A tool whose server has another definition of it than the accepted one."""
 
-    async def refusal(self, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
+    async def refusal(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
         if accepts == "another":
             return None
         error = ToolError(kind=ToolFault.changed, message="charge is defined otherwise now", definition="another")

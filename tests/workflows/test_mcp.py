@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,50 @@ async def test_a_cancel_while_it_is_asked_about_ends_the_run(world: Any, tmp_pat
             assert hostile.calls == []
 
 
+@pytest.mark.parametrize("is_accepted", [False, True], ids=["unaccepted", "accepted since"])
+async def test_what_a_run_may_repeat_is_not_called_where_it_is_a_once_tool_by_now(
+    world: Any, tmp_path: Path, hostile: Hostile, *, is_accepted: bool
+) -> None:
+    """The run began when it was a `read` tool: its calls have no ledger, and are retried."""
+    async with project(tmp_path, "h", hostile.entry) as offer:
+        before = offer.tools["h__look"]
+    hostile.define(LOOK)
+    if is_accepted:
+        (tmp_path / "mcp.lock.json").unlink()
+    async with project(tmp_path, "h", hostile.entry) as offer:
+        ask = calls(("ask_human", {"question": "Go on?"}))
+        async with world([ask, calls(("h__look", {})), FINISH], before, works=False) as it:
+            run = await it.start()
+            async with it.worker():
+                await it.until_state(run, question=True)
+            it.project = replace(it.project, tools={"h__look": offer.tools["h__look"]})
+            async with it.worker():
+                await run.execute_update("answer", {"text": "yes"})
+                await run.result()
+                assert "is once now, and this run would repeat it as read" in (await it.results(run))[-2][1]
+                assert hostile.calls == []
+
+
+@pytest.mark.parametrize("target", ["#/nowhere", "#/properties/a"], ids=["to nothing", "to itself"])
+async def test_a_schema_that_cannot_be_applied_costs_the_call_and_nothing_is_in_doubt(
+    world: Any, tmp_path: Path, hostile: Hostile, target: str
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": target}}}
+    hostile.define({**LOOK, **READ, "inputSchema": schema}, {**ACT, "inputSchema": schema})
+    both = calls(("h__look", {"a": 1}), ("h__act", {"a": 1}))
+    async with (
+        project(tmp_path, "h", hostile.entry) as offer,
+        world([both, FINISH], *offer.tools.values()) as it,
+    ):
+        run = await it.start()
+        await run.result()
+        for number, tool in enumerate(("look", "act")):
+            told = (await it.results(run))[number][1]
+            assert f"not made: the schema of h__{tool} cannot be applied" in told
+            assert "may have happened" not in told
+        assert hostile.calls == []
+
+
 async def test_a_tool_that_is_gone_is_told_to_the_model(world: Any, tmp_path: Path, hostile: Hostile) -> None:
     async with project(tmp_path, "h", hostile.entry):
         pass
@@ -246,7 +291,7 @@ class Guarding(ScriptedTool):
     def _dies(self, arguments: Any, context: Any) -> str:
         raise ApplicationError("worker is shutting down", type="WorkerShutdown")
 
-    async def refusal(self, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
+    async def refusal(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
         self.looks += 1
         if self.looks > 1:
             raise TransientFailure("unreachable", "the server is away")

@@ -1,17 +1,25 @@
 """Large payloads on an object store that speaks S3: Temporal has references, runs go on as ever."""
 
+from pathlib import Path
 from typing import Any
 
 import obstore
 import pytest
 from temporalio.api.common.v1 import Payload
 from temporalio.client import Client
-from temporalio.converter import StorageDriverRetrieveContext, StorageDriverStoreContext, StorageDriverWorkflowInfo
+from temporalio.converter import (
+    StorageDriverClaim,
+    StorageDriverRetrieveContext,
+    StorageDriverStoreContext,
+    StorageDriverWorkflowInfo,
+)
 
 from activities.payload_store import PayloadStore
 from activities.remote_store import open_store
 from codec import AesGcmCodec
 from converter import LARGE, data_converter, encrypting, offloading
+from history import History
+from runs import find
 from testkit.model_server import calls
 
 FINISH = calls(("finish", {"outcome": "done"}))
@@ -37,6 +45,8 @@ async def test_what_is_large_is_kept_there_and_history_has_a_reference(
         assert await it.failed_tasks(run) == 0
         await it.replay()
         history = await run.fetch_history()
+        told = await History(server).of(await find(server, run.id))
+    assert told[0].events[0]["input"][0]["payload"]["context"]["notes"] == NOTES
     assert sum(event.ByteSize() for event in history.events) < len(NOTES)
     objects = open_store(bucket)
     kept = [
@@ -80,3 +90,11 @@ async def test_the_same_content_has_one_place_and_what_is_damaged_or_gone_is_tol
     obstore.delete(objects, key)
     with pytest.raises(ValueError, match="there is no default"):
         await store.retrieve(StorageDriverRetrieveContext(), [first])
+
+
+@pytest.mark.parametrize("key", ["", "/", "x" * 5000, f"default/{'x' * 5000}/{'0' * 64}", "../../etc/passwd"])
+async def test_a_forged_reference_is_no_store_that_is_away(tmp_path: Path, key: str) -> None:
+    """An OSError would be waited for, and the workflow task tried again for ever."""
+    store = PayloadStore.at(tmp_path.as_uri())
+    with pytest.raises(ValueError, match="names nothing that was ever stored"):
+        await store.retrieve(StorageDriverRetrieveContext(), [StorageDriverClaim({"key": key})])
