@@ -36,6 +36,8 @@ from runs import NoSuchRun, find, first_kept, is_kept, state
 TOLD_TO_PEOPLE = ("agent.guardrail.escalated", "agent.exhaustion.soft_limit")
 QUEUED = "queued"  # no name of an activity of ours
 LOOK_EVERY = 0.3  # seconds between looks at what is not in history yet
+GIVEN_UP = "branch tokens"  # of the server's message
+MOST_GIVEN_UP = 5  # in a row
 MOST_AHEAD = 16  # happenings that are read before somebody takes them: a history may be long, and its reader slow
 
 
@@ -271,16 +273,33 @@ class Watch:
         # Where the history up to there is not kept any more, all that is left is told.
         self._is_behind = self.after is not None and await is_kept(self.client, self._workflow_id, self.after.execution)
         while execution is not None:
-            handle = self.client.get_workflow_handle(self._workflow_id, run_id=execution)
             here, execution = execution, None
-            async for event in handle.fetch_history_events(wait_new_event=self.follow):
-                self._is_behind = self._is_behind and not self._is_past(here, event.event_id)
-                for part, happening in enumerate(await self._read(event)):
-                    at = Position(here, event.event_id, part, event.event_time.ToDatetime(UTC))
-                    if not self._is_behind and not self._was_told(at):
-                        await self._queue.put((at, happening))
-                if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
-                    execution = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
+            async with aclosing(self._events(here)) as events:
+                async for event in events:
+                    self._is_behind = self._is_behind and not self._is_past(here, event.event_id)
+                    for part, happening in enumerate(await self._read(event)):
+                        at = Position(here, event.event_id, part, event.event_time.ToDatetime(UTC))
+                        if not self._is_behind and not self._was_told(at):
+                            await self._queue.put((at, happening))
+                    if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
+                        execution = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
+
+    async def _events(self, execution: str) -> AsyncGenerator[HistoryEvent]:
+        """Each once. The server gives a long poll up where the run changes in a bad moment: it is read anew then."""
+        handle = self.client.get_workflow_handle(self._workflow_id, run_id=execution)
+        seen, given_up = 0, 0
+        while True:
+            try:
+                async for event in handle.fetch_history_events(wait_new_event=self.follow):
+                    if event.event_id > seen:
+                        seen, given_up = event.event_id, 0
+                        yield event
+                return
+            except RPCError as error:
+                given_up += 1
+                if GIVEN_UP not in error.message or given_up > MOST_GIVEN_UP:
+                    raise
+            await asyncio.sleep(self.look_every)
 
     def _is_past(self, execution: str, event: int) -> bool:
         """Whether what follows from here may be new."""

@@ -1,14 +1,18 @@
 """A run that is watched: told once and in order over continue-as-new, and on from any place in it."""
 
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import pytest
+from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
 
 from testkit.model_server import Reply, calls
 from testkit.tools import ScriptedTool
 from watch import MOST_AHEAD, Happening, Position, Rotated, Watch
 
+BRANCH_TOKENS = "Current and request branch tokens, or current and request versioned transitions, don't match."
 Told = list[tuple[Position | None, Happening]]
 
 
@@ -46,3 +50,28 @@ def test_a_place_is_read_as_it_was_written() -> None:
 def test_what_is_no_place_is_not_read(text: str) -> None:
     with pytest.raises(ValueError, match="given out"):
         Position.read(text)
+
+
+class GivesUp:
+    """A handle, and the client that it is of: the server gives a long poll up after each event, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def get_workflow_handle(self, *_: Any, **__: Any) -> "GivesUp":
+        return self
+
+    async def fetch_history_events(self, **_: Any) -> AsyncIterator[HistoryEvent]:
+        for number in (1, 2, 3):
+            yield HistoryEvent(event_id=number)
+            if self.times:
+                self.times -= 1
+                raise RPCError(BRANCH_TOKENS, RPCStatusCode.INVALID_ARGUMENT, b"")
+
+
+async def test_a_poll_that_the_server_gives_up_is_made_again_and_nothing_is_told_twice() -> None:
+    client: Any = GivesUp(4)
+    events = [event.event_id async for event in Watch(client, "r", look_every=0)._events("e")]
+    assert (events, client.times) == ([1, 2, 3], 0)
+    with pytest.raises(RPCError):
+        [event async for event in Watch(cast("Client", GivesUp(50)), "r", look_every=0)._events("e")]
