@@ -72,6 +72,7 @@ class Progress:
 
     def writes(self, text: str) -> None:
         """The answer so far; what is looked at beside history may come when history has all of it already."""
+        self.doing.pop("held", None)
         self.text = text if self.is_thinking else ""
 
     def spends(self, usage: Usage, cost_usd: float | None) -> None:
@@ -86,6 +87,12 @@ class Progress:
     def called(self, call: ToolCall) -> None:
         self.doing.pop(f"step {call.step}", None)
         self.steps = max(self.steps, call.step)
+
+    def fails(self, what: str) -> None:
+        """An activity, or `<tool> · step <n>`; calls beside it go on."""
+        _, _, step = what.rpartition(" · ")
+        for key in ("model", "held") if step not in self.doing else (step,):
+            self.doing.pop(key, None)
 
     @property
     def seconds(self) -> float:

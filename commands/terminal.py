@@ -142,7 +142,7 @@ class Screen:
             case Delegating() | Delegated():
                 self._delegation(happening, at)
             case Failed(what, why):
-                doing.clear()
+                self.progress.fails(what)
                 self._line(f"  [red]✗[/] {escape(cut(what, 100))}  ", cut(why, 300))
             case Retrying(what, attempt, why):
                 self._line(f"  [yellow]↻[/] {escape(TRIED.get(what, what))}, attempt {attempt}: ", cut(why, 300))
@@ -153,7 +153,9 @@ class Screen:
                 self._hold(why, at)
             case Live(text):
                 self.progress.writes(text)
-            case Started() | Resumed() | Over():
+            case Resumed():
+                doing.pop("waiting", None)
+            case Started() | Over():
                 doing.clear()
 
     def _line(self, markup: str, text: str = "", style: str = "") -> None:
@@ -250,7 +252,7 @@ class Screen:
 
     def _hold(self, why: str, at: datetime) -> None:
         """A lasting line for the first of a turn; the live area tells how long it takes."""
-        self.progress.doing["model"] = (why, at)
+        self.progress.doing["held"] = (why, at)
         if not self._held:
             self._held = True
             self._line("  [yellow]‖[/] ", cut(why, 300))

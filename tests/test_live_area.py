@@ -16,7 +16,7 @@ from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, PassedOver, Usage
 from tests import picture
 from tests.screen import Seen
-from watch import Called, Calling, Happening, Held, Live, Started, Thinking, Thought, Waiting
+from watch import Called, Calling, Failed, Happening, Held, Live, Resumed, Started, Thinking, Thought, Waiting
 
 WIDTHS = (60, 80, 120, 200)
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -215,7 +215,10 @@ async def test_a_hold_is_a_lasting_line_once_a_turn() -> None:
     it = Wired(100)
     held = [Held(f"held back by the rate limit of anthropic, {seconds} s") for seconds in (3, 2, 1)]
     async with it.screen.following():
-        await it.goes_on(Thinking("plan", 1), *held)
+        lines = await it.goes_on(Thinking("plan", 1), *held)
+        assert re.search("held back.* 1 s · 1:15 min$", lines[-2])
+        lines = await it.goes_on(Live("so far"))
+        assert [line for line in lines if "held back" in line] == [lines[0]]
     assert len([line for line in it.look() if "held back" in line]) == 1
 
 
@@ -228,3 +231,16 @@ async def test_an_answer_that_history_has_already_is_not_shown_as_one_that_is_be
     async with it.screen.following():
         lines = await it.goes_on(Thinking("plan", 1), thought(1, "said"), Live("sai"))
         assert not any(line.startswith("│") for line in lines)
+
+
+async def test_calls_beside_one_that_ends_or_asks_are_still_shown() -> None:
+    it = Wired(80)
+    others = [NOTE.model_copy(update={"step": step, "arguments": {}}) for step in (2, 3)]
+    asks = Waiting("waiting_on_human", "human: approve charge")
+    async with it.screen.following():
+        await it.goes_on(Thinking("plan", 1), thought(1), *(Calling(call) for call in (NOTE, *others)))
+        lines = await it.goes_on(
+            asks, Resumed(), Failed("note · step 3", "gone"), Called(NOTE, ToolOutcome(result="x"))
+        )
+        assert re.search("note · step 2 · 1:15 min$", lines[-2])
+        assert not re.search("step 1 ·|step 3 ·|waiting", lines[-2] + lines[-3])
