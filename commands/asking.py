@@ -23,7 +23,7 @@ from decisions.question import DIRECTED, TEXTUAL
 
 Exact = tuple[str, Mapping[str, Any]]  # a tool, and the whole arguments that the model wrote
 
-MEANS = {
+MEANS: dict[str, str] = {
     Decision.approve: "make this call, once",
     Decision.approve_tool: "this tool, for the rest of the run",
     Decision.deny: "no; words after it are told to the agent",
@@ -56,7 +56,7 @@ def print_question(console: Console, question: QuestionView, exact: Exact | None
     widest = max((len(option) for option in question.options), default=0)
     for number, option in enumerate(question.options, 1):
         label = f"{number} " if _numbered(question) else "- "
-        means = "" if question.kind in TEXTUAL else f"{' ' * (widest - len(option))}  {MEANS[Decision(option)]}"
+        means = "" if question.kind in TEXTUAL else f"{' ' * (widest - len(option))}  {MEANS.get(option, '')}"
         console.print(Padding(Text.assemble((label, "bold"), option, (means, "dim")), (0, 0, 0, 2), expand=False))
 
 
