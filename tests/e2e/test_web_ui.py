@@ -1,45 +1,29 @@
-"""Temporal's Web UI in a real browser: what a person sees of a run there, and what they can do to it.
-
-`PERDURE_SCREENSHOTS=1` writes what it looks like to docs/images.
-"""
+"""Temporal's Web UI in a real browser: what a person sees of a run there, and what they can do to it."""
 
 import json
-import os
-import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
+from selenium.common.exceptions import WebDriverException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 
 from contracts.events import StartEvent
 from devserver import embedded
 from runs import connect, register_search_attributes, start
 from testkit.model_server import Answer, ScriptedModel, calls
+from tests.browser import browsing, needs_browser, picture
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
-from selenium.common.exceptions import WebDriverException  # noqa: E402
-from selenium.webdriver.chrome.service import Service  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.remote.webelement import WebElement  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+pytestmark = needs_browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver on the PATH")
-
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
 PATIENCE = 20  # seconds for what takes one
 QUESTION = "Shall it cost $5, or $10?"
-QUIET = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--no-first-run"),
-    *("--disable-sync", "--disable-background-networking", "--disable-component-update", "--no-proxy-server"),
-    "--window-size=1500,1200",
-)
 
 CHARGE = '''
 def charge(amount: int) -> str:
@@ -109,8 +93,7 @@ class Browser:
         self.until(lambda: not self.driver.find_elements(By.CSS_SELECTOR, "dialog[open]"))
 
     def picture(self, name: str) -> None:
-        if os.environ.get("PERDURE_SCREENSHOTS"):
-            self.driver.save_screenshot(str(IMAGES / f"web-ui-{name}.png"))
+        picture(self.driver, f"web-ui-{name}")
 
     def result_has(self, words: str) -> None:
         self.until(lambda: words in self.visible("[role=textbox][aria-label='Query Result']").text)
@@ -127,17 +110,8 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM or ""
-    for argument in (*QUIET, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(argument)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NO_PROXY", "localhost,127.0.0.1")  # the driver is spoken to over loopback
-        started = webdriver.Chrome(options=options, service=Service(DRIVER))
-    try:
+    with browsing(tmp_path_factory.mktemp("chromium"), "1500,1200") as started:
         yield started
-    finally:
-        started.quit()
 
 
 def replies(site: str) -> Callable[[Json], Answer]:

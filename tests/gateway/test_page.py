@@ -1,53 +1,25 @@
-"""The page in a real browser: what waits is answered there, and a run is watched to its end.
+"""The page in a real browser: what waits is answered there, and a run is watched to its end."""
 
-PERDURE_PICTURES=1 makes the picture of docs/gateway.md anew.
-"""
-
-import os
-import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from selenium.common.exceptions import WebDriverException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
-import cli
+from tests.browser import browsing, needs_browser, picture
 from tests.gateway.conftest import Door
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium")
-from selenium.common.exceptions import WebDriverException  # noqa: E402
-from selenium.webdriver.chrome.service import Service  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-needs_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver on the PATH")
 PATIENCE = 30
-PICTURE = Path(cli.__file__).parent / "docs" / "images" / "gateway-page.png"
-QUIET = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--no-first-run"),
-    *("--disable-sync", "--disable-background-networking", "--disable-component-update", "--no-proxy-server"),
-    "--window-size=1280,1000",
-)
 
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM or ""
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for argument in (*QUIET, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
-        options.add_argument(argument)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NO_PROXY", "localhost,127.0.0.1")  # the driver is spoken to over loopback
-        started = webdriver.Chrome(options=options, service=Service(DRIVER))
-    try:
+    with browsing(tmp_path_factory.mktemp("chromium"), "1280,1000") as started:
         yield started
-    finally:
-        started.quit()
 
 
 def until(driver: Any, look: Callable[[], Any]) -> Any:
@@ -102,8 +74,7 @@ async def test_an_approval_shows_the_exact_call_and_takes_a_denial(door: Door, d
         driver.set_window_size(width, 1000)
         wide = driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
         assert wide, f"it scrolls sideways at {width} pixels"
-    if os.environ.get("PERDURE_PICTURES") == "1":
-        driver.save_screenshot(str(PICTURE))
+    picture(driver, "gateway-page")
     driver.find_element(By.ID, form).find_element(By.CSS_SELECTOR, "[data-option=deny]").click()
     shows(driver, "#end", "completed: done")
 
