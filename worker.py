@@ -33,7 +33,7 @@ from activities.inherit import Inheritances
 from activities.mailbox import Mailboxes
 from activities.observation import Observation
 from activities.outbox import LogOutbox, Outbox, WebhookOutbox
-from activities.price import Price
+from activities.price import FREE, Price
 from activities.project import Project
 from activities.providers import Model
 from activities.python_tool import BadTarget, PythonTool
@@ -57,6 +57,7 @@ from reconcile import reconciling
 from runs import NotReachable, connect, leave, register_search_attributes
 from seal import affix
 from settings import (
+    REHEARSAL,
     Deployment,
     HttpToolSettings,
     McpToolSettings,
@@ -67,6 +68,7 @@ from settings import (
     SignalToolSettings,
     load,
 )
+from settings.environment import on_object_store
 from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
 from workflows.agent_run import AgentRun
 from workflows.confidential import Confidential
@@ -117,8 +119,12 @@ def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None 
         limits=settings.file.limits,
         workspaces=settings.workspaces,
         instructions="\n".join(_prompt(name) for name in ("loop", "plan", "reflect")),
-        prices={**PRICES, **{name: Price(**price.model_dump()) for name, price in settings.file.prices.items()}},
-        remote=_remote(settings.store) if settings.store else None,
+        prices={
+            **PRICES,
+            REHEARSAL: FREE,
+            **{name: Price(**price.model_dump()) for name, price in settings.file.prices.items()},
+        },
+        remote=on_object_store("PERDURE_STORE", settings.store, _remote) if settings.store else None,
         window=settings.file.model.window,
         summary_model=settings.file.model.summary,
         secrets=settings.secrets,
@@ -137,14 +143,9 @@ def _prompt(name: str) -> str:
 
 
 def _remote(url: str) -> Stores:
-    try:
-        from activities.remote_store import RemoteStores
-    except ImportError:
-        raise ProjectError('PERDURE_STORE needs the package obstore: pip install "perdure[object-store]"') from None
-    try:
-        return RemoteStores.at(url)
-    except ValueError as error:
-        raise ProjectError(f"PERDURE_STORE: {error}") from None
+    from activities.remote_store import RemoteStores
+
+    return RemoteStores.at(url)
 
 
 def _tool(

@@ -20,6 +20,9 @@ class Price:
     long: "Price | None" = None
 
 
+FREE = Price(input=0, output=0, cache_read=0, cache_write=0)
+
+
 def cost(usage: Usage, price: Price | None) -> float | None:
     """USD of one call; None where the model's price is not known."""
     if price is None:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from activities.payload_store import PayloadStore
 
 __all__ = [
+    "REHEARSAL",
     "Deployment",
     "HttpToolSettings",
     "McpToolSettings",

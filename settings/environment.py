@@ -2,15 +2,17 @@
 
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from codec import VARIABLE, AesGcmCodec, BadKeys, read_codec
 from settings.problems import ProjectError
 
 if TYPE_CHECKING:
     from activities.payload_store import PayloadStore
+
+S = TypeVar("S")
 
 # The server silently lets a worker of another name or build wait for ever.
 DEPLOYMENT_NAME = r"(?!__)[^.:]{1,200}"
@@ -71,16 +73,23 @@ def exports_spans(env: Mapping[str, str]) -> bool:
 def payloads_of(env: Mapping[str, str]) -> "PayloadStore | None":
     """The object store of large payloads."""
     url = env.get("PERDURE_PAYLOADS")
-    if not url:
-        return None
-    try:
+
+    def opened(url: str) -> "PayloadStore":
         from activities.payload_store import PayloadStore
-    except ImportError:
-        raise ProjectError('PERDURE_PAYLOADS needs the package obstore: pip install "perdure[object-store]"') from None
-    try:
+
         return PayloadStore.at(url)
+
+    return on_object_store("PERDURE_PAYLOADS", url, opened) if url else None
+
+
+def on_object_store(variable: str, url: str, opened: Callable[[str], S]) -> S:
+    """What `opened` makes of the URL in `variable`. Raises ProjectError."""
+    try:
+        return opened(url)
+    except ImportError:
+        raise ProjectError(f'{variable} needs the package obstore: pip install "perdure[object-store]"') from None
     except ValueError as error:
-        raise ProjectError(f"PERDURE_PAYLOADS: {error}") from None
+        raise ProjectError(f"{variable}: {error}") from None
 
 
 def codec_of(env: Mapping[str, str]) -> AesGcmCodec | None:

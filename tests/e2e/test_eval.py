@@ -10,23 +10,8 @@ import pytest
 
 from runs import find, listing
 from testkit.model_server import ScriptedModel, calls, fails, says, slow
+from tests.e2e.notes import CODE, PROJECT
 
-PROJECT = """
-[tools.note]
-kind = "python"
-effect = "once"
-approval = "always"
-target = "notes:note"
-
-[prices.scripted]
-input = 3
-output = 15
-"""
-CODE = '''
-def note(text: str) -> str:
-    """Writes a line down."""
-    return f"noted {text}"
-'''
 AGENT = "---\ntools: [note, write_file]\n---\nYou take notes.\n"
 WRITE = calls(("write_file", {"path": "artifacts/list.md", "content": "milk"}))
 NOTE = calls(("note", {"text": "milk"}))

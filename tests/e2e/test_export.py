@@ -14,24 +14,9 @@ from converter import data_converter
 from devserver import embedded
 from runs import NoSuchRun, ended, state
 from testkit.model_server import ScriptedModel, calls, fails
+from tests.e2e.notes import CODE, PROJECT
 
 CANARY = "canary-5b1e77aa90"
-PROJECT = """
-[tools.note]
-kind = "python"
-effect = "once"
-approval = "always"
-target = "notes:note"
-
-[prices.scripted]
-input = 3
-output = 15
-"""
-CODE = '''
-def note(text: str) -> str:
-    """Writes a line down."""
-    return f"noted {text}"
-'''
 AGENT = "---\ntools: [note, write_file]\npeers: [helper]\n---\nYou take notes.\n"
 QUESTION = "Which shop? " + "Say it well. " * 30
 WHOLE = [
