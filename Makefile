@@ -3,14 +3,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 MINUTES ?= 5
+PLAYS ?= 300
 
-.PHONY: demo test check histories bench chaos clean
+.PHONY: demo test check reference histories bench chaos fuzz clean
 
 demo: .venv/ready  ## the worked example, from goal to artifact
 	@$(BIN)/python examples/critique/demo.py
 
+# Two processes: most of a test's time is waiting, and each process has a Temporal server of its own.
 test: .venv/ready check  ## every check and test
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: .venv/ready  ## lint, types, import directions
 	@$(BIN)/ruff check -q .
@@ -18,14 +20,20 @@ check: .venv/ready  ## lint, types, import directions
 	@$(BIN)/mypy .
 	@$(BIN)/lint-imports --no-logo
 
+reference: .venv/ready  ## writes docs/reference and the tables of docs/configuration.md, from the code
+	@$(BIN)/python -m tests.reference
+
 histories: .venv/ready  ## records this version's histories, which every later version replays
 	@$(BIN)/python -m tests.replay.record
 
-bench: .venv/ready  ## how far from the floor: AgentRun beside a hand-written workflow
-	@$(BIN)/python -m bench
+bench: .venv/ready  ## how far from the floor: AgentRun beside a hand-written workflow; PEERS=1 for other frameworks, too
+	@$(BIN)/python -m bench $(if $(PEERS),--peers)
 
 chaos: .venv/ready  ## every fault at full size, about half an hour; SCENARIOS="R1 R5" for some, MINUTES=30 for a longer soak
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(SCENARIOS)
+
+fuzz: .venv/ready  ## random runs, on the real server and over the decisions alone; PLAYS=1000 for more
+	@PERDURE_PLAYS=$(PLAYS) $(BIN)/python -m pytest -q tests/decisions/test_loop_machine.py tests/workflows/test_loop_agreement.py
 
 clean:  ## removes the environment; the runs in .perdure stay
 	rm -rf .venv

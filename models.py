@@ -78,5 +78,5 @@ def _needs(name: str, kind: str) -> None:
     except ModuleNotFoundError:  # of the package around it
         found = None
     if found is None:
-        extra = f'pip install "perdure[{kind}]"'
-        raise ProjectError(f'model.providers.{name}: kind = "{kind}" needs the package {NEEDED[kind]}: {extra}')
+        how = f'pip install "anthropic[{kind}]"'
+        raise ProjectError(f'model.providers.{name}: kind = "{kind}" needs the package {NEEDED[kind]}: {how}')

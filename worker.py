@@ -77,6 +77,7 @@ from workflows.delegation import Delegation
 from workflows.followup import FollowUp
 from workflows.mailbox import Mailbox
 from workflows.reconcile import Reconcile
+from workflows.sharing import Sharing
 from workflows.topic import EventTopic
 from workflows.unknown import Unknown
 
@@ -239,7 +240,7 @@ def build(  # noqa: PLR0913 - what a worker is made of
             mailboxes.dispatch_mail,
         ],
         workflow_runner=workflow_runner(),
-        interceptors=[Observation(), *observers, Redaction(project.secrets), *_told(client)],
+        interceptors=[Observation(), *observers, Redaction(project.secrets), Sharing(transcripts), *_told(client)],
         sticky_queue_schedule_to_start_timeout=RECOVERY,
         graceful_shutdown_timeout=GRACE,
         max_heartbeat_throttle_interval=SHOWN_WITHIN,
@@ -293,9 +294,8 @@ async def observing(client: Client, settings: Settings) -> AsyncIterator[list[In
     try:
         from activities.spans import SpanEvents, Spans
     except ImportError:
-        raise ProjectError(
-            'OTEL_EXPORTER_OTLP_ENDPOINT needs OpenTelemetry: pip install "perdure[telemetry]"'
-        ) from None
+        packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        raise ProjectError(f"OTEL_EXPORTER_OTLP_ENDPOINT needs OpenTelemetry: pip install {packages}") from None
     try:
         spans = Spans.exported(os.environ, client, settings.secrets)
     except ValueError as error:
@@ -359,4 +359,7 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        print("worker: it takes no options; perdure.toml and the environment say what it does", file=sys.stderr)
+        sys.exit(2)
     main()

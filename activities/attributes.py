@@ -4,13 +4,13 @@ from typing import Any
 
 from temporalio.common import SearchAttributeKey
 
-AGENT_NAME = SearchAttributeKey.for_keyword("AgentName")
-AGENT_STATUS = SearchAttributeKey.for_keyword("AgentStatus")
-WAITING_FOR = SearchAttributeKey.for_keyword("WaitingFor")
-AGENT_STEP = SearchAttributeKey.for_int("AgentStep")
-CONVERSATION_ID = SearchAttributeKey.for_keyword("ConversationId")
-PENDING_TOOLS = SearchAttributeKey.for_keyword_list("PendingTools")
-COST_USD = SearchAttributeKey.for_float("CostUsd")
+AGENT_NAME = SearchAttributeKey.for_keyword("AgentName")  # whose run it is
+AGENT_STATUS = SearchAttributeKey.for_keyword("AgentStatus")  # a `RunStatus`, of follow-ups too
+WAITING_FOR = SearchAttributeKey.for_keyword("WaitingFor")  # the open question, like `human: approve charge`
+AGENT_STEP = SearchAttributeKey.for_int("AgentStep")  # tool calls so far
+CONVERSATION_ID = SearchAttributeKey.for_keyword("ConversationId")  # that it is a turn of, or was given
+PENDING_TOOLS = SearchAttributeKey.for_keyword_list("PendingTools")  # whose results are awaited: `tool:step`
+COST_USD = SearchAttributeKey.for_float("CostUsd")  # with all that it delegated
 
 KEYS: tuple[SearchAttributeKey[Any], ...] = (
     AGENT_NAME,

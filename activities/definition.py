@@ -78,12 +78,13 @@ def _name(ref: str) -> str:
 def must_be_unchanged(project: Project, old: Definition, refused: str | None) -> None:
     """Raises ApplicationError `DefinitionChanged` with the new one's hash and the difference, for a person to decide.
 
-    `refused` is the hash of a new one that a person has decided against.
+    `refused` is the hash of a new one that a person has decided against. What built-ins say of themselves is left out:
+    they are code and no part of the project, and the run goes on with what it was told of them.
     """
     agent = project.agents.get(old.agent)
     new = defined(project, agent, may_delegate=old.may_delegate) if agent else None
     ref = ref_of(new) if new else ""
-    if ref in (ref_of(old), refused):
+    if ref == refused or (new and ref_of(_projects(new)) == ref_of(_projects(old))):
         return
     told = difference(old, new) if new else f"agent {old.agent!r} is not in the project any more"
     raise ApplicationError(
@@ -93,6 +94,12 @@ def must_be_unchanged(project: Project, old: Definition, refused: str | None) ->
         type=Stop.definition_changed,
         non_retryable=True,
     )
+
+
+def _projects(definition: Definition) -> Definition:
+    """The project's part of it. Peers stay, since the prompt names them."""
+    tools = tuple(tool for tool in definition.tools if tool.name not in builtins.NAMES)
+    return definition.model_copy(update={"tools": tools})
 
 
 def difference(old: Definition, new: Definition) -> str:

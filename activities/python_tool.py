@@ -9,6 +9,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
+import httpx
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 from pydantic_core import from_json, to_json
 
@@ -17,6 +18,7 @@ from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
 from contracts.tool import ToolOutcome, ToolRoute, failed
 
+NEVER_SENT = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)  # another attempt would be as wrong
 MOST_THREADS = 32  # calls of one plain function at the same time
 KEY_PARAMETER = "idempotency_key"  # a function that declares it is given the call's key
 
@@ -28,7 +30,8 @@ class BadTarget(ValueError):
 class PythonTool:
     """Calls `target` ("package.module:function"); a plain function runs in a thread, a coroutine on the loop.
 
-    A ConnectionError or TimeoutError out of it counts as passing, every other exception goes to the model.
+    A ConnectionError, a TimeoutError or a TransportError of httpx counts as passing, unless the request itself was
+    wrong (`NEVER_SENT`); every other exception goes to the model.
     """
 
     def __init__(self, route: ToolRoute, target: str, description: str | None = None) -> None:
@@ -67,14 +70,20 @@ class PythonTool:
             else:
                 call = partial(copy_context().run, partial(self._function, **values))
                 result = await asyncio.get_running_loop().run_in_executor(self._threads, call)
-        except (ConnectionError, TimeoutError) as error:
+        except NEVER_SENT as error:
+            return _raised(error)
+        except (ConnectionError, TimeoutError, httpx.TransportError) as error:
             raise TransientFailure(ToolFault.unreachable, f"{type(error).__name__}: {error}") from error
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's function raises is for the model
-            return failed(ToolFault.tool_error, f"{type(error).__name__}: {error}")
+            return _raised(error)
         try:
             return ToolOutcome(result=from_json(to_json(result, fallback=str)))
         except ValueError as error:
             return failed(ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {error}")
+
+
+def _raised(error: BaseException) -> ToolOutcome:
+    return failed(ToolFault.tool_error, f"{type(error).__name__}: {error}")
 
 
 _UNNAMED = (

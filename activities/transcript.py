@@ -1,8 +1,9 @@
 """The worker's cache of conversations.
 
 Model and tool activities feed it as they finish, so that a turn's input is a cursor and not the conversation.
-What is missing is read from the run's store (closed segments) and asked of the run by query (the rest), from the
-longest prefix that is here; the hash chain proves that what was put together is the run's own transcript.
+What is missing is copied from the run itself where this worker has it in memory. Else it is read from the run's store
+(closed segments) and asked of the run by query (the rest), from the longest prefix that is here. The hash chain proves
+that what was put together is the run's own transcript.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
+from weakref import WeakValueDictionary
 
 from pydantic import TypeAdapter
 from pydantic_core import to_json
@@ -102,6 +104,11 @@ class Transcripts:
         self._max_bytes = max_bytes
         self._held: OrderedDict[str, Conversation] = OrderedDict()
         self._bytes = 0
+        self._live: WeakValueDictionary[str, Transcript] = WeakValueDictionary()  # by Temporal's run id
+
+    def share(self, run_id: str, live: Transcript) -> None:
+        """Of a run that is in this worker's memory, for as long as it is. Called from the threads that runs work in."""
+        self._live[run_id] = live
 
     def feed_reply(self, workflow_id: str, part: Part) -> None:
         conversation = self._of(workflow_id)
@@ -167,6 +174,9 @@ class Transcripts:
         raise TranscriptMismatch(f"{wanted.workflow_id} has no transcript of {wanted.length} parts, hash {wanted.head}")
 
     async def _load(self, transcript: Transcript, wanted: Wanted) -> None:
+        live = self._live.get(wanted.run_id)
+        if live is not None and live.base <= transcript.length:
+            _append_from(transcript, live.base, live.parts[: wanted.length - live.base])
         handle = self._client.get_workflow_handle(wanted.workflow_id, run_id=wanted.run_id)
         while transcript.length < wanted.length:
             before = transcript.length

@@ -5,7 +5,11 @@ raw_min   the floor: a hand-written workflow with one model and one tool activit
 ours      the same work as an agent run
 worker    one side's worker, in a process of its own, so that its CPU is counted apart
 side      starts a worker and runs work on it
+reports   how a worker is asked what it did
 measure   one run, or one question about many
 rows      the figures of the scorecard, each beside its target
-__main__  the command line and the table
+peers     the same work in other frameworks
+peer      a peer's environment, its worker and runs on it
+peer_rows the figures of peers
+__main__  the command line and the tables
 """

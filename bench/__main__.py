@@ -4,12 +4,15 @@ import argparse
 import asyncio
 import json
 import tempfile
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from temporalio.client import Client
 
+from bench.peer import NAMES, environment, peering
+from bench.peer_rows import PeerBench, PeerRow
 from bench.rows import QUICK, Bench, Row, Sizes
 from bench.side import working
 from converter import data_converter
@@ -17,11 +20,14 @@ from devserver import embedded
 
 HEAD = ("figure", "raw-min", "ours", "ratio", "target", "")
 WIDTHS = (51, 19, 22, 5, 22, 4)
+PEER_WIDTHS = (36, 11, 8, 13, 13, 13, 13)
 
 
-async def measure(sizes: Sizes) -> list[Row]:
+async def measure(sizes: Sizes, peers: Sequence[str]) -> list[Row | PeerRow]:
     """Prints each row as it is measured."""
-    rows = []
+    rows: list[Row | PeerRow] = []
+    for name in peers:
+        environment(name)  # before anything is measured
     print(_line(*HEAD))
     async with AsyncExitStack() as held:
         home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
@@ -34,24 +40,33 @@ async def measure(sizes: Sizes) -> list[Row]:
             verdict = {True: "ok", False: "MISS", None: ""}[row.met]
             print(_line(row.figure, row.raw, row.ours, ratio, row.target, verdict), flush=True)
             rows.append(row)
+        if peers:
+            sides = [raw, ours]
+            sides += [await held.enter_async_context(peering(name, server.address, home)) for name in peers]
+            print("\n" + _line("figure", "raw-min", "ours", *peers, widths=PEER_WIDTHS))
+            async for told in PeerBench(sides, sizes).rows():
+                print(_line(told.figure, *told.cells.values(), widths=PEER_WIDTHS), flush=True)
+                rows.append(told)
     await asyncio.sleep(0.2)  # the SDK's own threads must end before the interpreter goes (sdk-python#300)
     return rows
 
 
-def _line(*cells: str) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()
+def _line(*cells: str, widths: Sequence[int] = WIDTHS) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)).rstrip()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, once each: does it run at all?")
     parser.add_argument("--repeats", type=int, help="pairs of raw-min and ours behind each median")
+    parser.add_argument("--peer", action="append", choices=NAMES, help="measure another framework, too (repeatable)")
+    parser.add_argument("--peers", action="store_true", help="measure all of them")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     options = parser.parse_args()
     sizes = QUICK if options.quick else Sizes()
     if options.repeats:
         sizes = replace(sizes, repeats=options.repeats)
-    rows = asyncio.run(measure(sizes))
+    rows = asyncio.run(measure(sizes, NAMES if options.peers else tuple(dict.fromkeys(options.peer or ()))))
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2, ensure_ascii=False) + "\n")
 

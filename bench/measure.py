@@ -61,14 +61,25 @@ class Run:
         return [((t1 - t0) / quarter, (c1 - c0) / quarter) for (t0, c0), (t1, c1) in pairwise(corners)]
 
 
-async def run(side: Side, work: Work) -> Run:
+async def run(side: Side, work: Work, patience: float | None = None) -> Run:
+    """Terminates a run that makes no progress for so many seconds, whose WorkflowFailureError is raised then."""
     await side.report()
     started = time.monotonic()
     handle = await side.start(work)
-    await handle.result()
+    await (handle.result() if patience is None else _result(handle, patience))
     wall, report = time.monotonic() - started, await side.report()
     info = (await handle.describe()).raw_description.workflow_execution_info
     return Run(work, wall, report, handle, await _histories(side.client, handle), info.history_size_bytes)
+
+
+async def _result(handle: WorkflowHandle[Any, Any], patience: float) -> None:
+    result, seen = asyncio.ensure_future(handle.result()), 0
+    while not (await asyncio.wait([result], timeout=patience))[0]:
+        events = (await handle.describe()).history_length
+        if events == seen:
+            await handle.terminate("no progress")
+        seen = events
+    await result
 
 
 async def _histories(client: Client, handle: WorkflowHandle[Any, Any]) -> list[WorkflowHistory]:

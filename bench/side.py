@@ -19,6 +19,7 @@ from runs import start
 
 ROOT = Path(__file__).parent.parent
 MOST_REPORT = 64 * 1024 * 1024  # bytes of one line from a worker
+LAST = 10.0  # seconds for a worker to end: one that lost a run may wait for it for ever
 Name = Literal["raw", "ours"]
 
 
@@ -33,7 +34,7 @@ class Report(Marks):
 class Side:
     """`workspaces` is the folder of the runs' files."""
 
-    name: Name
+    name: str
     client: Client
     queue: str
     workspaces: Path
@@ -66,16 +67,25 @@ class Side:
 @asynccontextmanager
 async def working(name: Name, client: Client, workspaces: Path) -> AsyncIterator[Side]:
     queue = f"bench-{name}"
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.worker", name, client.service_client.config.target_host, queue, workspaces),
-        cwd=ROOT,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=MOST_REPORT,
+    arguments = (name, client.service_client.config.target_host, queue, str(workspaces))
+    async with process(sys.executable, "-m", "bench.worker", *arguments) as worker:
+        yield Side(name, client, queue, workspaces, worker)
+
+
+@asynccontextmanager
+async def process(*command: str, **options: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A worker's process; `options` as of `subprocess.Popen`."""
+    pipe = asyncio.subprocess.PIPE
+    worker = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, stdin=pipe, stdout=pipe, limit=MOST_REPORT, **options
     )
     try:
-        yield Side(name, client, queue, workspaces, process)
+        yield worker
     finally:
-        if process.stdin is not None:
-            process.stdin.close()  # ends the worker
-        await process.wait()
+        if worker.stdin is not None:
+            worker.stdin.close()  # ends the worker
+        try:
+            await asyncio.wait_for(worker.wait(), LAST)
+        except TimeoutError:
+            worker.kill()
+            await worker.wait()

@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from contracts.evaluation import Case
 from contracts.events import StartEvent
 from settings import ProjectError
-from settings.problems import first_fault, text_of
+from settings.problems import NESTED, first_fault, text_of, yaml_of
 
 
 def read_cases(path: Path) -> list[Case]:
@@ -58,23 +57,13 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _entries(path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        entries = yaml.load(text_of(path), _Unique)  # noqa: S506 - it is a SafeLoader
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ProjectError(f"{path}: {_line(error)}") from None
+        entries = yaml_of(text_of(path))
+    except ValueError as error:
+        raise ProjectError(f"{path}: {error}") from None
     if not isinstance(entries, list):
         raise ProjectError(f"{path}: expected a list of cases, each with a goal")
     for number, entry in enumerate(entries, 1):
         yield f"{path}, case {number}", entry
-
-
-class _Unique(yaml.SafeLoader):
-    """Refuses a key that is there twice: one of the two would be lost."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        if twice := [key for key in keys if isinstance(key, str) and keys.count(key) > 1]:
-            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]!r} is there twice", node.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -86,4 +75,4 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or "nested too deep"
+    return " ".join(str(error).split()) or NESTED

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -44,6 +45,8 @@ def go(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) 
         console.width = 120  # a pipe has no width; lines there should not break at 80
     logging.getLogger().addHandler(logging.NullHandler())  # a command that works logs to a file of its own
     try:
+        if project := _project_above(Path.cwd()):
+            complain(f"no perdure.toml here, but in {project}: a command works on the project of its own folder")
         quiet_core(load().metrics if stays else None)
         code = asyncio.run(command())
     except (NoSuchRun, Refused, NotReachable, ProjectError, ServerDidNotStart, UnknownKey, NoMetrics) as error:
@@ -60,6 +63,13 @@ def go(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) 
     except KeyboardInterrupt:
         code = DETACHED
     leave(code)
+
+
+def _project_above(here: Path) -> Path | None:
+    """Whoever stands in a folder of a project, and not in the project, would look for its runs in vain."""
+    if os.environ.get("PERDURE_CONFIG") or os.environ.get("PERDURE_HOME") or (here / "perdure.toml").exists():
+        return None
+    return next((each for each in here.parents if (each / "perdure.toml").is_file()), None)
 
 
 def complain(line: str) -> None:

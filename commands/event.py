@@ -21,7 +21,7 @@ from decisions.kinds import first_of
 from decisions.narrate import cut
 from decisions.topic import event_id
 from session import Needs, session
-from settings import load
+from settings import ProjectError, load
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,10 @@ def event_(file: str, as_json: bool) -> None:
 
 def _given(file: str) -> bytes:
     if file != "-":
-        data = Path(file).read_bytes()
+        try:
+            data = Path(file).read_bytes()
+        except OSError as error:
+            raise ProjectError(f"{file}: {error.strerror}") from None
     elif sys.stdin is None:
         raise click.UsageError("standard input is closed")
     else:

@@ -53,7 +53,12 @@ AT_ONCE = 4  # `carry` activities, each of several orders
     help="Leave when nothing is left to come, and what is in hand waits for files, people or peers.",
 )
 @click.option(
-    "--idle-after", type=click.IntRange(min=1), default=3, show_default=True, metavar="N", help="Empty cycles."
+    "--idle-after",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Looks without work until it is idle.",
 )
 @click.option(
     "--dormant-after",

@@ -30,7 +30,7 @@ def names_what_it_answers(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("answer", epilog=examples('answer RUN "the second one"', "answer RUN --decision run_again"))
 @run_argument
 @click.argument("text", required=False)
-@click.option("--decision", type=click.Choice(DECISIONS), help="For approvals and calls in doubt.")
+@click.option("--decision", type=click.Choice(DECISIONS), help="What the question takes, where that is no text.")
 @names_what_it_answers
 def answer_(run_id: str, text: str | None, decision: str | None, **named: str | None) -> None:
     """Answer the open question of a run.

@@ -37,7 +37,7 @@ GOAL_FILE = "artifacts/goal.md"
 @click.option("--context", "-c", multiple=True, metavar="KEY=VALUE", help="Told to the agent; may be repeated.")
 @click.option("--max-steps", type=click.IntRange(min=1), help="Tool steps this run may take.")
 @click.option("--dedupe-key", help="Starting again with the same key finds the same run.")
-@click.option("--id", "run_id", help="The run's id; a new one where it is left out.")
+@click.option("--id", "run_id", help="The run's id, which no run has had yet; made up where it is left out.")
 @click.option("--detach", "-d", is_flag=True, help="Print the id and leave; a worker does the run.")
 @as_json_option
 def run(
@@ -72,6 +72,8 @@ def run(
                 named = run_id or run_id_of(event)
                 begun = _with_file(event, whole, Workspace(settings.workspaces / folder_name(named)), here)
             handle = await start(here.client, settings.task_queue, begun, named)
+            if run_id is not None and dedupe_key is None and handle.first_execution_run_id is None:
+                raise Refused(f"there is a run {run_id} already, and it is not started again: perdure watch {run_id}")
             started = handle.id.removeprefix("run:")
             if detach:
                 click.echo(json.dumps({"run_id": started}) if as_json else started)

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from pydantic import Field
-
 from contracts.limits import LimitOverrides, Limits
 from contracts.tool import ToolRoute
-from contracts.value import Value
+from contracts.value import Value, sparse
 
 DEFAULT_AGENT = "default"
 
@@ -45,11 +43,11 @@ class Definition(Value):
 
     agent: str
     model: str
-    fallbacks: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)
+    fallbacks: tuple[str, ...] = sparse(())
     max_tokens: int
     system: str
     tools: tuple[ToolSchema, ...]
-    may_delegate: bool = Field(default=True, exclude_if=lambda may: may)
+    may_delegate: bool = sparse(True)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -66,8 +64,8 @@ class Opening(Value):
     tools: tuple[ToolRoute, ...]
     limits: Limits  # of agent, file and defaults: decided here, so that a replay does not depend on a later default
     workspace: str
-    peers: tuple[str, ...] = Field(default=(), exclude_if=lambda peers: not peers)  # that it may delegate to here
-    mailboxes: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)  # those that live outside
+    peers: tuple[str, ...] = sparse(())  # that it may delegate to here
+    mailboxes: tuple[str, ...] = sparse(())  # those that live outside
 
 
 class OpeningRequest(Value):
@@ -79,5 +77,5 @@ class OpeningRequest(Value):
     agent: str
     length: int
     head: str
-    depth: int = Field(default=0, exclude_if=lambda depth: not depth)
-    max_depth: int | None = Field(default=None, exclude_if=lambda most: most is None)
+    depth: int = sparse(0)
+    max_depth: int | None = sparse(None)

@@ -5,8 +5,8 @@ from enum import StrEnum
 
 from pydantic import AwareDatetime
 
-from contracts.letter import Ending, Letter, sparse
-from contracts.value import Value
+from contracts.letter import Ending, Letter
+from contracts.value import Value, sparse
 
 
 class OrderKind(StrEnum):

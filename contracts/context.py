@@ -3,11 +3,9 @@
 from enum import StrEnum
 from typing import Any
 
-from pydantic import Field
-
 from contracts.duration import Duration
 from contracts.turn import Usage
-from contracts.value import Value
+from contracts.value import Value, sparse
 
 
 class ContextFull(Value):
@@ -52,7 +50,7 @@ class SummaryRequest(Value):
     is_deep: bool = False
     window: int | None = None
     timeout: Duration
-    told: tuple[dict[str, Any], ...] = Field(default=(), exclude_if=lambda told: not told)
+    told: tuple[dict[str, Any], ...] = sparse(())
 
 
 class Summary(Value):

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from contracts.journal import Journal
 from contracts.limits import limits_in
 from contracts.transcript import Segment
-from contracts.value import Edge, Value
+from contracts.value import Edge, Value, sparse
 
 MAX_ID_LENGTH = 200  # characters
 MOST_TEXT = 200_000  # characters of a request's messages together
@@ -31,6 +31,7 @@ class Message(Edge):
     """A `system` message goes beside the system prompt for this turn, a `user` message into the conversation."""
 
     role: Literal["system", "user"]
+    """`user` goes into the conversation, `system` beside the system prompt of this turn."""
     content: str = Field(min_length=1, max_length=MOST_TEXT)
 
 
@@ -38,16 +39,22 @@ class Headers(Edge):
     """By what a request is known, as the source's envelopes carry it (E9)."""
 
     request_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    """The request that led to this."""
     session_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    """The session that it came from."""
     request_client: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    """The program that sent it."""
     user_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    """Who asked."""
 
 
 class Choice(Edge):
     """One of several things that a person has to say before the work begins, as which file an input is."""
 
     name: str = Field(min_length=1, max_length=64)
+    """What is to be chosen."""
     options: tuple[str, ...] = Field(min_length=2, max_length=100)
+    """What a person chooses from."""
 
 
 class SubmitRequest(Edge):
@@ -59,19 +66,31 @@ class SubmitRequest(Edge):
     """
 
     request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    """By which a request that comes again is known."""
     goal: str | None = Field(default=None, min_length=1, max_length=MOST_TEXT)
+    """What to do. Either this or `messages`."""
     messages: tuple[Message, ...] = Field(default=(), max_length=100)
+    """Several, in place of a goal."""
     agent: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    """Who does it; the agent that was spoken to last where it is left out."""
     context: dict[str, Any] = Field(default_factory=dict)
+    """As of `agentic.start`; with `raw` up to 64 KiB."""
     origin: Headers | None = None
+    """The request that led to this one."""
     when_busy: WhenBusy = WhenBusy.queue
+    """What becomes of it while a turn is running: [below](#when-busy)."""
     question_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    """It answers that question of the running turn; where it does not, it queues."""
     request_client: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    """The program that sends it."""
     raw: dict[str, Any] | None = None
+    """Kept with the run, and read by nobody here."""
     choices: tuple[Choice, ...] = Field(default=(), max_length=20, exclude_if=lambda choices: not choices)
+    """The turn begins once a person has made each."""
     mailbox: str | None = Field(
         default=None, min_length=1, max_length=MAX_ID_LENGTH, exclude_if=lambda mailbox: mailbox is None
     )
+    """The mailbox of this agent hears how it ended."""
 
     @field_validator("context")
     @classmethod
@@ -118,18 +137,26 @@ class Submitted(Value):
     """The answer of `submit`. `position` counts the requests before this one, the running one among them."""
 
     run_id: str
+    """Of the run that does it."""
     position: int
+    """How many requests come before it, the running one among them."""
     duplicate: bool
+    """It was handed in before."""
 
 
 class LaneFault(StrEnum):
     """Why a lane does not take a request. The `type` of the refusal."""
 
     invalid_input = "InvalidInput"
-    request_reused = "RequestIdReused"  # the id was used before, for something else
+    """The request does not validate, or says nothing. The message names the field."""
+    request_reused = "RequestIdReused"
+    """The id was used before, for something else. Take another one."""
     lane_full = "LaneFull"
-    lane_busy = "LaneBusy"  # and the request did not want to wait
-    lane_closing = "LaneClosing"  # it is being cancelled
+    """It has as many requests as it takes. Come back after `retry_after_seconds`."""
+    lane_busy = "LaneBusy"
+    """A turn is running, and `when_busy` was `reject`. Come back later, or queue."""
+    lane_closing = "LaneClosing"
+    """It is being cancelled. Come back later: a new lane is opened then."""
 
 
 class Queued(Value):
@@ -190,7 +217,7 @@ class LaneState(Value):
 
     type: Literal["conversation.continue"] = "conversation.continue"
     conversation_id: str
-    closes: bool = Field(default=False, exclude_if=lambda closes: not closes)  # when nothing is left in it
+    closes: bool = sparse(False)  # when nothing is left in it
     agent: str | None = None  # that was spoken to last
     queue: tuple[Queued, ...] = ()
     active: Active | None = None
@@ -201,7 +228,7 @@ class LaneState(Value):
     accepted: int = 0
     refused: int = 0
     notices: tuple[str, ...] = ()
-    words: tuple[Word, ...] = Field(default=(), exclude_if=lambda words: not words)
+    words: tuple[Word, ...] = sparse(())
 
 
 class ConversationStart(Edge):
@@ -211,21 +238,27 @@ class ConversationStart(Edge):
     """
 
     conversation_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    """If given, that of the workflow id."""
     closes: bool = False
+    """The lane ends when nothing is left in it; the next request opens another."""
 
 
 class DropRequest(Edge):
     """The body of the signal `drop`: takes a request out of the queue."""
 
     request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    """That waits in the queue."""
     by: str | None = Field(default=None, max_length=200)
+    """Who drops it."""
 
 
 class SteerRequest(Edge):
     """The body of the signal `steer` of a run: something more from its user, for its next model call."""
 
     request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    """Of the request that says it."""
     text: str = Field(min_length=1, max_length=MOST_TEXT)
+    """For the next model call."""
 
 
 class Steered(Edge):
@@ -246,14 +279,20 @@ class LaneView(Value):
 
     conversation_id: str
     agent: str | None
+    """That was spoken to last."""
     active: WaitingView | None
     queued: int
+    """How many wait."""
     most_queued: int
+    """How many may."""
     waiting: tuple[WaitingView, ...]
+    """The first of them."""
     recent: tuple[Turn, ...]
+    """The latest that have ended."""
     accepted: int
     refused: int
     notices: tuple[str, ...]
+    """What had no effect, and why; the latest."""
 
 
 class JoinRequest(Value):

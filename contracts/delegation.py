@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from contracts.duration import Duration
-from contracts.value import Edge, Value
+from contracts.value import Edge, Value, sparse
 
 MOST_INSTRUCTIONS = 20_000  # characters of a subtask's instructions
 
@@ -122,7 +122,7 @@ class DelegationRequest(Value):
     budget: Share
     subtasks: tuple[Subtask, ...] = Field(min_length=1)
     join: Join = Join.all
-    mailboxes: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)
+    mailboxes: tuple[str, ...] = sparse(())
 
 
 class DelegationState(Value):

@@ -9,17 +9,22 @@ from contracts.conversation import MAX_ID_LENGTH, Choice, Headers
 from contracts.delegation import Assignment
 from contracts.limits import LimitOverrides, limits_in
 from contracts.tool import ToolError
-from contracts.value import Edge, Value
+from contracts.value import Edge, Value, sparse
 
 
 class StartPayload(Edge):
     """`context` is free-form; `max_steps`, `max_reframes` and `max_turns` in it are limits of this run."""
 
     goal: str = Field(min_length=1, max_length=200_000)
+    """What to do, in words."""
     context: dict[str, Any] = Field(default_factory=dict)
+    """Free-form, and told to the agent. Names of limits in it are limits of this run."""
     agent: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    """Who does it; the agent `default` where it is left out."""
     conversation_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    """Shown as `ConversationId`. It opens no lane: submit a request for that."""
     limits: LimitOverrides = LimitOverrides()
+    """Limits of this run."""
 
     @field_validator("goal")
     @classmethod
@@ -41,14 +46,18 @@ class StartEvent(Edge):
     type: Literal["agentic.start"]
     payload: StartPayload
     dedupe_key: str | None = Field(default=None, min_length=1, max_length=1000)
+    """Two starts with one key are one run. It counts where the run has no id of its own."""
 
 
 class ResumePayload(Edge):
     """Without `step`: go on with a failed or timed-out run. With it: fork any run after that step."""
 
     run_id: str = Field(min_length=1, max_length=1000)
+    """The run to go on from."""
     step: int | None = Field(default=None, ge=0)
+    """Fork the run after this step, 0 being its start; without it, a failed run is resumed."""
     say: str | None = Field(default=None, min_length=1, max_length=200_000)
+    """Told to the agent of a fork."""
 
     @field_validator("say")
     @classmethod
@@ -80,16 +89,20 @@ class BeginEvent(Value):
     is_turn: bool = False
     after: tuple[str, ...] = ()
     raw: dict[str, Any] | None = None
-    assignment: Assignment | None = Field(default=None, exclude_if=lambda assignment: assignment is None)
-    choices: tuple[Choice, ...] = Field(default=(), exclude_if=lambda choices: not choices)
+    assignment: Assignment | None = sparse(None)
+    choices: tuple[Choice, ...] = sparse(())
 
 
 class ToolRequestPayload(Value):
     run_id: str
+    """Of the run that asks."""
     step: int
+    """Of the call; counted from 1."""
     tool: str
     tool_command: str = "handle"
+    """Always `handle`."""
     tool_payload: dict[str, Any]
+    """The arguments, as the model wrote them."""
     requested_at: datetime
 
 
@@ -101,18 +114,26 @@ class ToolRequestEvent(Value):
     """
 
     type: str
+    """`agentic.tool_request.<tool>`."""
     payload: ToolRequestPayload
     dedupe_key: str
+    """The same on every attempt of a call: what comes again with it was asked already."""
 
 
 class ToolResultPayload(Edge):
     run_id: str
+    """As the request had it."""
     step: int
+    """As the request had it."""
     tool: str
+    """As the request had it."""
     status: Literal["ok", "error"]
     result: Any = None
+    """With `ok`; at most 512 KiB as JSON. More than 64 KiB becomes an artifact with an excerpt."""
     error: ToolError | None = None
+    """With `error`."""
     completed_at: datetime | None = None
+    """When the tool was done. With it, a result that is sent twice is not taken for that of a later attempt."""
 
 
 class ToolResultEvent(Edge):
@@ -121,15 +142,20 @@ class ToolResultEvent(Edge):
     type: Literal["agentic.tool_result"] = "agentic.tool_result"
     payload: ToolResultPayload
     dedupe_key: str | None = None
+    """May be left out: a result counts once, by its step."""
 
 
 class CompletedPayload(Value):
     run_id: str
     goal: str
     outcome: str
+    """What was achieved."""
     steps_taken: int
+    """Tool calls."""
     artifacts: tuple[str, ...]
-    partial: bool = Field(default=False, exclude_if=lambda partial: not partial)  # delivered at the soft limit
+    """Deliverables, relative to the workspace of the run."""
+    partial: bool = sparse(False)
+    """Delivered at the soft limit. Left out where it is not so."""
 
 
 class CompletedEvent(Value):
@@ -141,10 +167,15 @@ class EscalatedPayload(Value):
     run_id: str
     goal: str
     reason: str
+    """One of the [reasons](failures.md#escalations)."""
     detail: str
+    """What happened, for a person."""
     steps_taken: int
+    """Tool calls."""
     artifacts: tuple[str, ...]
+    """As of `agent.completed`."""
     handoff: str
+    """How the work stands and what to do next, for who goes on with it."""
 
 
 class EscalatedEvent(Value):

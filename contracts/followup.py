@@ -42,16 +42,23 @@ class Completion(StrEnum):
 
 
 class FollowUpFailure(StrEnum):
-    no_tasks = "NoTasks"  # the turn that created the follow-up has ended, and left nothing to wait for
-    refused = "Refused"  # the lane will never take the request that resumes the work
+    """Why a follow-up ended Failed."""
+
+    no_tasks = "NoTasks"
+    """The turn that created it has ended, and left nothing to wait for."""
+    refused = "Refused"
+    """The lane will never take the request that resumes the work. The message has the lane's reason."""
 
 
 class ResumeTarget(Edge):
     """Where the work goes on: the lane of `session_id`."""
 
     session_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    """The conversation in which the work goes on."""
     request_client: str = Field(default="perdure", min_length=1, max_length=MAX_ID_LENGTH)
+    """For whom the request is made."""
     mention_user_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    """Whom the answer should mention; told to the agent."""
 
 
 class Definition(CamelEdge):
@@ -59,17 +66,22 @@ class Definition(CamelEdge):
 
     version: Literal[2] = 2
     origin: Headers
+    """The request that the follow-up came from."""
     resume_target: ResumeTarget
     summary: str = Field(min_length=1, max_length=MOST_SUMMARY)
+    """What was being done and what is waited for: all that is known on resume, beside the tasks."""
     completion: Completion = Completion.all
+    """`all`: when every task has ended. `any`: with the first; the others are cancelled."""
 
 
 class CreateData(CamelEdge):
     """`run_id` is the run whose turn creates the tasks; `all` is not judged before its end."""
 
     workflow_id: str = Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=MOST_WORKFLOW_ID)
+    """The follow-up's name; its workflow id is `wf:` and this."""
     definition: Definition
     run_id: str | None = Field(default=None, min_length=1, max_length=1000)
+    """The run whose turn creates the tasks; `all` is not judged before its end."""
 
 
 class CreateCommand(Edge):
@@ -84,11 +96,17 @@ class TaskData(CamelEdge):
     """`task_id` goes into an HTTP header, and with all others into the request that resumes the work."""
 
     workflow_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    """The follow-up's."""
     task_id: str = Field(pattern=r"^[A-Za-z0-9._:-]+$", max_length=MAX_ID_LENGTH)
+    """New in its follow-up; the same again changes nothing."""
     kind: str = Field(min_length=1, max_length=100)
+    """One of the [kinds](#kinds-of-tasks), which says what `input` is."""
     description: str = Field(min_length=1, max_length=MOST_DESCRIPTION)
+    """What is waited for, in words."""
     input: dict[str, Any] = Field(default_factory=dict)
+    """As its kind has it; up to 8 KiB."""
     run_id: str | None = Field(default=None, min_length=1, max_length=1000)
+    """As of `cmd.workflow.create`."""
 
     @field_validator("description")
     @classmethod
@@ -114,7 +132,9 @@ class TaskCommand(Edge):
 
 class CancelData(CamelEdge):
     workflow_id: str | None = None
+    """The follow-up's; may be left out."""
     reason: str | None = Field(default=None, max_length=2000)
+    """Shown with it."""
 
 
 class CancelCommand(Edge):
@@ -127,10 +147,14 @@ class TaskResolved(CamelEdge):
     """The body of the signal `task_resolved`: an event for the task to judge, or its `result` at once."""
 
     workflow_id: str | None = None
+    """The follow-up's; may be left out."""
     task_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
     event: Event | None = None
+    """For the task to judge. Either this or `result`."""
     result: Any = None
+    """Resolves it at once; up to 16 KiB."""
     resolved_by: str | None = Field(default=None, min_length=1, max_length=2 * MAX_ID_LENGTH)
+    """Who or what resolved it."""
 
     @model_validator(mode="after")
     def _brings_one_thing(self) -> Self:
@@ -215,8 +239,10 @@ class Outbound(CamelEdge):
     """One message to somebody outside: what `notify` sends, and what an outbox takes."""
 
     channel_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    """Where it goes."""
     text: str = Field(min_length=1, max_length=4000)
     platform: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    """Of the channel."""
 
 
 class NotifyRequest(Value):

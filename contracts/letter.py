@@ -2,16 +2,9 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from contracts.value import Value
-
-
-def sparse(default: Any) -> Any:
-    """A field that is not written while it says nothing: there are thousands of them in a mailbox's state."""
-    return Field(default=default, exclude_if=lambda value: value == default)
+from contracts.value import Value, sparse
 
 
 class Ack(StrEnum):

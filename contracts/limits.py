@@ -14,16 +14,27 @@ class LimitOverrides(Edge):
     """Limits as a caller, an agent definition or `perdure.toml` may set them. None: not set here."""
 
     max_steps: int | None = Field(default=None, ge=1, le=100_000)
+    """Calls beyond it are not made; the run escalates if it asks for another."""
     max_turns: int | None = Field(default=None, ge=1, le=100_000)
+    """Model turns; then the run escalates."""
     max_reframes: int | None = Field(default=None, ge=0, le=1000)
+    """How often the agent may change its frame; then the run escalates."""
     turn_timeout: Duration | None = None
+    """Of a model turn; then the model is asked again, five times at most."""
     soft_limit: Duration | None = None
+    """Active time; then one last turn without tools, whose outcome is delivered as `"partial": true`."""
     hard_limit: Duration | None = None
+    """Active time; then the run fails (`HardLimit`), and can be resumed with as much time again."""
     budget_tokens: int | None = Field(default=None, ge=1)
+    """All that were sent or received, summaries too; then the run escalates."""
     budget_usd: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """The same in money. Without a known price there is no such limit, and the run says "USD unknown"."""
     directive_tool: str | None = Field(default=None, min_length=1, max_length=64)
+    """The tool that the model must call where a first hint did not end a loop."""
     max_depth: int | None = Field(default=None, ge=0, le=10)
+    """Delegations below each other, as the first run has it; a run there is not offered `delegate`."""
     max_fanout: int | None = Field(default=None, ge=1, le=100)
+    """Subtasks of one delegation; more are refused, and the model is told."""
 
 
 def limits_in(context: Mapping[str, Any]) -> LimitOverrides:

@@ -30,7 +30,9 @@ class InputWanted(Edge):
     """An input of a task: the file below the folder's `inputs/` that `match`, a pattern as in `*.csv`, fits."""
 
     name: InputName
+    """By which the run finds it."""
     match: str = Field(min_length=1, max_length=500)
+    """The pattern of a file below `inputs/`, like `*.csv`."""
 
 
 class _Head(Edge):
@@ -39,12 +41,19 @@ class _Head(Edge):
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
     message_id: Name
+    """By which, and the content, a message that comes again is known."""
     plan_id: Name
+    """The folder that the file lies in."""
     task_id: Name
+    """Of the work, within its plan."""
     subtask_id: Name | None = None
+    """Of a part of it."""
     sender: Name = Field(alias="from")
+    """Who wrote it."""
     to: Name | None = None
+    """For whom it is."""
     idempotency_key: Name | None = None
+    """Kept, and decides nothing."""
 
 
 class TaskHead(_Head):
@@ -52,9 +61,13 @@ class TaskHead(_Head):
 
     type: Literal["task"]
     inputs: tuple[InputWanted, ...] = Field(default=(), max_length=MOST_INPUTS)
+    """Files that the work needs."""
     wait_for_inputs: bool = True
+    """Whether it waits for them; else it fails where one is not there."""
     pick_policy: PickPolicy | None = None
+    """Which file is an input where several match; without one a person is asked."""
     expected_output: str | None = Field(default=None, max_length=2000)
+    """What should come of it, in words."""
 
 
 class ReplyStatus(StrEnum):
@@ -67,9 +80,13 @@ class ReplyHead(_Head):
 
     type: Literal["reply"]
     status: ReplyStatus
+    """How the task ended."""
     in_reply_to: Name | None = None
+    """The `message_id` of the task."""
     run_id: str | None = Field(default=None, max_length=1000)
+    """The run that did it."""
     artifacts: tuple[str, ...] = Field(default=(), max_length=200)
+    """Files beside the reply."""
 
 
 MessageHead = Annotated[TaskHead | ReplyHead, Field(discriminator="type")]

@@ -12,9 +12,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from contracts.carry import Order
 from contracts.conversation import TurnEnd
-from contracts.letter import Ack, Letter, Stage, TaskState, sparse
+from contracts.letter import Ack, Letter, Stage, TaskState
 from contracts.mail import MOST_INPUTS, InputName, MessageHead, Name
-from contracts.value import Edge, Value
+from contracts.value import Edge, Value, sparse
 
 MOST_DELIVERIES = 100  # of one `deliver`
 MOST_FILE_NAME = 255

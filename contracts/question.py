@@ -3,9 +3,7 @@
 from datetime import datetime
 from enum import StrEnum
 
-from pydantic import Field
-
-from contracts.value import Value
+from contracts.value import Value, sparse
 
 
 class QuestionKind(StrEnum):
@@ -31,5 +29,5 @@ class Question(Value):
     step: int | None = None
     tool: str | None = None
     asked_at: datetime
-    call: str | None = Field(default=None, exclude_if=lambda call: call is None)
-    expires_at: datetime | None = Field(default=None, exclude_if=lambda at: at is None)
+    call: str | None = sparse(None)
+    expires_at: datetime | None = sparse(None)

@@ -9,6 +9,8 @@ from contracts.value import Value
 
 
 class Problem(StrEnum):
+    """What the reconciler looks for."""
+
     wedged = "wedged"  # the run's workflow tasks fail: it cannot go on
     orphaned = "orphaned"  # the run is open, and its parent has closed
     unattended = "unattended"  # nobody works on the run's task queue

@@ -16,19 +16,19 @@ from contracts.thrash import Made
 from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
 from contracts.transcript import Segment
 from contracts.turn import PassedOver, Usage
-from contracts.value import Value
+from contracts.value import Value, sparse
 
 
 class RunStatus(StrEnum):
-    queued = "queued"
-    running = "running"
-    waiting_on_tool = "waiting_on_tool"
-    waiting_on_human = "waiting_on_human"
-    completed = "completed"
-    escalated = "escalated"
-    cancelled = "cancelled"
-    timed_out = "timed_out"
-    failed = "failed"
+    queued = "queued"  # it has not begun
+    running = "running"  # a model turn or a call is under way, or is next
+    waiting_on_tool = "waiting_on_tool"  # a result is awaited from outside
+    waiting_on_human = "waiting_on_human"  # a question is open
+    completed = "completed"  # ended with an outcome
+    escalated = "escalated"  # ended: the task is given back to a person
+    cancelled = "cancelled"  # ended, as somebody asked
+    timed_out = "timed_out"  # ended at its hard limit; it can be resumed
+    failed = "failed"  # ended by a failure; it can be resumed
 
 
 class Pending(Value):
@@ -51,9 +51,9 @@ class Call(Value):
     step: int | None
     arguments: dict[str, Any]
     # The digest of the call that a person approved: with other arguments the approval is void.
-    approval: str | None = Field(default=None, exclude_if=lambda approval: approval is None)
+    approval: str | None = sparse(None)
     # The digest of the tool's definition that a person accepted for it.
-    accepts: str | None = Field(default=None, exclude_if=lambda accepts: accepts is None)
+    accepts: str | None = sparse(None)
     generation: int = 1  # grows when a person decides "run again"
     outcome: ToolOutcome | None = None
 
@@ -90,22 +90,22 @@ class RunState(Value):
     agent: str
     context: dict[str, Any]
     conversation_id: str | None
-    is_turn: bool = Field(default=False, exclude_if=lambda is_turn: not is_turn)  # of that conversation, by its lane
-    headers: Headers = Field(default=Headers(), exclude_if=lambda headers: headers == Headers())
+    is_turn: bool = sparse(False)  # of that conversation, by its lane
+    headers: Headers = sparse(Headers())
     created_at: datetime
     updated_at: datetime
     limits: Limits
     requested: dict[str, Any] = Field(default_factory=dict)  # the limits that the start event set
     status: RunStatus = RunStatus.queued
     model: str = ""
-    passed_over: tuple[PassedOver, ...] = Field(default=(), exclude_if=lambda models: not models)  # in the last turn
+    passed_over: tuple[PassedOver, ...] = sparse(())  # in the last turn
     definition: str = ""
     workspace: str = ""
     tools: tuple[ToolRoute, ...] = ()
-    peers: tuple[str, ...] = Field(default=(), exclude_if=lambda peers: not peers)
-    mailboxes: tuple[str, ...] = Field(default=(), exclude_if=lambda names: not names)  # peers that live outside
-    assignment: Assignment | None = Field(default=None, exclude_if=lambda assignment: assignment is None)
-    delegated: Spent = Field(default=Spent(), exclude_if=lambda spent: spent == Spent())  # what its subtasks have used
+    peers: tuple[str, ...] = sparse(())
+    mailboxes: tuple[str, ...] = sparse(())  # peers that live outside
+    assignment: Assignment | None = sparse(None)
+    delegated: Spent = sparse(Spent())  # what its subtasks have used
     approved_tools: tuple[str, ...] = ()
     accepted: dict[str, str] = Field(default_factory=dict, exclude_if=lambda accepted: not accepted)  # tool: definition
     step: int = 0
@@ -125,9 +125,9 @@ class RunState(Value):
     pending: tuple[Pending, ...] = ()
     calls: tuple[Call, ...] = ()
     question: Question | None = None
-    expired: str | None = Field(default=None, exclude_if=lambda expired: expired is None)  # the latest such question
+    expired: str | None = sparse(None)  # the latest such question
     usage: Usage = Usage()
-    last_call: int = Field(default=0, exclude_if=lambda tokens: not tokens)  # tokens of the last turn, of a subtask
+    last_call: int = sparse(0)  # tokens of the last turn, of a subtask
     cost_usd: float | None = 0.0  # None once a model without a known price was used
     artifacts: tuple[str, ...] = ()
     journal: Journal = Journal()
@@ -184,8 +184,8 @@ class QuestionView(Value):
     kind: str
     text: str
     options: tuple[str, ...]
-    call: str | None = Field(default=None, exclude_if=lambda call: call is None)
-    expires_at: datetime | None = Field(default=None, exclude_if=lambda at: at is None)
+    call: str | None = sparse(None)
+    expires_at: datetime | None = sparse(None)
 
 
 class PendingView(Value):
@@ -210,22 +210,22 @@ class RunView(Value):
     turns: int
     reframes: int
     max_reframes: int
-    pending: tuple[PendingView, ...]
+    pending: tuple[PendingView, ...]  # calls without a result
     completed_steps: tuple[int, ...]
     workspace: str
     resumable: bool  # an open run goes on wherever a worker is, from what history holds
-    resume_from: str | None
-    artifacts: tuple[str, ...]
+    resume_from: str | None  # the step it would go on from
+    artifacts: tuple[str, ...]  # relative to the workspace
     question: QuestionView | None
     usage: Usage
-    cost_usd: float | None
-    active_seconds: float
-    ignored: tuple[str, ...]
+    cost_usd: float | None  # None once a model without a known price was used
+    active_seconds: float  # that count for its limits
+    ignored: tuple[str, ...]  # the latest signals that had no effect, and why
     plan: str = ""
     last_finding: str = ""
     origin: str | None = None  # the run that this one resumes, or was forked from
-    parent: str | None = Field(default=None, exclude_if=lambda parent: parent is None)  # whose subtask it is
-    delegated: Spent | None = Field(default=None, exclude_if=lambda spent: spent is None)  # by its subtasks, not above
+    parent: str | None = sparse(None)  # whose subtask it is
+    delegated: Spent | None = sparse(None)  # by its subtasks, not above
 
 
 class TurnClose(Value):
@@ -233,7 +233,7 @@ class TurnClose(Value):
 
     owner: str
     before: Segment | None
-    journal: Journal | None = Field(default=None, exclude_if=lambda journal: journal is None)
+    journal: Journal | None = sparse(None)
 
 
 class CloseRequest(Value):
@@ -245,8 +245,8 @@ class CloseRequest(Value):
     journal: Journal | None = None  # only at the end of the run
     event: dict[str, Any] | None = None  # the completion event
     cancel: str | None = None  # ask the server to cancel this run, for this reason
-    told: tuple[dict[str, Any], ...] = Field(default=(), exclude_if=lambda told: not told)
-    turn: TurnClose | None = Field(default=None, exclude_if=lambda turn: turn is None)
+    told: tuple[dict[str, Any], ...] = sparse(())
+    turn: TurnClose | None = sparse(None)
 
 
 class Closed(Value):

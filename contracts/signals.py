@@ -10,16 +10,16 @@ from contracts.value import Edge
 class Decision(StrEnum):
     """What a person may decide. Which of these a question takes is in `decisions.question`."""
 
-    approve = "approve"
+    approve = "approve"  # make this call
     approve_tool = "approve_tool"  # this tool, for the rest of this run
-    deny = "deny"
-    run_again = "run_again"
+    deny = "deny"  # do not make it; the run goes on
+    run_again = "run_again"  # make the call again, though it may have happened
     use_result = "use_result"  # the result is `text`
     give_up = "give_up"  # the model is told that it may have happened
-    use_new = "use_new"
-    keep_old = "keep_old"
-    proceed = "continue"
-    stop = "stop"
+    use_new = "use_new"  # go on with the new definition
+    keep_old = "keep_old"  # go on as the run began
+    proceed = "continue"  # go on as before
+    stop = "stop"  # end the run
 
 
 class HumanInput(Edge):
@@ -29,14 +29,21 @@ class HumanInput(Edge):
     """
 
     question_id: str | None = None
+    """If given, it must be the open one."""
     call: str | None = Field(default=None, max_length=200)
+    """The digest of the call to approve; if given, it must be the one that is asked about."""
     text: str | None = Field(default=None, max_length=200_000)
+    """The answer; of a denial, the reason; with `use_result`, the result."""
     decision: Decision | None = None
+    """What the [question](#decisions) takes."""
     by: str | None = Field(default=None, max_length=200)
+    """Who answers."""
 
 
 class CancelRequest(Edge):
     """The body of the signal `cancel`; both fields may be left out, and so may the body."""
 
     reason: str | None = Field(default=None, max_length=2000)
+    """Shown with the run."""
     by: str | None = Field(default=None, max_length=200)
+    """Who asks."""

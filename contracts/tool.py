@@ -4,10 +4,8 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import Field
-
 from contracts.duration import Duration
-from contracts.value import Value
+from contracts.value import Value, sparse
 
 RETRY_DELAYS = (0.5, 2.0, 8.0)  # seconds (B1)
 CALL_MARGIN = timedelta(seconds=5)  # an activity's timeout over the tool's own, which speaks first
@@ -43,7 +41,7 @@ class QueueRoute(Value):
 
     task_queue: str
     activity: str
-    heartbeat: Duration | None = Field(default=None, exclude_if=lambda heartbeat: heartbeat is None)
+    heartbeat: Duration | None = sparse(None)
 
 
 class ToolRoute(Value):
@@ -55,9 +53,9 @@ class ToolRoute(Value):
     approval: Approval = Approval.never
     timeout: Duration
     takes_step: bool = True
-    pollable: bool = Field(default=False, exclude_if=lambda pollable: not pollable)  # repeats are no sign of a loop
-    approval_timeout: Duration | None = Field(default=None, exclude_if=lambda timeout: timeout is None)
-    queue: QueueRoute | None = Field(default=None, exclude_if=lambda queue: queue is None)
+    pollable: bool = sparse(False)  # repeats are no sign of a loop
+    approval_timeout: Duration | None = sparse(None)
+    queue: QueueRoute | None = sparse(None)
 
 
 class ToolCall(Value):
@@ -76,14 +74,14 @@ class ToolCall(Value):
     tool: str
     tool_use_id: str
     arguments: dict[str, Any] | None
-    effect: Effect = Field(default=Effect.read, exclude_if=lambda effect: effect is Effect.read)
-    attempt: int = 1  # grows when a person decides "run again"
-    length: int = 0
-    head: str = ""
-    owner: str | None = Field(default=None, exclude_if=lambda owner: owner is None)
-    execution: str | None = Field(default=None, exclude_if=lambda execution: execution is None)
-    approval: str | None = Field(default=None, exclude_if=lambda approval: approval is None)
-    accepts: str | None = Field(default=None, exclude_if=lambda accepts: accepts is None)
+    effect: Effect = sparse(Effect.read)
+    attempt: int = sparse(1)  # grows when a person decides "run again"
+    length: int = sparse(0)
+    head: str = sparse("")
+    owner: str | None = sparse(None)
+    execution: str | None = sparse(None)
+    approval: str | None = sparse(None)
+    accepts: str | None = sparse(None)
 
 
 class ToolError(Value):
@@ -93,9 +91,13 @@ class ToolError(Value):
     """
 
     kind: str
+    """One of the [kinds](failures.md#errors-of-tools), or a word of the tool's own."""
     message: str
+    """For the model, which decides what to do about it."""
     retryable: bool = False
-    definition: str | None = Field(default=None, exclude_if=lambda definition: definition is None)
+    """Whether trying again could help; the model is told."""
+    definition: str | None = sparse(None)
+    """Of MCP tools only: leave it out."""
 
 
 class ToolOutcome(Value):
@@ -110,7 +112,7 @@ class ToolOutcome(Value):
     error: ToolError | None = None
     artifacts: tuple[str, ...] = ()
     duration_ms: int = 0
-    interrupted: bool = Field(default=False, exclude_if=lambda interrupted: not interrupted)
+    interrupted: bool = sparse(False)
 
 
 class LargeResult(Value):

@@ -16,13 +16,20 @@ class Message(CamelValue):
     """A message that somebody wrote on a chat platform, as its adapter tells it. `raw` is the adapter's own part."""
 
     platform: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    """Where it was written, like `discord`."""
     channel_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    """The channel, room or issue."""
     message_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    """Of this message."""
     user_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    """Who wrote it."""
     user_name: str | None = None
+    """As people know the writer."""
     text: str
-    ts: int = Field(ge=0, le=MOST_TIME)  # milliseconds since 1970, like every time here
+    ts: int = Field(ge=0, le=MOST_TIME)
+    """Milliseconds since 1970, like every time here."""
     raw: dict[str, Any] | None = None
+    """The adapter's own part. `raw.<platform>.replyToMessageId` says what it replies to."""
 
     @field_validator("raw")
     @classmethod
@@ -37,7 +44,9 @@ class Event(Value):
 
     type: Literal["evt.adapter.message.created"]
     id: str | None = Field(default=None, min_length=1, max_length=2 * MAX_ID_LENGTH)
+    """By which an event that comes again is known; else by platform, channel and message."""
     headers: dict[str, Any] = Field(default_factory=dict)
+    """Kept with it, and read by nobody here."""
     data: Message
 
 
@@ -48,8 +57,11 @@ class Subscription(CamelValue):
     """
 
     subscriber: str = Field(pattern="^wf:", max_length=3 * MAX_ID_LENGTH)
+    """The workflow id of the follow-up."""
     task_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    """Its task."""
     expires_at: int | None = Field(default=None, ge=0, le=MOST_TIME)
+    """Milliseconds since 1970; one that has passed ends it. None: for as long as it takes."""
 
 
 class Delivery(Value):

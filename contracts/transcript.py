@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from contracts.value import Edge, Value
+from contracts.value import Edge, Value, sparse
 
 
 class PartKind(StrEnum):
@@ -41,7 +41,7 @@ class Segment(Value):
     start: int
     end: int
     head: str
-    owner: str | None = Field(default=None, exclude_if=lambda owner: owner is None)
+    owner: str | None = sparse(None)
 
 
 class TranscriptQuery(Edge):

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from pydantic import Field
-
-from contracts.value import Value
+from contracts.value import Value, sparse
 
 
 class Usage(Value):
@@ -41,13 +39,13 @@ class TurnRequest(Value):
     length: int
     head: str
     definition: str
-    interrupted: bool = Field(default=False, exclude_if=lambda interrupted: not interrupted)
-    refused: str | None = Field(default=None, exclude_if=lambda refused: refused is None)
-    force: str | None = Field(default=None, exclude_if=lambda force: force is None)
-    is_closing: bool = Field(default=False, exclude_if=lambda is_closing: not is_closing)
-    window: int | None = Field(default=None, exclude_if=lambda window: window is None)
-    unchecked: bool = Field(default=False, exclude_if=lambda unchecked: not unchecked)
-    told: tuple[dict[str, Any], ...] = Field(default=(), exclude_if=lambda told: not told)
+    interrupted: bool = sparse(False)
+    refused: str | None = sparse(None)
+    force: str | None = sparse(None)
+    is_closing: bool = sparse(False)
+    window: int | None = sparse(None)
+    unchecked: bool = sparse(False)
+    told: tuple[dict[str, Any], ...] = sparse(())
 
 
 class PassedOver(Value):
@@ -73,4 +71,4 @@ class ModelTurn(Value):
     duration_ms: int
     cost_usd: float | None = None
     broken: tuple[str, ...] = ()
-    passed_over: tuple[PassedOver, ...] = Field(default=(), exclude_if=lambda models: not models)
+    passed_over: tuple[PassedOver, ...] = sparse(())

@@ -1,8 +1,10 @@
 """The base classes: what lies in history is read tolerantly, what comes from outside strictly."""
 
+import re
 from typing import Any
+from unicodedata import category
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 
@@ -16,6 +18,11 @@ class Edge(BaseModel):
     """A frozen value from a file, a person or another program. Unknown fields are refused by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def sparse(default: Any) -> Any:
+    """A field that is not written while it says nothing: a step of a run has two dozen, a mailbox thousands."""
+    return Field(default=default, exclude_if=lambda value: value == default)
 
 
 class CamelValue(Value):
@@ -32,6 +39,9 @@ class CamelEdge(CamelValue):
     model_config = ConfigDict(extra="forbid")
 
 
+_BREAK = re.compile(r"\s*[\t-\r\x1c-\x1f\x85\u2028\u2029]\s*")
+_JOINERS = "\u200c\u200d"
+
 MOST_DEPTH = 50  # of a value from outside: a payload nested 200 deep is not read any more, and it gets wrapped
 
 
@@ -40,6 +50,19 @@ def depth(value: Any) -> int:
     if not isinstance(value, dict | list):
         return 0
     return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+
+
+def printable(text: str) -> str:
+    """One line, with what cannot be printed escaped: it quotes what somebody has written.
+
+    Spaces and joiners of every script stay as they are, so that a name can be copied from it.
+    """
+    line = _BREAK.sub(" ", text)
+    return "".join(sign if sign.isprintable() or _is_blank(sign) else repr(sign)[1:-1] for sign in line)
+
+
+def _is_blank(sign: str) -> bool:
+    return sign in _JOINERS or category(sign) == "Zs"
 
 
 class Undecodable(Value):

@@ -170,7 +170,7 @@ SCHEMAS = (
     ToolSchema(
         name=WORKFLOW_WAIT_FOR_REPLY,
         description=(
-            "Wait for a reply to a Discord message, after this run has ended. Without workflowId a follow-up is "
+            "Wait for a reply to a chat message, after this run has ended. Without workflowId a follow-up is "
             "created for it, which goes on with the work in this session."
         ),
         input_schema={
@@ -178,8 +178,15 @@ SCHEMAS = (
             "properties": {
                 "workflowId": _text("A follow-up to add it to, if any."),
                 "description": _text("What is waited for, understandable without the conversation."),
+                "platform": _text("Where the message was sent: discord (the default), slack, github, …"),
                 "channelId": _text("The channel of the message."),
-                "messageId": _text("The message; only a reply to it counts."),
+                "messageId": _text(
+                    "The message; only a reply to it counts. In Slack what began the thread, on GitHub the issue."
+                ),
+                "after": _text(
+                    "Your own message, where messageId names another: in Slack its ts, when you wrote in a thread; on "
+                    "GitHub the id of your comment. Only what was written after it counts."
+                ),
                 "fromUserId": _text("Only a reply of this user counts."),
                 "timeoutMs": {"type": "integer", "description": "Go on without a reply after this time."},
             },

@@ -9,11 +9,11 @@ from contracts.failures import ToolFault
 from contracts.followup import CreateCommand, CreateData, FollowUpCommands, TaskCommand, TaskData
 from contracts.run import Call, RunState
 from contracts.tool import ToolOutcome, failed
-from decisions import ids, kinds
+from decisions import ids, kind_reply, kinds
 from decisions.builtins import WORKFLOW_CREATE, WORKFLOW_TASK_CREATE
-from decisions.kind_reply import KIND as REPLY
 from decisions.narrate import cut
 from decisions.resume import origin_of
+from decisions.topic import platform_name
 
 CLIENT = "perdure"
 
@@ -37,8 +37,11 @@ def _commands(state: RunState, call: Call) -> FollowUpCommands:
         return FollowUpCommands(create=_create(state, call, given.get("definition")))
     if call.tool == WORKFLOW_TASK_CREATE:
         return FollowUpCommands(task=_task(state, call, given))
-    named = ("channelId", "messageId", "fromUserId", "timeoutMs")
-    wanted = {"kind": REPLY.name, "input": {name: given[name] for name in named if given.get(name) is not None}}
+    platform = given.get("platform")
+    is_discord = platform is None or (isinstance(platform, str) and platform_name(platform) == kind_reply.DISCORD)
+    kind = kind_reply.KIND if is_discord else kind_reply.ANY
+    named = ("channelId", "messageId", "fromUserId", "timeoutMs", *(() if is_discord else ("platform", "after")))
+    wanted = {"kind": kind.name, "input": {name: given[name] for name in named if given.get(name) is not None}}
     wanted |= {name: given[name] for name in ("workflowId", "description") if given.get(name) is not None}
     if "workflowId" in wanted:
         return FollowUpCommands(task=_task(state, call, wanted))

@@ -5,11 +5,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from contracts.followup import Task
+from contracts.value import printable
 from decisions import kind_notify, kind_prompt, kind_reply, kind_wait
 from decisions.kind import Kind, KindInput
 
 KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in (kind_reply.KIND, kind_prompt.KIND, kind_wait.KIND, kind_notify.KIND)
+    kind.name: kind for kind in (kind_reply.KIND, kind_reply.ANY, kind_prompt.KIND, kind_wait.KIND, kind_notify.KIND)
 }
 
 
@@ -34,4 +35,4 @@ def first_of(error: ValidationError) -> str:
     """The first fault in one line, without the input."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"]) or "input"
-    return f"{where}: {first['msg'].removeprefix('Value error, ')}"
+    return printable(f"{where}: {first['msg'].removeprefix('Value error, ')}")

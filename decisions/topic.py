@@ -25,10 +25,15 @@ def replied_to(message: Message) -> str | None:
     return replied if isinstance(replied, str) and replied else None
 
 
+def platform_name(written: str) -> str:
+    """One platform, however it is written: a model likes "Slack"."""
+    return written.strip().lower() or written
+
+
 def topic_of(event: Event) -> str | None:
     """Where tasks wait for this event; None for one that replies to nothing."""
     replied = replied_to(event.data)
-    return replied and topic_key(event.data.platform, event.data.channel_id, replied)
+    return replied and topic_key(platform_name(event.data.platform), event.data.channel_id, replied)
 
 
 def too_large(event: Event) -> str | None:

@@ -43,6 +43,8 @@ async def submit_request(
     """
     if request.question_id is not None or request.when_busy is WhenBusy.interrupt:
         require(holder, Scope.answer)
+    if request.mailbox is not None:
+        raise Failure(422, "mailbox: only the bridge of a folder names it", field="mailbox")
     settings = here.session.settings
     try:
         settings.check_agent(request.agent)

@@ -16,7 +16,7 @@ router = APIRouter(tags=["health"], responses=described(500))
 
 
 class Health(Value):
-    status: str
+    status: str  # `ok`
 
 
 class Readiness(Value):

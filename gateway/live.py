@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from temporalio.service import RPCError
 
 from gateway.access import Gateway
-from gateway.problems import Failure
+from gateway.problems import Failure, Kind
 from runs import NoSuchRun, NotReachable, Refused, ended
 from watch import Position, Watch, happening_json
 
@@ -77,7 +77,7 @@ def followed(gateway: Gateway, run_id: str, after: Position | None) -> Stream:
     """Raises Failure where there are too many."""
     if gateway.streams >= MOST_STREAMS:
         why = f"{MOST_STREAMS} runs are followed here already; try again"
-        raise Failure(429, why, kind="too-many-streams", headers={"Retry-After": "5"})
+        raise Failure(429, why, kind=Kind.too_many_streams, headers={"Retry-After": "5"})
     return Stream(_told(gateway, run_id, after), gateway, PATIENCE)
 
 

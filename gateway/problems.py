@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Coroutine
+from enum import StrEnum
 from http import HTTPStatus
 from typing import Any
 
@@ -15,6 +16,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.secrets import NO_SECRETS, Secrets
 from activities.topic import NotAwaited
 from contracts.conversation import LaneFault
+from contracts.value import sparse
 from decisions.conversation import RETRY_AFTER
 from decisions.narrate import cut
 from lanes import NotTaken
@@ -26,6 +28,25 @@ AGAIN = {"Retry-After": "2"}  # seconds, where it is a server that is away
 _log = logging.getLogger(__name__)
 
 
+class Kind(StrEnum):
+    """What tells refusals apart where their status does not: `type` is `urn:perdure:<kind>`."""
+
+    refused = "refused"
+    """The run or lane says no, and `detail` says why. Another request may do."""
+    request_reused = "request-id-reused"
+    """The request's id was used before, for something else. Take another one."""
+    lane_full = "lane-full"
+    """The conversation has as many requests as it takes. Come back after `Retry-After`."""
+    lane_busy = "lane-busy"
+    """A turn is running, and `when_busy` was `reject`. Come back after `Retry-After`, or queue."""
+    lane_closing = "lane-closing"
+    """The conversation is being cancelled. Come back after `Retry-After`."""
+    not_awaited = "not-awaited"
+    """An event that replies to nothing, so that nobody can wait for it, or one that is too large. It was not kept."""
+    too_many_streams = "too-many-streams"
+    """This gateway follows as many runs as it can. Come back after `Retry-After`, or ask another gateway."""
+
+
 class Problem(BaseModel):
     """RFC 9457. `field` names the part of the request that is at fault, where it is one."""
 
@@ -33,7 +54,7 @@ class Problem(BaseModel):
     title: str
     status: int
     detail: str
-    field: str | None = Field(default=None, exclude_if=lambda field: field is None)
+    field: str | None = sparse(None)
 
 
 class Failure(HTTPException):
@@ -44,7 +65,7 @@ class Failure(HTTPException):
         status: int,
         detail: str,
         *,
-        kind: str | None = None,
+        kind: Kind | None = None,
         field: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
@@ -78,8 +99,8 @@ def handlers(secrets: Secrets) -> dict[Any, Callable[[Request, Any], Coroutine[A
         RequestValidationError: _of_validation,
         NoSuchRun: lambda error: Failure(404, str(error)),
         NotTaken: _of_lane,
-        Refused: lambda error: Failure(409, str(error), kind="refused"),
-        NotAwaited: lambda error: Failure(422, str(error), kind="not-awaited"),
+        Refused: lambda error: Failure(409, str(error), kind=Kind.refused),
+        NotAwaited: lambda error: Failure(422, str(error), kind=Kind.not_awaited),
         NotReachable: lambda error: Failure(503, str(error), headers=AGAIN),
         RPCError: _of_rpc,
         OSError: _of_store,
@@ -102,17 +123,17 @@ def _of_validation(error: RequestValidationError) -> Failure:
 
 
 # The status, the kind of problem, and whether it may go well a little later.
-_OF_LANES: dict[LaneFault | None, tuple[int, str, bool]] = {
-    LaneFault.invalid_input: (422, "refused", False),
-    LaneFault.request_reused: (409, "request-id-reused", False),
-    LaneFault.lane_full: (429, "lane-full", True),
-    LaneFault.lane_busy: (409, "lane-busy", True),
-    LaneFault.lane_closing: (409, "lane-closing", True),
+_OF_LANES: dict[LaneFault | None, tuple[int, Kind, bool]] = {
+    LaneFault.invalid_input: (422, Kind.refused, False),
+    LaneFault.request_reused: (409, Kind.request_reused, False),
+    LaneFault.lane_full: (429, Kind.lane_full, True),
+    LaneFault.lane_busy: (409, Kind.lane_busy, True),
+    LaneFault.lane_closing: (409, Kind.lane_closing, True),
 }
 
 
 def _of_lane(error: NotTaken) -> Failure:
-    status, kind, comes_again = _OF_LANES.get(error.kind, (409, "refused", False))
+    status, kind, comes_again = _OF_LANES.get(error.kind, (409, Kind.refused, False))
     headers = {"Retry-After": f"{RETRY_AFTER:.0f}"} if comes_again else None
     return Failure(status, str(error), kind=kind, headers=headers)
 

@@ -21,7 +21,7 @@ from contracts.value import Edge, Value
 from decisions import ids
 from gateway.access import By, Here, Route, RunId, needs
 from gateway.live import Stream, followed, position_of
-from gateway.problems import Failure, described
+from gateway.problems import Failure, Kind, described
 from gateway.tokens import Scope
 from runs import Found, Refused, answer, cancel, ended, find, page, start, state, tool_result
 from settings import ProjectError
@@ -41,6 +41,8 @@ class Start(StartEvent):
 
 
 class Begun(Value):
+    """The run that it is about."""
+
     run_id: str
 
 
@@ -48,13 +50,13 @@ class Known(Value):
     """What the server knows of a run, without asking a worker."""
 
     run_id: str
-    status: str
+    status: str  # as `AgentStatus`
     agent: str
-    waiting_for: str
-    wedged: bool
+    waiting_for: str  # the open question, in short
+    wedged: bool  # its workflow tasks fail: it cannot go on
     steps: int
     cost_usd: float | None
-    parent: str | None
+    parent: str | None  # the run whose subtask it is
     started_at: datetime
     closed_at: datetime | None
 
@@ -63,14 +65,14 @@ class Listed(Value):
     """A page may hold fewer than `limit`; the list ends where `cursor` is null."""
 
     runs: tuple[Known, ...]
-    cursor: str | None
+    cursor: str | None  # for the next page
 
 
 class Told(Value):
     """A run. Where no worker answers, `state` is null, and what the server knows is `age_seconds` old."""
 
     known: Known
-    answered: bool
+    answered: bool  # a worker did
     age_seconds: float
     state: RunView | None
 
@@ -81,18 +83,22 @@ class Result(Value):
     run_id: str
     status: str
     event: dict[str, Any] | None = None
-    kind: str = ""
-    message: str = ""
-    handoff: str = ""
+    kind: str = ""  # of a [failure](failures.md#failed-runs)
+    message: str = ""  # and what it says
+    handoff: str = ""  # how the work stands, where it failed
 
 
 class Answer(Edge):
     """As `human_input`; who answers is told by the token."""
 
     question_id: str | None = None
+    """If given, it must be the open one."""
     call: str | None = Field(default=None, max_length=200)
+    """The digest of the call to approve; if given, it must be the one that is asked about."""
     text: str | None = Field(default=None, max_length=200_000)
+    """The answer; of a denial, the reason; with `use_result`, the result."""
     decision: Decision | None = None
+    """What the [question](events.md#decisions) takes."""
 
 
 class Reason(Edge):
@@ -249,6 +255,6 @@ async def deliver_result(here: Here, run_id: RunId, event: ToolResultEvent) -> B
     if event.payload.run_id != run_id:
         raise Failure(422, "payload.run_id is not the run of the address", field="payload.run_id")
     if not (await find(here.session.client, run_id)).is_open:
-        raise Failure(409, f"run {run_id} has ended", kind="refused")
+        raise Failure(409, f"run {run_id} has ended", kind=Kind.refused)
     await tool_result(here.session.client, run_id, event)
     return Begun(run_id=run_id)

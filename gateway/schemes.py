@@ -2,7 +2,7 @@
 
 standard  https://www.standardwebhooks.com: id, time and body are signed; the body is an event of `perdure event`
 slack     Slack's v0 signature, over time and body; the Events API's `message`
-github    X-Hub-Signature-256, over the body alone; `issue_comment`, created
+github    X-Hub-Signature-256, over the body alone; `issue_comment`, created by a person
 """
 
 import hashlib
@@ -25,6 +25,7 @@ from settings.file import WebhookSettings
 
 WINDOW = 300  # seconds that a signature's time may be away from ours; the standard's library has the same
 LEAST_SECRET = 16  # characters
+BY_PEOPLE = (None, "thread_broadcast", "file_share")  # Slack: plain, shown in the channel too, with a file
 
 Headers = Mapping[str, str]
 
@@ -127,7 +128,7 @@ def _read_slack(_headers: Headers, value: dict[str, Any]) -> Event | Ignored | C
     if value["type"] == "url_verification":
         return Challenge(str(value["challenge"]))
     event = value["event"] if value["type"] == "event_callback" else {}
-    if event.get("type") != "message" or event.get("subtype") is not None or event.get("bot_id") is not None:
+    if event.get("type") != "message" or event.get("subtype") not in BY_PEOPLE or event.get("bot_id") is not None:
         return Ignored("only messages that people write are taken")
     seconds, _, micros = str(event["ts"]).partition(".")
     told: dict[str, Any] = {"teamId": value.get("team_id"), "eventId": value.get("event_id")}
@@ -148,6 +149,8 @@ def _read_github(headers: Headers, value: dict[str, Any]) -> Event | Ignored:
     if headers.get("x-github-event") != "issue_comment" or value["action"] != "created":
         return Ignored("only comments on issues and pull requests are taken, when they are created")
     comment, issue = value["comment"], value["issue"]
+    if comment["user"].get("type") == "Bot" or comment.get("performed_via_github_app") is not None:
+        return Ignored("only comments that people write are taken")
     return _message(
         "github",
         channelId=value["repository"]["full_name"],

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Generator
 from typing import Any
@@ -55,7 +56,8 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        raise NotReachable(f"the gateway cannot listen at {host} port {port}: {error.strerror or error}") from None
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise NotReachable(f"the gateway cannot listen at {host} port {port} ({why}): take another --port") from None
 
 
 async def serve(gateway: Gateway, listener: socket.socket) -> None:

@@ -30,11 +30,11 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}"
 class Scope(StrEnum):
     """What a token allows. None of them is all of them."""
 
-    start = "runs:start"
-    read = "runs:read"
-    result = "tools:result"
-    answer = "human:answer"
-    publish = "events:publish"
+    start = "runs:start"  # start runs, and hand requests to conversations
+    read = "runs:read"  # read and follow runs, conversations and questions
+    result = "tools:result"  # bring the results of tools outside
+    answer = "human:answer"  # answer, approve and cancel, as a person does
+    publish = "events:publish"  # publish events from outside
 
 
 class Token(Edge):

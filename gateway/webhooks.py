@@ -3,10 +3,9 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
-from pydantic import Field
 
 from activities.topic import NotAwaited, publish
-from contracts.value import Value
+from contracts.value import Value, sparse
 from decisions.topic import event_id
 from gateway.access import Here, Route
 from gateway.bodies import read_json
@@ -21,10 +20,10 @@ class Taken(Value):
     """What became of it: published to a topic, or why not; or the answer to Slack's challenge."""
 
     accepted: bool
-    event: str | None = Field(default=None, exclude_if=lambda event: event is None)
-    topic: str | None = Field(default=None, exclude_if=lambda topic: topic is None)
-    why: str | None = Field(default=None, exclude_if=lambda why: why is None)
-    challenge: str | None = Field(default=None, exclude_if=lambda challenge: challenge is None)
+    event: str | None = sparse(None)
+    topic: str | None = sparse(None)
+    why: str | None = sparse(None)
+    challenge: str | None = sparse(None)
 
 
 @router.post("/{name}", openapi_extra=BODY, responses=described(400, 401, 404, 408, 413, 422, 500, 503))

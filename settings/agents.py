@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from contracts.agent import DEFAULT_AGENT, Agent
@@ -15,17 +14,24 @@ from contracts.value import Edge
 from decisions import builtins
 from decisions.mcp import server_of
 from settings.file import NATIVE_TOOLS, ModelNames
-from settings.problems import ProjectError, first_fault, text_of
+from settings.problems import ProjectError, first_fault, text_of, yaml_of
 
 
 class _FrontMatter(Edge):
     name: str | None = Field(default=None, min_length=1, max_length=200)
+    """The file's name without `.md` where it is left out."""
     description: str = ""
+    """For people, and for agents that may delegate to it."""
     model: ModelNames = ()
+    """A model or a list that is asked in turn, in place of the project's."""
     tools: tuple[str, ...] = NATIVE_TOOLS
+    """The allow-list. `server__*` are all tools of an MCP server; built-in tools are always there."""
     peers: tuple[str, ...] = ()
+    """The agents that it may [delegate](delegation.md) to."""
     limits: LimitOverrides = LimitOverrides()
-    mailbox: bool = False  # it lives outside Temporal, and exchanges files
+    """Its [limits](#limits)."""
+    mailbox: bool = False
+    """It lives outside, and [exchanges files](mailbox.md); then only name and description are taken."""
 
     @model_validator(mode="after")
     def _is_told_nothing_outside(self) -> Self:
@@ -86,16 +92,16 @@ def _must_be_known(kind: str, setting: str, named: tuple[str, ...], there: tuple
 
 def _read_agent(path: Path) -> Agent:
     """Markdown with front matter; the body is the system prompt."""
-    parts = re.match(r"\A---\s*\n(.*?\n)?---\s*\n?(.*)\Z", text_of(path), re.DOTALL)
+    parts = re.match(r"\A---[ \t]*\n(.*?\n)??---[ \t]*(?:\n|\Z)(.*)\Z", text_of(path), re.DOTALL)
     if parts is None:
         raise ProjectError(f'{path}: expected front matter between two lines "---"')
     try:
-        head = _FrontMatter.model_validate(yaml.safe_load(parts[1] or "") or {})
-    except yaml.YAMLError as error:
-        raise ProjectError(f"{path}: {' '.join(str(error).split())}") from None
+        head = _FrontMatter.model_validate(yaml_of(parts[1] or "") or {})
     except ValidationError as error:
         where, expected = first_fault(error)
         raise ProjectError(f"{path}: {'.'.join(where)}: {expected}") from None
+    except ValueError as error:
+        raise ProjectError(f"{path}: {error}") from None
     return Agent(
         name=head.name or path.stem,
         description=head.description,

@@ -87,7 +87,7 @@ def on_object_store(variable: str, url: str, opened: Callable[[str], S]) -> S:
     try:
         return opened(url)
     except ImportError:
-        raise ProjectError(f'{variable} needs the package obstore: pip install "perdure[object-store]"') from None
+        raise ProjectError(f"{variable} needs the package obstore: pip install obstore") from None
     except ValueError as error:
         raise ProjectError(f"{variable}: {error}") from None
 

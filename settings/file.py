@@ -12,10 +12,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, fi
 from contracts.duration import Duration
 from contracts.limits import LimitOverrides
 from contracts.tool import Approval, Effect
-from contracts.value import Edge
+from contracts.value import MOST_DEPTH, Edge, depth
 from decisions import builtins
 from decisions.providers import DEFAULT
-from settings.problems import ProjectError, first_fault, text_of
+from settings.problems import NESTED, ProjectError, first_fault, text_of
 
 NATIVE_TOOLS = ("fetch", "read_file", "write_file", "list_files")
 TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # what the Messages API takes
@@ -23,9 +23,13 @@ TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # what the Messages API takes
 
 class _Gated(Edge):
     approval: Approval = Approval.never
+    """`always`: a person approves each call, with its arguments."""
     pollable: bool = False
-    approval_timeout: Duration | None = None  # after it an unanswered call is denied; None: people take their time
+    """The same call again and again is no sign of a loop: a job's status, a queue."""
+    approval_timeout: Duration | None = None
+    """After it, a call that nobody decided on is denied. Without it people take their time."""
     timeout: Duration = timedelta(seconds=30)
+    """Of one attempt."""
 
     @model_validator(mode="after")
     def _waits_only_for_approvals(self) -> Self:
@@ -35,52 +39,68 @@ class _Gated(Edge):
 
 
 class McpToolSettings(_Gated):
-    """Of a tool of an MCP server: what is not set stays as its annotations have it. `effect` may only be stricter."""
+    """Of a tool of an MCP server: what is not set stays as its annotations have it."""
 
     kind: Literal["mcp"]
+    """A tool of an MCP server; the table is named for it, `[tools.server__tool]`."""
     effect: Effect | None = None
+    """Stricter than the server's annotations; a looser one is refused."""
 
 
 class _Tool(_Gated):
-    effect: Effect = Effect.once  # nothing declared: assume the worst
+    effect: Effect = Effect.once
+    """What a call does to the world: `read` looks, `keyed` honours a key, `once` must not be repeated."""
     description: str | None = Field(default=None, min_length=1, max_length=10_000)
+    """What the model is told of the tool."""
 
 
 class PythonToolSettings(_Tool):
     kind: Literal["python"]
+    """A function."""
     target: str
+    """`module:function`, beside `perdure.toml` or installed."""
 
 
 class _Described(_Tool):
     description: str = Field(min_length=1, max_length=10_000)
     input_schema: dict[str, Any] | str
+    """The JSON Schema of the arguments, an object; or the path of a JSON file with it."""
 
     @field_validator("input_schema")
     @classmethod
     def _takes_an_object(cls, schema: dict[str, Any] | str) -> dict[str, Any] | str:
         if isinstance(schema, dict) and schema.get("type") != "object":
             raise ValueError('expected a JSON Schema with type = "object"')
+        if depth(schema) > MOST_DEPTH:
+            raise ValueError(NESTED)
         return schema
 
 
 class HttpToolSettings(_Described):
     kind: Literal["http"]
+    """A URL."""
     url: str = Field(pattern=r"^https?://")
+    """Where `agentic.tool_request` is POSTed; the answer is the result."""
 
 
 class SignalToolSettings(_Described):
     kind: Literal["signal"]
+    """The result comes back as a signal."""
     url: str | None = Field(default=None, pattern=r"^https?://")
+    """Where `agentic.tool_request` is POSTed. Without one, whoever does it looks at the run."""
     timeout: Duration = timedelta(hours=24)
+    """Of the wait for the result."""
 
 
 class QueueToolSettings(_Described):
-    """`activity` is the name of an activity of the workers on `task_queue`. With `heartbeat` it must beat so often."""
-
     kind: Literal["queue"]
+    """An activity of another worker."""
     task_queue: str = Field(min_length=1, max_length=1000)
+    """Of the other worker; not this project's own."""
     activity: str = Field(min_length=1, max_length=1000)
+    """Its name there."""
     heartbeat: Duration | None = None
+    """How often it must say that it is alive; without it, it need not."""
 
 
 ToolSettings = Annotated[
@@ -108,23 +128,25 @@ def _names(said: Any) -> Any:
     return tuple(dict.fromkeys(name.strip() for name in names))
 
 
-ModelNames = Annotated[tuple[str, ...], BeforeValidator(_names)]
+ModelNames = Annotated[tuple[str, ...], BeforeValidator(_names, json_schema_input_type=str | list[str])]
 ProviderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")]
 
 
 class ProviderSettings(Edge):
-    """An endpoint of models. `api_key_env` is the name of the variable that holds its key.
-
-    messages: any server that speaks the Messages API, at `base_url`. bedrock, vertex: Claude at AWS and Google, with
-    their usual credentials, or with the bearer token that `api_key_env` names.
-    """
+    """An endpoint of models. The clouds take their usual credentials, or the bearer token of `api_key_env`."""
 
     kind: Literal["messages", "bedrock", "vertex"] = "messages"
+    """Any server of the Messages API; or Claude at AWS or Google."""
     base_url: str | None = Field(default=None, pattern=r"^https?://")
+    """Where a `messages` server is; for the clouds another address than their own."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """The name of the variable that holds the key, or a cloud's bearer token."""
     requests_per_minute: float | None = Field(default=None, gt=0)
+    """A worker never asks more often than that."""
     region: str | None = Field(default=None, min_length=1)
+    """Of Bedrock and Vertex, which need it."""
     project: str | None = Field(default=None, min_length=1)
+    """Of Vertex, which needs it."""
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Self:
@@ -140,15 +162,14 @@ class ProviderSettings(Edge):
 
 
 class ModelSettings(Edge):
-    """`default` is asked first to last; `window`: tokens that the models can read; `summary`: who writes summaries.
-
-    Window and summary need not be set for a Claude model.
-    """
-
     default: ModelNames = ()
+    """One name, or a list that is asked in turn: `provider:model`, or a plain name of `anthropic`."""
     max_tokens: int = Field(default=8192, ge=256, le=128_000)
+    """Of one reply."""
     window: int | None = Field(default=None, ge=1000)
+    """Tokens that the models can read. Known for Claude models; 200,000 for others."""
     summary: str | None = Field(default=None, min_length=1)
+    """Who writes summaries. For Claude models a small one of theirs; else the model itself."""
     providers: dict[ProviderName, ProviderSettings] = Field(default_factory=dict)
 
     @field_validator("providers")
@@ -163,21 +184,21 @@ class ModelSettings(Edge):
 
 
 class FetchSettings(Edge):
-    """`allow_hosts`: "host" or "host:port" entries whose private addresses may be fetched."""
-
     allow_hosts: tuple[str, ...] = ()
+    """`host` or `host:port` whose private addresses may be fetched; others are refused."""
 
 
 class OutboxSettings(Edge):
-    """How messages go out: "log" writes them to outbound.jsonl in PERDURE_HOME, "http" POSTs them to `url`.
-
-    `effect` is "keyed" where that honours `Idempotency-Key`: then a message is sent until it is taken.
-    """
+    """How messages go out."""
 
     kind: Literal["log", "http"] = "log"
+    """`log` writes to `outbound.jsonl` in `PERDURE_HOME`, `http` POSTs to `url`."""
     url: str | None = Field(default=None, pattern=r"^https?://")
+    """Of `http`, which needs it."""
     effect: Literal[Effect.once, Effect.keyed] = Effect.once
+    """`keyed` where `url` honours `Idempotency-Key`: a message is then sent until it is taken."""
     timeout: Duration = timedelta(seconds=30)
+    """Of one attempt."""
 
     @model_validator(mode="after")
     def _goes_somewhere(self) -> Self:
@@ -189,10 +210,12 @@ class OutboxSettings(Edge):
 
 
 class WebhookSettings(Edge):
-    """Who signs what is POSTed to `/v1/webhooks/NAME`, and how; `secret_env` names the variable with the secret."""
+    """Who signs what is POSTed to `/v1/webhooks/NAME`, and how."""
 
     scheme: Literal["standard", "slack", "github"]
+    """How the sender signs."""
     secret_env: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """The name of the variable that holds the secret; 16 characters or more."""
 
 
 class GatewaySettings(Edge):
@@ -203,9 +226,13 @@ class PriceSettings(Edge):
     """USD per million tokens, in place of what is known of the model."""
 
     input: float = Field(ge=0)
+    """Of what is sent."""
     output: float = Field(ge=0)
+    """Of what is received."""
     cache_read: float = Field(default=0, ge=0)
+    """Of what the cache had."""
     cache_write: float = Field(default=0, ge=0)
+    """Of what goes into the cache."""
 
 
 class ProjectFile(Edge):
@@ -232,6 +259,8 @@ def read_file(path: Path) -> ProjectFile:
         line = _line_of(text, where)
         at = f"{path}, line {line}" if line else str(path)
         raise ProjectError(f"{at}: {'.'.join(where)}: {expected}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or thousands of brackets
+        raise ProjectError(f"{path}: {NESTED if isinstance(error, RecursionError) else error}") from None
 
 
 def _with_schemas(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -243,8 +272,9 @@ def _with_schemas(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
             path = folder / schema
             try:
                 tool["input_schema"] = json.loads(text_of(path))
-            except ValueError as error:
-                raise ProjectError(f"{path} (input_schema of tool {name}): {error}") from None
+            except (ValueError, RecursionError) as error:
+                why = NESTED if isinstance(error, RecursionError) else error
+                raise ProjectError(f"{path} (input_schema of tool {name}): {why}") from None
     return tables
 
 
@@ -265,5 +295,9 @@ def urls_of(file: ProjectFile) -> dict[str, str]:
     """Where tools and the outbox are, by the name of the setting: some have a password in them."""
     urls = {name: getattr(tool, "url", None) for name, tool in file.tools.items()}
     named = {f"tools.{name}.url": url for name, url in urls.items() if url}
-    named |= {f"model.{name}.base_url": each.base_url for name, each in file.model.providers.items() if each.base_url}
+    named |= {
+        f"model.providers.{name}.base_url": each.base_url
+        for name, each in file.model.providers.items()
+        if each.base_url
+    }
     return named | ({"outbox.url": file.outbox.url} if file.outbox.url else {})

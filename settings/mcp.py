@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from activities.mcp_server import HttpServer, McpServer, StdioServer
+from contracts.value import MOST_DEPTH, depth
 from decisions.mcp import is_server_name
-from settings.problems import ProjectError, text_of
+from settings.problems import NESTED, ProjectError, text_of
 
 NAME = ".mcp.json"
 HTTP = ("http", "streamable-http")
@@ -26,15 +27,22 @@ class _Entry(BaseModel):
 
 class _Stdio(_Entry):
     command: str = Field(min_length=1)
+    """Of a server that runs here: the program."""
     args: tuple[str, ...] = ()
+    """Its arguments."""
     env: dict[Annotated[str, Field(pattern=r"^[^=]+$")], str] = Field(default_factory=dict)
+    """Its environment, beside a few harmless variables; nothing else of ours gets in."""
     cwd: str | None = None
+    """Where it runs, from the folder of `.mcp.json`."""
 
 
 class _Http(_Entry):
     type: Literal["http", "streamable-http"]
+    """Of a server that runs elsewhere."""
     url: str = Field(pattern=r"^https?://")
+    """Where it is."""
     headers: dict[Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")], str] = Field(default_factory=dict)
+    """Sent with each request."""
 
 
 def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, McpServer]:
@@ -43,10 +51,13 @@ def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, McpServer]:
         return {}
     try:
         file = json.loads(text_of(path), object_pairs_hook=_once_each)
+        is_flat = depth(file) <= MOST_DEPTH
     except ValueError as error:
         raise ProjectError(f"{path}: {error}") from None
     except RecursionError:
-        raise ProjectError(f"{path}: it is nested too deeply") from None
+        is_flat = False
+    if not is_flat:
+        raise ProjectError(f"{path}: {NESTED}")
     entries = file.get("mcpServers", {}) if isinstance(file, dict) else None
     if not isinstance(entries, dict):
         raise ProjectError(f'{path}: expected {{"mcpServers": {{…}}}}')
@@ -54,10 +65,11 @@ def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, McpServer]:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"{twice!r} is there twice")
-    return dict(pairs)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
 
 
 def _server(path: Path, name: str, entry: Any, env: Mapping[str, str]) -> McpServer:

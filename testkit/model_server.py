@@ -115,13 +115,15 @@ def slow(reply: Reply, seconds: float) -> Slow:
 class ScriptedModel:
     """`with ScriptedModel(script) as model:` serves the script at `model.base_url`.
 
-    A list is indexed by turn, which is the number of assistant messages in the request; past its end the server
-    answers 400. A function takes the request's body instead. Conversations that the API would refuse (a
-    `tool_use` without its `tool_result`) are refused here too. The server ends with the `with` block.
+    `port` is a free one, unless it is named. A list is indexed by turn, which is the number of assistant messages in
+    the request; past its end the server answers 400. A function takes the request's body instead. Conversations that
+    the API would refuse (a `tool_use` without its `tool_result`) are refused here too. The server ends with the `with`
+    block.
     """
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, *, port: int = 0) -> None:
         self._script = script
+        self._port = port
         self._requests: list[Json] = []
         self._seen: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -134,7 +136,7 @@ class ScriptedModel:
             return list(self._requests)
 
     def __enter__(self) -> Self:
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = socket.create_server(("127.0.0.1", self._port))
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         app = Starlette(routes=[Route("/v1/messages", self._messages, methods=["POST"])])
         config = uvicorn.Config(

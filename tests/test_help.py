@@ -91,6 +91,15 @@ def test_help_loads_no_command() -> None:
     assert run(f"{shows}; print([name for name in {HEAVY!r} if name in sys.modules])") == "[]"
 
 
+def test_the_worker_as_a_script_takes_no_options_and_says_so() -> None:
+    script = [sys.executable, "worker.py", "--help"]
+    done = subprocess.run(
+        script, cwd=Path(cli.__file__).parent, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "worker: it takes no options; perdure.toml and the environment say what it does\n"
+
+
 @pytest.mark.parametrize("module", ["look", "people"])
 def test_short_commands_load_neither_the_worker_nor_servers(module: str) -> None:
     shows = f"import sys, commands.{module}"

@@ -11,6 +11,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -74,22 +75,28 @@ def test_no_other_distribution_owns_our_import_names() -> None:
     assert {name: owner for name, owner in foreign.items() if owner} == {}
 
 
+LOCKS = (Path("requirements.lock"), *sorted(path.relative_to(ROOT) for path in ROOT.glob("bench/peers/*.lock")))
+
+
 @cache
-def locked() -> dict[str, str]:
+def locked(lock: Path = LOCKS[0]) -> dict[str, str]:
     """The lock file: each requirement with what belongs to it."""
-    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    text = (ROOT / lock).read_text(encoding="utf-8")
     entries = re.split(r"\n(?=[A-Za-z0-9])", "\n" + text)[1:]
     return {entry.split(" ", 1)[0]: entry for entry in entries}
 
 
-def test_every_locked_package_is_pinned_and_has_a_hash() -> None:
-    assert len(locked()) > 20
-    assert [name for name in locked() if not re.fullmatch(r"[A-Za-z0-9._-]+(\[[a-z,]+\])?==\S+", name)] == []
-    assert [name for name, entry in locked().items() if not re.search(r"--hash=sha256:[0-9a-f]{64}", entry)] == []
+@pytest.mark.parametrize("lock", LOCKS, ids=str)
+def test_every_locked_package_is_pinned_and_has_a_hash(lock: Path) -> None:
+    found = locked(lock)
+    assert len(found) > 20
+    assert [name for name in found if not re.fullmatch(r"[A-Za-z0-9._-]+(\[[a-z,]+\])?==\S+", name)] == []
+    assert [name for name, entry in found.items() if not re.search(r"--hash=sha256:[0-9a-f]{64}", entry)] == []
 
 
-def test_the_lock_file_names_no_address() -> None:
-    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+@pytest.mark.parametrize("lock", LOCKS, ids=str)
+def test_a_lock_file_names_no_address(lock: Path) -> None:
+    text = (ROOT / lock).read_text(encoding="utf-8")
     assert not re.search(r"https?://|--(?:extra-)?index-url|--find-links|--trusted-host|@ file", text)
 
 
@@ -201,3 +208,14 @@ def test_importing_does_nothing() -> None:
     command = [sys.executable, "-c", AUDIT, ",".join(ours), ",".join(sorted(theirs))]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (said.stdout, said.stderr) == ("", "")
+
+
+def test_a_peer_takes_only_the_work_from_us() -> None:
+    """Its environment has the peer, and nothing of ours; the suite installs no peer, so nothing here runs one."""
+    packages, modules = shipped()
+    for path in (ROOT / "bench" / "peers").glob("*.py"):
+        names = imported(path)
+        assert {name for name in names if name.startswith("bench")} <= {"bench.work", "bench.reports"}, path
+        assert {name.partition(".")[0] for name in names} & (packages | modules) == set(), path
+    alone = [sys.executable, "-S", "-c", "import bench.work, bench.reports"]  # -S: without what is installed
+    assert subprocess.run(alone, cwd=ROOT, check=False).returncode == 0

@@ -180,7 +180,7 @@ def test_a_key_is_a_secret_whatever_its_variable_is_called_and_so_is_a_password_
     found = settings_of(tmp_path, toml, OF_LOCAL=KEY)
     assert len(KEY) >= LEAST
     assert found.secrets.redact(f"it said {KEY}, hush-hush-1") == (
-        "it said [redacted OF_LOCAL], [redacted model.local.base_url]"
+        "it said [redacted OF_LOCAL], [redacted model.providers.local.base_url]"
     )
     assert KEY not in repr(found)
 
@@ -203,7 +203,7 @@ def test_a_package_that_is_missing_is_named_with_how_to_get_it(
     with pytest.raises(ProjectError) as error:
         clients_of(found)
     assert str(error.value) == (
-        f'model.providers.cloud: kind = "{kind}" needs the package {package}: pip install "perdure[{kind}]"'
+        f'model.providers.cloud: kind = "{kind}" needs the package {package}: pip install "anthropic[{kind}]"'
     )
 
 
@@ -295,7 +295,7 @@ def event_stream(events: list[bytes], kind: str = "event", name: str = "chunk") 
 
 @pytest.fixture
 def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("boto3", reason="the extra perdure[bedrock] is not installed")
+    pytest.importorskip("boto3", reason="anthropic[bedrock] is not installed")
     _get_session.cache_clear()  # type: ignore[attr-defined]  # it has the keys of another test
     for name in ("AWS_PROFILE", "AWS_BEARER_TOKEN_BEDROCK", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)

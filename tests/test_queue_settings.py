@@ -40,8 +40,8 @@ async def test_without_more_said_it_is_an_effect_that_need_not_beat(tmp_path: Pa
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        ('task_queue = "scales"\n', ("tools.weigh", "activity")),
-        ('task_queue = ""\nactivity = "weigh"\n', ("tools.weigh", "task_queue")),
+        ('task_queue = "scales"\n', ("line 2: tools.weigh.activity:",)),
+        ('task_queue = ""\nactivity = "weigh"\n', ("line 6: tools.weigh.task_queue:",)),
         ('task_queue = "perdure"\nactivity = "weigh"\n', ("tools.weigh.task_queue", "this project's own worker")),
         (WHERE + 'heartbeat = "often"\n', ("tools.weigh", "heartbeat")),
         (WHERE + 'url = "http://127.0.0.1"\n', ("tools.weigh", "url", "no such setting")),

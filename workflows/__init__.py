@@ -28,4 +28,5 @@ policies      timeouts and retries, each with its why
 attributes    the search attributes
 events        the structured events of a run
 confidential  what encryption asks of a run
+sharing       what the worker's activities may read of a run in its memory
 """

@@ -62,7 +62,10 @@ class _PassOn:
 
 @workflow.defn
 class Conversation:
-    """A lane. Input: `{"conversation_id"}`. It stays open for later requests."""
+    """A lane: one run at a time, in the order of its requests.
+
+    Input: `{"conversation_id"}`. It stays open for later requests.
+    """
 
     @workflow.init
     def __init__(self, *args: Any) -> None:

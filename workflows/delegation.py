@@ -42,7 +42,10 @@ NO_BUDGET = Collected(status=SubtaskStatus.failed, outcome="the budget was used 
 
 @workflow.defn
 class Delegation:
-    """Input: a `DelegationRequest`. Result: a `DelegationState`, done or failed. Cancelled, it ends Canceled."""
+    """Subtasks that a run hands to its peers.
+
+    Input: a `DelegationRequest`. Result: a `DelegationState`, done or failed. Cancelled, it ends Canceled.
+    """
 
     @workflow.init
     def __init__(self, *args: Any) -> None:

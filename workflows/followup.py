@@ -42,7 +42,9 @@ LONGEST_TIMER = 30 * 24 * 3600 * 1000  # milliseconds; what is further away than
 
 @workflow.defn
 class FollowUp:
-    """Input: the `cmd.workflow.create` command. Result: the `evt.workflow.resolved` event.
+    """Tasks that resolve later, and then resume the work.
+
+    Input: the `cmd.workflow.create` command. Result: the `evt.workflow.resolved` event.
 
     Cancelled ones end Canceled, those that had nothing to wait for Failed with `NoTasks`, and those whose lane will
     never take the work with `Refused`.

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from temporalio.exceptions import ApplicationError
 
 from contracts.failures import RunFailure
-from contracts.value import Undecodable
+from contracts.value import Undecodable, printable
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -36,4 +36,4 @@ def read_optional(model: type[M], args: Sequence[Any]) -> M:
 
 
 def invalid(message: str) -> ApplicationError:
-    return ApplicationError(message[:500], type=RunFailure.invalid_input, non_retryable=True)
+    return ApplicationError(printable(message)[:500], type=RunFailure.invalid_input, non_retryable=True)

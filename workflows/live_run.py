@@ -39,6 +39,7 @@ from decisions.transcript import PAGE_BYTES, Transcript, brief_part, goal_part
 from workflows import attributes
 from workflows.halt import Halt
 from workflows.handlers import invalid, read
+from workflows.sharing import share
 
 SHOWN_WAIT = timedelta(days=365)
 KEPT_NOTICES = 20  # ignored signals that the state tells of
@@ -70,12 +71,14 @@ class LiveRun:
         self._answer: HumanInput | None = None
         self._awaited = 0  # results from outside that the loop waits for
         self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
+        share(transcript)
         self.tell()
 
     def take_over(self, state: RunState, transcript: Transcript, segments: tuple[Segment, ...]) -> None:
         """Goes on from another run's state and conversation."""
         self.state, self.transcript, self.segments = state, transcript, segments
         self.effects = list(state.doubtful)
+        share(transcript)
         self.tell()
 
     @property

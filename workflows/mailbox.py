@@ -62,7 +62,10 @@ class _Seen:
 
 @workflow.defn
 class Mailbox:
-    """The mailbox of an agent, under `mailbox:<agent>`. Input: `{"agent"}`. It stays open for later messages."""
+    """The mailbox of an agent: what comes as files is admitted once.
+
+    Input: `{"agent"}`. It stays open for later messages.
+    """
 
     @workflow.init
     def __init__(self, *args: Any) -> None:

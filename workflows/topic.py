@@ -20,7 +20,10 @@ from workflows.handlers import invalid, read
 
 @workflow.defn
 class EventTopic:
-    """Input: `{"key"}`. Ends after its time to live, not before its last open subscription does."""
+    """Where an event from outside and the task that waits for it meet.
+
+    Input: `{"key"}`. Ends after its time to live, not before its last open subscription does.
+    """
 
     @workflow.init
     def __init__(self, *args: Any) -> None:

@@ -233,7 +233,7 @@ async def test_packed_text_is_unpacked(fetch: Fetch) -> None:
 async def test_markup_that_takes_too_long_to_read_is_an_error_for_the_model(
     server: Server, context: CallContext
 ) -> None:
-    tool = FetchTool(frozenset({server.address}), timeout=timedelta(seconds=12))
+    tool = FetchTool(frozenset({server.address}), timeout=timedelta(seconds=18))
     assert error_of(await tool.run({"url": f"{server.url}/tangled"}, context))[0] == "too_large"
 
 

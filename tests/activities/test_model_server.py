@@ -184,3 +184,10 @@ def test_many_servers_live_side_by_side() -> None:
     make: Callable[[], ScriptedModel] = lambda: ScriptedModel([says("hello")])  # noqa: E731
     with make() as one, make() as two:
         assert one.base_url != two.base_url
+
+
+async def test_a_model_comes_back_at_the_port_that_it_had() -> None:
+    with ScriptedModel([says("first")]) as model:
+        port = int(model.base_url.rpartition(":")[2])
+    with ScriptedModel([says("again")], port=port) as model:
+        assert await outcome(model, HELLO) == "again"

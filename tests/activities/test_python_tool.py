@@ -31,6 +31,8 @@ MODULE = '''
 import asyncio
 from typing import Literal
 
+import httpx
+
 def add(a: int, b: int = 2) -> int:
     """Adds two numbers."""
     return a + b
@@ -43,6 +45,19 @@ async def later(colour: Literal["red", "blue"], idempotency_key: str) -> dict[st
 def broken() -> str:
     """Breaks."""
     raise ValueError("no luck")
+
+async def late() -> str:
+    """Late."""
+    raise httpx.ReadTimeout("no answer yet")
+
+async def nowhere() -> str:
+    """Asks an address without a scheme."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return (await client.get("api.example.com/v1")).text
+
+async def torn() -> str:
+    """Sends a header that is none."""
+    raise httpx.LocalProtocolError("Illegal header value")
 
 def down() -> str:
     """Down."""
@@ -123,8 +138,21 @@ async def test_an_exception_goes_to_the_model_and_a_lost_connection_may_pass(mod
     outcome = await python(module, "broken").run({}, context)
     assert outcome.error is not None
     assert outcome.error.message == "ValueError: no luck"
-    with pytest.raises(TransientFailure, match="nobody listens"):
-        await python(module, "down").run({}, context)
+    for function, why in (("down", "nobody listens"), ("late", "no answer yet")):
+        with pytest.raises(TransientFailure, match=why):
+            await python(module, function).run({}, context)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"), [("nowhere", "UnsupportedProtocol: "), ("torn", "LocalProtocolError: Illegal header value")]
+)
+async def test_a_request_that_could_not_be_sent_is_the_callers_mistake(
+    module: str, context: CallContext, function: str, why: str
+) -> None:
+    outcome = await python(module, function).run({}, context)
+    assert outcome.error is not None
+    assert outcome.error.kind == "tool_error"
+    assert outcome.error.message.startswith(why)
 
 
 async def test_whatever_a_function_returns_becomes_json_or_a_clear_error(module: str, context: CallContext) -> None:

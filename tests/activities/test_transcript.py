@@ -98,6 +98,39 @@ async def test_a_worker_that_missed_something_asks_from_the_longest_prefix_it_ha
     assert run.asked == [0, 1, 4]
 
 
+async def test_what_a_run_in_the_workers_memory_knows_is_not_asked_of_it(run: Run, worker: Worker) -> None:
+    worker.cache.share("r", run.transcript)
+    await worker.at()
+    run.add(reply(0, "a"), result("a"), note_part("a person's answer"))
+    length = run.transcript.length
+    run.add(note_part("and the run goes on meanwhile"))
+    assert (await worker.at(length))[-1]["content"][-1]["text"] == "a person's answer"
+    assert run.asked == []
+
+
+async def test_a_run_that_is_in_no_memory_any_more_is_asked(run: Run, worker: Worker) -> None:
+    evicted = Transcript()
+    worker.cache.share("r", evicted)
+    del evicted
+    await worker.at()
+    assert run.asked == [0]
+
+
+async def test_of_a_run_in_memory_only_what_lies_in_the_store_is_asked(tmp_path: Path) -> None:
+    parts = [goal_part("see", {}), reply(0, "a"), result("a")]
+    whole = Run()
+    whole.add(*parts)
+    segment = await keep_segment(LocalStore(Workspace(tmp_path)), parts, 0, whole.transcript.head)
+    run = Run(segment.end, segment.head, (segment,))
+    run.add(note_part("after the rotation"))
+    worker = Worker(run, tmp_path)
+    worker.cache.share("r", run.transcript)
+    await worker.at()
+    run.add(reply(1, "b"), result("b"))
+    await worker.at()
+    assert run.asked == [0]
+
+
 async def test_the_rendered_messages_grow_and_what_was_rendered_stays(run: Run, worker: Worker) -> None:
     first = [dict(message) for message in await worker.at()]
     run.add(reply(0, "a"), result("a"))

@@ -65,12 +65,44 @@ def test_a_wait_alone_creates_its_follow_up(new_state: Callable[..., RunState], 
     assert shown(added)["workflowId"] == "f"
 
 
+@pytest.mark.parametrize(
+    ("platform", "kind", "more"),
+    [
+        (None, "discord.wait_for_reply", {}),
+        ("discord", "discord.wait_for_reply", {}),
+        (" Discord", "discord.wait_for_reply", {}),
+        ("slack", "wait_for_reply", {"platform": "slack"}),
+    ],
+)
+def test_the_platform_of_a_wait_says_which_kind_of_task_it_is(
+    new_state: Callable[..., RunState], new_call: Any, platform: str | None, kind: str, more: dict[str, str]
+) -> None:
+    call = new_call("workflow_wait_for_reply", arguments={**REPLY, "platform": platform})
+    task = asked(new_state(), call).task
+    assert task is not None
+    assert (task.data.kind, task.data.input) == (kind, {"channelId": "c", "messageId": "m", **more})
+
+
+def test_a_wait_is_for_what_comes_after_a_message_on_other_platforms(
+    new_state: Callable[..., RunState], new_call: Any
+) -> None:
+    given = {**REPLY, "platform": "slack", "after": "12.5"}
+    task = asked(new_state(), new_call("workflow_wait_for_reply", arguments=given)).task
+    assert task is not None
+    assert task.data.input["after"] == "12.5"
+    refused = commanded(new_state(), new_call("workflow_wait_for_reply", arguments={**given, "after": "the last"}))
+    assert isinstance(refused, ToolOutcome)
+    assert refused.error is not None
+    assert "after: expected the id of your own message" in refused.error.message
+
+
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-NAMES = ("definition", "summary", "origin", "resumeTarget", "workflowId", "kind", "description", "input", "channelId")
+OF_WAITS = ("description", "input", "channelId", "platform", "after")
+NAMES = ("definition", "summary", "origin", "resumeTarget", "workflowId", "kind", *OF_WAITS)
 
 
 @pytest.mark.parametrize("tool", FOLLOW_UP)

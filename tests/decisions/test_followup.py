@@ -26,8 +26,9 @@ from contracts.followup import (
 from contracts.signals import HumanInput
 from contracts.tool import ToolOutcome, failed
 from contracts.topic import Event
-from decisions import followup, followup_told
+from decisions import followup, followup_told, kinds
 from decisions.followup import End, Resume, Send, Subscribe, Wait
+from decisions.topic import topic_of
 
 START = 1_000_000
 ORIGIN = Headers(request_id="discord:x:1", session_id="x", request_client="discord")
@@ -101,6 +102,19 @@ def test_only_a_strict_reply_by_the_one_who_is_named_resolves(fields: dict[str, 
 
 def _name(fields: dict[str, Any]) -> str:
     return f"{fields.get('platform', 'discord')}:{fields.get('channelId', 'dm')}:r-a-1"
+
+
+def test_a_reply_is_awaited_on_any_platform_and_counts_on_that_one_alone() -> None:
+    wanted = {"platform": "slack", "channelId": "dm", "messageId": "m-a", "fromUserId": "B"}
+    state = with_tasks(follow_up(), task("a", "wait_for_reply", **wanted))
+    said = reply("a", platform="slack", raw={"slack": {"replyToMessageId": "m-a"}})
+    kind, wanted_so = kinds.read(state.tasks[0])
+    assert kind.topic is not None
+    assert kind.topic(wanted_so) == topic_of(said)
+    assert states(took(state, "a", reply("a"))) == ["blocked"]
+    assert states(took(state, "a", said)) == ["resolved"]
+    without = task("b", "wait_for_reply", channelId="dm", messageId="m")
+    assert "platform: Field required" in str(followup.refusal(follow_up(), without))
 
 
 def test_without_a_named_user_any_strict_reply_resolves() -> None:
@@ -259,7 +273,7 @@ def test_a_question_is_answered_by_its_id_or_the_oldest_first() -> None:
     [
         (
             ("x", "telepathy"),
-            "there is no kind 'telepathy'; the kinds are: discord.wait_for_reply, prompt, wait, notify",
+            "there is no kind 'telepathy'; the kinds are: discord.wait_for_reply, wait_for_reply, prompt, wait, notify",
         ),
         (("x", "wait"), 'give either "until" or "delayMs"'),
         (("x", "prompt"), "input of prompt: text: Field required"),

@@ -51,6 +51,34 @@ def test_the_reply_to_a_message_comes_where_its_task_waits(parts: list[str]) -> 
     assert kind_reply.reply(wanted, said) is not None
 
 
+def in_slack(ts: str, text: str, platform: str = "slack") -> Event:
+    return event(ts, text, platform=platform, raw={platform: {"replyToMessageId": "100.1"}})
+
+
+def test_a_second_question_in_a_thread_is_told_only_what_came_after_it() -> None:
+    """The topic is the thread, which keeps the answer to the first question for a day."""
+    about = {"platform": "slack", "channelId": "c", "messageId": "100.1"}
+    second = kind_reply.AnyReplyInput.model_validate({**about, "after": "1000.000200"})
+    first = kind_reply.AnyReplyInput.model_validate(about)
+    state = topic.subscribed(topic.opened(kind_reply.topic(first), 0), waits("first"), 0)
+    for said in (in_slack("999.9", "yes"), in_slack("1000.000200", "my own"), in_slack("1000.0003", "Friday")):
+        state = topic.received(state, said, 1)
+    state = topic.subscribed(topic.gone(state, "wf:first"), waits("second"), 2)
+    told = [said for _, said in topic.todo(state, 2)]
+    assert [said.data.text for said in told if kind_reply.reply(first, said)] == ["yes", "my own", "Friday"]
+    assert [said.data.text for said in told if kind_reply.reply(second, said)] == ["Friday"]
+    assert kind_reply.reply(second, in_slack("soon", "not to be ordered")) is None
+
+
+@pytest.mark.parametrize("wanted", ["slack", " Slack"])
+@pytest.mark.parametrize("told", ["slack", "Slack"])
+def test_a_platform_is_one_however_it_is_written(wanted: str, told: str) -> None:
+    waits_for = kind_reply.AnyReplyInput(platform=wanted, channel_id="c", message_id="100.1")
+    said = in_slack("101.1", "yes", told)
+    assert topic.topic_of(said) == kind_reply.topic(waits_for)
+    assert kind_reply.reply(waits_for, said) is not None
+
+
 def test_ids_that_run_into_one_another_are_different_topics() -> None:
     keys = {topic_key("discord", "a:b", "c"), topic_key("discord", "a", "b:c"), topic_key("discord:a", "b", "c")}
     assert len(keys) == 3

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import Project
+
 CLERK = """---
 description: takes notes
 model: claude-haiku-4-5
@@ -81,3 +83,11 @@ def test_each_broken_file_is_one_line_beside_the_others(office: Any) -> None:
     assert sorted(errors) == [line.removeprefix("perdure: ") for line in lines.values()]
     refused = office.perdure("run", "anything")
     assert (refused.code, len(refused.err.splitlines())) == (1, 1)
+
+
+def test_a_folder_within_a_project_is_not_taken_for_it_without_a_word(office: Any) -> None:
+    done = Project(office.folder / "agents").perdure("agents")
+    assert done.code == 0
+    assert done.err == (
+        f"perdure: no perdure.toml here, but in {office.folder}: a command works on the project of its own folder\n"
+    )

@@ -1,11 +1,22 @@
 """The benchmark runs, and tells of every figure; what the figures are is for a quiet machine to say."""
 
+import asyncio
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from temporalio.client import Client, WorkflowHandle
 
 import cli
+from bench import peer
+from bench.peer import NAMES, Dead, attempt
+from bench.peer_rows import _cells
+from bench.side import Report, Side
+from bench.work import Work
 
 ROOT = Path(cli.__file__).parent
 
@@ -27,3 +38,48 @@ def test_the_benchmark_of_a_mailbox_tells_what_a_file_costs() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "30 files in" in done.stdout
+
+
+def test_an_unknown_peer_is_refused_in_one_line_with_those_there_are() -> None:
+    command = [sys.executable, "-m", "bench", "--peer", "nobody"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    told = done.stderr.splitlines()[-1]
+    assert "nobody" in told
+    assert [name for name in NAMES if name not in told] == []
+
+
+def test_each_peer_has_a_worker_and_a_lock() -> None:
+    workers = {path.stem for path in (ROOT / "bench" / "peers").glob("[!_]*.py")}
+    assert workers == set(NAMES)
+
+
+class Deaf(Side):
+    """Its runs come no further than their first event, as nobody works on its queue."""
+
+    async def start(self, work: Work) -> WorkflowHandle[Any, Any]:
+        return await self.client.start_workflow("Peer", id=f"deaf:{uuid4().hex}", task_queue=self.queue)
+
+    async def report(self) -> Report:
+        return Report()
+
+
+async def test_a_run_without_progress_is_ended_and_counted_as_dead(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "STALLED", 0.2)
+    nothing = await asyncio.create_subprocess_exec("true")
+    await nothing.wait()
+    assert await attempt(Deaf("deaf", client, uuid4().hex, tmp_path, nothing), Work(3)) == Dead(0)
+
+
+def test_a_peer_that_died_once_has_no_ratio() -> None:
+    turns: list[dict[str, float | Dead]] = [{"raw": 2.0, "a": 4.0, "b": 5.0}, {"raw": 2.0, "a": 8.0, "b": Dead(48)}]
+    assert _cells(turns, "{:.0f} ms".format) == {"raw": "2 ms", "a": "×3.00", "b": "dies at 48"}
+
+
+def test_an_environment_that_cannot_be_made_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "ENVIRONMENTS", tmp_path)
+    monkeypatch.setattr("sys.executable", "false")
+    with pytest.raises(SystemExit, match=r"^bench: \.bench/\w+ could not be made; leave it out with --peer$"):
+        peer.environment(NAMES[0])

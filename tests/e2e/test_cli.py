@@ -218,6 +218,15 @@ def test_two_starts_with_one_dedupe_key_are_one_run(served: Any) -> None:
     assert rows.count(started) == 1
 
 
+def test_another_goal_under_the_id_of_a_run_is_refused(served: Any) -> None:
+    assert served.project.perdure("run", "--detach", "--id", "once", "produce a critique").code == 0
+    again = served.project.perdure("run", "--detach", "--id", "once", "a wholly other goal")
+    assert (again.code, again.out) == (1, "")
+    assert again.err.splitlines() == [
+        "perdure: there is a run once already, and it is not started again: perdure watch once"
+    ]
+
+
 async def test_a_run_killed_in_the_middle_goes_on_in_watch_to_one_completion_event(
     served: Any, told: Any, critique: str
 ) -> None:

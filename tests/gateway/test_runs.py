@@ -172,6 +172,12 @@ async def test_a_conversation_takes_requests_once(door: Door) -> None:
     assert (await door.get(f"/v1/conversations/{uuid4().hex}")).status_code == 404
 
 
+async def test_a_folders_bridge_alone_names_a_mailbox(door: Door) -> None:
+    body = {"request_id": "r1", "goal": "say: hello", "mailbox": "clerk"}
+    refused = await door.post(f"/v1/conversations/{uuid4().hex}/requests", body)
+    assert (refused.status_code, refused.json()["field"]) == (422, "mailbox")
+
+
 async def test_a_conversation_that_no_lane_could_look_for_is_refused(door: Door) -> None:
     refused = await door.post("/v1/conversations/a%00b/requests", {"request_id": "r1", "goal": "say: hello"})
     assert (refused.status_code, refused.json()["field"]) == (422, "conversation_id")

@@ -198,6 +198,27 @@ def test_a_slack_message_keeps_its_time_and_its_thread() -> None:
     assert (read.data.ts, read.data.raw and read.data.raw["slack"]["replyToMessageId"]) == (12345, "11.1")
 
 
+@pytest.mark.parametrize(
+    ("written", "becomes"),
+    [
+        ({"user": {"id": 3, "login": "ann", "type": "User"}, "performed_via_github_app": None}, Event),
+        ({"user": {"id": 9, "login": "perdure[bot]", "type": "Bot"}}, Ignored),
+        ({"user": {"id": 3, "login": "ann", "type": "User"}, "performed_via_github_app": {"id": 1}}, Ignored),
+    ],
+)
+def test_what_bots_and_apps_write_on_github_is_no_reply(written: Json, becomes: type) -> None:
+    comment = {"id": 7, "body": "May I merge it?", "created_at": "2026-01-01T00:00:00Z", **written}
+    said = {"action": "created", "comment": comment, "issue": {"number": 12}, "repository": {"full_name": "a/b"}}
+    assert isinstance(Webhook("github", "s").read({"x-github-event": "issue_comment"}, said), becomes)
+
+
+@pytest.mark.parametrize("subtype", ["thread_broadcast", "file_share"])
+def test_a_slack_reply_that_is_shown_in_the_channel_too_or_has_a_file_is_one(subtype: str) -> None:
+    event = {"type": "message", "subtype": subtype, "channel": "C", "user": "U", "ts": "12.3", "thread_ts": "11.1"}
+    read = Webhook("slack", "s").read({}, {"type": "event_callback", "event": event})
+    assert isinstance(read, Event)
+
+
 @pytest.mark.parametrize("environment", [{}, {"HOOK": ""}, {"HOOK": "short"}, {"HOOK": "whsec_" + "!" * 30}])
 def test_a_webhook_without_a_usable_secret_does_not_start(environment: dict[str, str]) -> None:
     with pytest.raises(ProjectError, match="HOOK"):

@@ -12,6 +12,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from contracts.agent import Agent
 from contracts.tool import Effect
+from decisions import builtins
 from runs import resume
 from testkit.model_server import calls, fails, says, slow
 from testkit.tools import ScriptedTool
@@ -137,6 +138,26 @@ async def test_an_interruption_without_an_edit_asks_nothing(world: Any, monkeypa
     ):
         assert (await run.result())["type"] == "agent.completed"
         assert (await it.state(run))["question"] is None
+
+
+async def test_built_ins_that_say_more_than_they_did_are_no_changed_definition(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are code, as the next release has them; the run goes on with what it was told of them."""
+    script = Once(FINISH)
+    older = tuple(schema.model_copy(update={"description": f"{schema.description} So."}) for schema in builtins.SCHEMAS)
+    async with world(script, works=False) as it:
+        with monkeypatch.context() as release:
+            release.setattr("decisions.builtins.SCHEMAS", older[1:])
+            release.setattr("worker.GRACE", timedelta(seconds=0.1))
+            async with it.worker():
+                run = await it.start()
+                await it.until(lambda: script.asked == 1)
+        async with it.worker():
+            await it.until(lambda: script.asked == 2)
+            assert (await run.result())["type"] == "agent.completed"
+        first, last = ([tool["name"] for tool in request["tools"]] for request in it.model.requests)
+        assert first == last == [schema.name for schema in older[1:]]
 
 
 async def test_an_edit_without_an_interruption_asks_nothing_and_changes_nothing(world: Any) -> None:

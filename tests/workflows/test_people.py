@@ -6,7 +6,15 @@ from functools import partial
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio.client import (
+    Client,
+    Interceptor,
+    OutboundInterceptor,
+    QueryWorkflowInput,
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowUpdateFailedError,
+)
 from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError
 
@@ -43,6 +51,29 @@ async def test_a_question_is_answered_by_signal_and_by_update(world: Any, door: 
         assert (await run.result())["payload"]["steps_taken"] == 1
         assert (await it.results(run))[0] == ("toolu_0_0", "b")
         assert (await it.state(run))["question"] is None
+
+
+async def test_the_worker_that_has_the_run_in_memory_does_not_ask_it_for_the_answer(world: Any) -> None:
+    asked: list[str] = []
+
+    class Asked(Interceptor):
+        def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002 - the SDK's name
+            class Counting(OutboundInterceptor):
+                async def query_workflow(self, input: QueryWorkflowInput) -> Any:  # noqa: A002 - the SDK's name
+                    asked.append(input.query)
+                    return await super().query_workflow(input)
+
+            return Counting(next)
+
+    async with world([ASK, FINISH], works=False) as it:
+        settings = it.client.config(active_config=True)
+        client = Client(**{**settings, "interceptors": [Asked()]})
+        async with it.worker(client):
+            run = await it.start()
+            await it.until_state(run, question=True)
+            await run.signal("human_input", {"text": "b"})
+            await run.result()
+    assert not (it.caches and asked)
 
 
 async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays_open(world: Any) -> None:

@@ -1,0 +1,225 @@
+"""The loop under any model, any results and any order of signals; what must hold after each step, and does.
+
+The same orders against the real server: tests/workflows/test_loop_agreement.py.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from contracts.context import ContextFull, Summary
+from contracts.failures import ToolFault
+from contracts.run import Call, Ending, RunState, RunStatus
+from contracts.tool import Effect, ToolOutcome, failed
+from contracts.transcript import PartKind
+from contracts.turn import ModelTurn, Usage
+from decisions.narrate import details, view
+from tests.drawn import Said, a_reply, a_signal, a_state, brought, fitting, turn_of
+from tests.played import Played, failed_model
+
+SEEDS = st.integers(0, 2**32)  # hypothesis would draw what is rare as often as what is not
+TOLD = {"ignored"}  # what may change in a run that has ended: the notices
+SUMMARY = Summary(
+    text="", tail=0, pins=(), pin_bytes=0, cut=None, is_deep=False, before_tokens=9, after_tokens=4,
+    before_messages=9, after_messages=4, model="scripted", usage=Usage(input=3, output=1), cost_usd=0.01, duration_ms=5,
+)  # fmt: skip
+
+Step = Callable[[Played], None]
+
+
+def limits_of(rng: Random) -> dict[str, Any]:
+    """A limit that is reached soon, or none."""
+    some: tuple[dict[str, Any], ...] = (
+        {},
+        {},
+        {"budget_tokens": rng.randint(1, 30)},
+        {"budget_usd": rng.randint(1, 20) / 100},
+        {"hard_limit": timedelta(milliseconds=rng.randint(1, 200))},
+        {"soft_limit": timedelta(milliseconds=rng.randint(1, 200))},
+    )
+    return rng.choice(some)
+
+
+def through_json(state: RunState) -> RunState:
+    return RunState.model_validate_json(state.model_dump_json())
+
+
+class Run(RuleBasedStateMachine):
+    """Steps are kept as they were drawn, so that the same may be played again, otherwise cut into executions."""
+
+    @initialize(seed=SEEDS)
+    def begin(self, seed: int) -> None:
+        rng = Random(seed)
+        self.first = a_state(rng, **limits_of(rng))
+        self.run = Played(self.first)
+        self.steps: list[Step] = []
+        self.last: tuple[str, tuple[Any, ...]] | None = None
+        self.sent_at_halt: tuple[int, int] | None = None
+        self.longest = 0
+        self.said: Said | None = None
+
+    def take(self, step: Step) -> None:
+        before = self.run.state
+        was_over = self.run.is_over
+        self.steps.append(step)
+        step(self.run)
+        if was_over:
+            after = self.run.state
+            assert {name for name in RunState.model_fields if getattr(before, name) != getattr(after, name)} <= TOLD
+        if self.run.halt is not None and self.sent_at_halt is None:
+            self.sent_at_halt = self.sent
+
+    def give(self, place: int, value: Any) -> None:
+        self.take(lambda run: run.give(run.waits[place], value))
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        return self.run.asked, self.run.made.total()
+
+    @property
+    def is_asking(self) -> bool:
+        return any(wait.kind == "model" for wait in self.run.waits)
+
+    # What comes.
+
+    @precondition(lambda self: self.run.waits)
+    @rule(seed=SEEDS)
+    def go_on(self, seed: int) -> None:
+        """One of the things that the run waits for is there."""
+        rng = Random(seed)
+        place = rng.randrange(len(self.run.waits))
+        wait = self.run.waits[place]
+        if self.run.halt is not None and not wait.has_an_effect and rng.random() < 0.5:
+            self.take(lambda run: run.cut(run.waits[place]))  # it heard of the halt before it was done
+        elif wait.kind == "model":
+            self.give(place, self.reply(rng))
+        elif wait.kind == "summary":
+            self.give(place, SUMMARY)
+        elif wait.call is not None and wait.kind == "call":
+            self.give(place, self.outcome(rng, wait.call))
+        elif wait.kind == "pause" or (wait.times_out and rng.random() < 0.1):
+            self.give(place, None)
+        else:
+            name, args = fitting(rng, self.run)
+            self.take(lambda run: run.signal(name, *args))
+
+    def reply(self, rng: Random) -> ModelTurn | ContextFull | Ending:
+        if rng.random() < 0.1:
+            full = ContextFull(tokens=9, window=8, messages=4, was_refused=rng.random() < 0.5)
+            return full if rng.random() < 0.8 else failed_model("no")
+        self.said = a_reply(rng, self.said)
+        price = rng.choice((0.0, 0.01, 0.01, 0.01, None))
+        return turn_of(self.said, self.run.asked, duration_ms=rng.randrange(20), cost_usd=price)
+
+    def outcome(self, rng: Random, call: Call) -> ToolOutcome | None:
+        outcome = brought(call)
+        if outcome is None or (call.effect is Effect.once and call.generation > 1 and rng.random() < 0.3):
+            return None
+        if rng.random() < 0.1:
+            outcome = failed(ToolFault.in_doubt, "sent, and may have happened")
+        return outcome.model_copy(update={"duration_ms": rng.randrange(20), "interrupted": rng.random() < 0.1})
+
+    @rule(seed=SEEDS)
+    def signal(self, seed: int) -> None:
+        name, args = self.last = a_signal(Random(seed), self.run)
+        self.take(lambda run: run.signal(name, *args))
+
+    @precondition(lambda self: self.last is not None)
+    @rule()
+    def again(self) -> None:
+        """Events come at least once."""
+        name, args = self.last or ("", ())
+        self.take(lambda run: run.signal(name, *args))
+
+    @rule()
+    def lengthen(self) -> None:
+        self.take(Played.lengthen)
+
+    # What holds.
+
+    @invariant()
+    def every_tool_use_has_one_result_in_its_place(self) -> None:
+        blocks = [block for part in self.run.transcript.parts for block in part.content if "type" in block]
+        uses = [block["id"] for block in blocks if block["type"] == "tool_use"]
+        results = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
+        open_ones = [call.tool_use_id for call in self.run.state.calls]
+        assert results + open_ones == uses
+        assert not (open_ones and self.is_asking)
+
+    @invariant()
+    def no_effect_is_made_twice(self) -> None:
+        once = {call.step for call in self.run.state.calls if call.effect is Effect.once}
+        assert all(count == 1 for (step, _), count in self.run.made.items() if step in once)
+
+    @invariant()
+    def no_limit_is_passed_by_more_than_a_call(self) -> None:
+        state, limits = self.run.state, self.run.state.limits
+        assert state.turns <= limits.max_turns
+        assert state.step <= limits.max_steps
+        assert state.reframes <= limits.max_reframes
+        assert self.longest <= state.step
+        self.longest = state.step
+        if limits.budget_tokens is not None and self.is_asking:
+            assert state.usage.total < limits.budget_tokens
+        if limits.budget_usd is not None and state.cost_usd is not None and self.is_asking:
+            assert state.cost_usd < limits.budget_usd
+
+    @invariant()
+    def steps_are_counted_on_without_a_gap(self) -> None:
+        results = [part for part in self.run.transcript.parts if part.kind is PartKind.result]
+        steps = [part.about["step"] for part in results] + [call.step for call in self.run.state.calls]
+        assert [step for step in steps if step is not None] == list(range(1, self.run.state.step + 1))
+
+    @invariant()
+    def it_ends_once_and_in_one_way(self) -> None:
+        state = self.run.state
+        assert self.run.ends <= 1
+        assert self.run.is_over == (not self.run.waits)
+        if self.run.is_over:
+            assert (state.pending, state.calls, state.question) == ((), (), None)
+            expected = RunStatus.cancelled if state.ending is None else state.ending.status
+            assert state.status is expected
+        else:
+            assert state.status in (RunStatus.running, RunStatus.waiting_on_human, RunStatus.waiting_on_tool)
+            assert (state.question is not None) == (state.status is RunStatus.waiting_on_human)
+
+    @invariant()
+    def once_it_is_stopped_nothing_more_is_asked_or_made(self) -> None:
+        assert self.sent_at_halt in (None, self.sent)
+
+    @invariant()
+    def what_is_pending_is_what_is_in_flight(self) -> None:
+        pending = [each.step for each in self.run.state.pending]
+        in_flight = [wait.call.step for wait in self.run.waits if wait.call is not None and wait.call.step is not None]
+        if self.run.halt is None:
+            assert sorted(pending) == sorted(in_flight)
+
+    @invariant()
+    def it_can_be_carried_over_and_shown(self) -> None:
+        state = self.run.state
+        assert through_json(state) == state
+        assert details(state)
+        assert view(state).completed_steps == tuple(sorted(view(state).completed_steps))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "run"):
+            return
+        again, whole, cut = Played(self.first), Played(self.first), Played(self.first)
+        for step in self.steps:
+            step(again)
+            if step is not Played.lengthen:
+                step(whole)
+                cut.state = through_json(cut.state)
+                step(cut)
+        for other in (again, whole, cut):
+            assert other.state == self.run.state
+            assert other.transcript.head == self.run.transcript.head
+
+
+TestRun = Run.TestCase
+TestRun.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

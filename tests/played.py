@@ -1,0 +1,499 @@
+"""A run over the decisions alone: what the workflow does, without Temporal. What it waits for is given by hand.
+
+It stands to `workflows/` as a score to its performance: the same steps in the same order, but each wait is an open
+`Wait` that a test ends with `give`, and each signal comes exactly where a test puts it. So a test may play any order,
+and `test_loop_agreement` proves that the real thing comes to the same.
+"""
+
+from collections import Counter
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, TypeVar
+
+from pydantic_core import to_json
+from temporalio.exceptions import ApplicationError
+
+from contracts.context import ContextFull, Recovery, Summary
+from contracts.conversation import SteerRequest
+from contracts.delegation import Spent
+from contracts.events import ToolResultEvent, ToolResultPayload
+from contracts.failures import Escalation, RunFailure, ToolFault
+from contracts.question import Question, QuestionKind
+from contracts.run import Call, Ending, Forced, RunState, RunStatus
+from contracts.signals import CancelRequest, Decision, HumanInput
+from contracts.tool import RETRY_DELAYS, Effect, ToolKind, ToolOutcome, ToolRoute, failed
+from contracts.turn import ModelTurn
+from decisions import delegation, ids, loop, narrate
+from decisions.builtins import ASK_HUMAN, CONTROL, DELEGATE, FOLLOW_UP, JOURNAL
+from decisions.calls import needs_approval, question_in
+from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
+from decisions.following import commanded
+from decisions.question import DECISIONS, refusal
+from decisions.recovery import QUESTION, next_recovery, recovered
+from decisions.thrash import directed
+from decisions.transcript import Transcript, call_part, goal_part, note_part, reply_part, said_part
+from workflows.handlers import read, read_optional
+
+NOW = datetime(2026, 2, 16, 12, tzinfo=UTC)
+KEPT_NOTICES = 20
+
+Kind = Literal["model", "summary", "call", "outside", "pause", "person"]
+
+
+class Halted(BaseException):
+    """What a wait raises that a halt ended."""
+
+
+@dataclass(eq=False)
+class Wait:
+    """What a strand of the run waits for. `call` is the call it is about, in its latest form."""
+
+    kind: Kind
+    call: Call | None = None
+    times_out: timedelta | None = None
+    strand: "Flow[None] | None" = None
+
+    @property
+    def is_activity(self) -> bool:
+        return self.kind in ("model", "summary", "call")
+
+    @property
+    def has_an_effect(self) -> bool:
+        return self.kind == "call" and self.call is not None and self.call.effect is not Effect.read
+
+
+T = TypeVar("T")
+Flow = Generator[Wait, Any, T]
+
+
+@dataclass
+class Played:
+    """`waits` is all that is in flight. Over, when there is none."""
+
+    state: RunState
+    transcript: Transcript = field(default_factory=Transcript)
+    waits: list[Wait] = field(default_factory=list)
+    made: Counter[tuple[int, int]] = field(default_factory=Counter)  # calls sent, by step and generation
+    asked: int = 0  # times the model was asked
+    ends: int = 0
+    rotations: int = 0
+    is_long: bool = False  # the history: the run rotates where it next may
+    halt: str | None = None
+    effects: list[str] = field(default_factory=list)
+    said: list[SteerRequest] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._strands: list[Flow[None]] = []
+        self._results: dict[int, ToolOutcome] = {}
+        self._last: dict[int, ToolResultPayload] = {}
+        self._paused: list[int] = []
+        self._awaited = 0
+        if not self.transcript.length:
+            self.transcript.append(goal_part(self.state.goal, self.state.context))
+        self._go_on()
+
+    @property
+    def is_over(self) -> bool:
+        return self.ends > 0
+
+    @property
+    def wait(self) -> Wait | None:
+        return self.waits[0] if self.waits else None
+
+    def give(self, wait: Wait, value: Any = None) -> None:
+        """Ends a wait with what it was for."""
+        self.waits.remove(wait)
+        self._advance(wait.strand, value)
+        self._go_on()
+
+    def cut(self, wait: Wait) -> None:
+        """Ends an activity that heard of the halt before it was done. One that has an effect finishes it."""
+        assert self.halt is not None
+        assert not wait.has_an_effect
+        self.waits.remove(wait)
+        self._advance(wait.strand, is_cut=True)
+        self._go_on()
+
+    def signal(self, name: str, *args: Any) -> None:
+        """As the workflow's handlers take it: what is bad changes nothing but the notices."""
+        try:
+            match name:
+                case "tool_result":
+                    self._take_result(read(ToolResultEvent, args).payload)
+                case "human_input":
+                    self._take_answer(read(HumanInput, args))
+                case "cancel":
+                    cancel = read_optional(CancelRequest, args)
+                    self._stop((cancel.reason or "cancel signal") + (f" by {cancel.by}" if cancel.by else ""))
+                case "steer":
+                    self.said.append(read(SteerRequest, args))
+                case _:
+                    self._ignore(
+                        narrate.cut(name, 80), "no such signal; there are tool_result, human_input, steer and cancel"
+                    )
+        except ApplicationError as refused:
+            self._ignore(name, refused.message)
+        self._go_on()
+
+    def lengthen(self) -> None:
+        self.is_long = True
+
+    # The loop, as in workflows/agent_run.py.
+
+    def _go_on(self) -> None:
+        while not self._strands and not self.is_over:
+            match self.halt or loop.next_move(self.state, history_is_long=self.is_long, is_spoken_to=bool(self.said)):
+                case str():
+                    self._end()
+                case loop.Listen():
+                    self._listen()
+                case loop.Think():
+                    self._begin(self._think())
+                case loop.Act(batch):
+                    self.state = loop.issued(self.state, batch, NOW)
+                    self._begin(*(self._settle(call) for call in batch))
+                case loop.CloseTurn():
+                    self._close_turn()
+                case loop.Wind():
+                    self.state = loop.wound_up(self.state)
+                    self.transcript.append(note_part(loop.LAST_TURN))
+                case loop.Rotate():
+                    self._rotate()
+                case loop.End(ending):
+                    self.state = loop.ended(loop.halted(self.state, self.effects, NOW), ending, NOW)
+                    self._end()
+
+    def _listen(self) -> None:
+        said, self.said = self.said, []
+        self.state = loop.reopened(self.state)
+        for each in said:
+            self.transcript.append(said_part(each.text))
+
+    def _begin(self, *strands: Flow[None]) -> None:
+        self._strands = list(strands)
+        for strand in strands:
+            self._advance(strand)
+
+    def _advance(self, strand: Flow[None] | None, value: Any = None, *, is_cut: bool = False) -> None:
+        assert strand is not None
+        try:
+            wait = strand.throw(Halted()) if is_cut else strand.send(value)
+        except (StopIteration, Halted):
+            self._strands.remove(strand)
+            return
+        wait.strand = strand
+        if self.halt is not None:
+            self._advance(strand, is_cut=True)
+        else:
+            self.waits.append(wait)
+
+    def _stop(self, reason: str) -> None:
+        if self.halt is not None or self.is_over:
+            return
+        self.halt = reason
+        for wait in [each for each in self.waits if not each.is_activity]:
+            self.waits.remove(wait)
+            self._advance(wait.strand, is_cut=True)
+
+    def _rotate(self) -> None:
+        """Continue as new: what is not in the state is lost, and the conversation is in segments."""
+        self.is_long = False
+        self.rotations += 1
+        self.state = RunState.model_validate_json(self.state.model_dump_json())
+        self.effects, self._results, self._last, self._paused = [], {}, {}, []
+
+    def _end(self) -> None:
+        assert not self.waits
+        self.state = loop.halted(self.state, self.effects, NOW)
+        self._close_turn()
+        ending = self.state.ending
+        self._update(status=RunStatus.cancelled if ending is None else ending.status, question=None)
+        self.ends += 1
+
+    def _close_turn(self) -> None:
+        for call in self.state.calls:
+            self.transcript.append(call_part(call))
+        closed = loop.closed_turn(self.state)
+        self.state = closed.state
+        if closed.note:
+            self.transcript.append(note_part(closed.note))
+
+    # A model call, as in workflows/thinking.py and workflows/context.py.
+
+    def _think(self) -> Flow[None]:
+        self.asked += 1
+        turn: ModelTurn | ContextFull | Ending = yield Wait("model")
+        if isinstance(turn, Ending):
+            self._update(ending=turn)
+            return
+        if isinstance(turn, ContextFull):
+            yield from self._make_room(turn)
+            return
+        forced = self.state.forced
+        taken = loop.take_turn(self.state, turn)
+        self.state = taken.state
+        self._update(interrupted=False)
+        if taken.keep:
+            self.transcript.append(reply_part(turn))
+        if taken.note:
+            self.transcript.append(note_part(taken.note))
+        if forced is not None and forced.asks and self.state.forced is None and self.state.ending is None:
+            self.state = loop.refused_before(self.state, "not made: a person is asked first", NOW)
+            self._close_turn()
+            yield from self._ask_in_its_place(forced)
+
+    def _make_room(self, full: ContextFull) -> Flow[None]:
+        if full.was_refused:
+            self._update(window=full.window)
+        stage = next_recovery(self.state.recoveries, self.state.turns)
+        if self.state.is_closing and stage in (None, Recovery.ask):
+            self.state = loop.out_of_time(self.state)
+        elif stage is None:
+            self.state = loop.overflowed(self.state, full)
+        else:
+            self._update(recoveries=recovered(self.state.recoveries, stage, self.state.turns))
+            yield from self._recover(stage, full)
+
+    def _recover(self, stage: Recovery, full: ContextFull) -> Flow[None]:
+        forced = Forced(tool=ASK_HUMAN, asks=QuestionKind.recovery, text=QUESTION)
+        if stage is not Recovery.ask:
+            summary: Summary = yield Wait("summary")
+            self.state = loop.summarised(self.state, summary)
+        elif full.was_refused:
+            yield from self._ask_in_its_place(forced)
+        else:
+            note = f"The context is nearly full. Call `{ASK_HUMAN}` now: say how far you are, and ask: {QUESTION}"
+            self.transcript.append(note_part(note))
+            self._update(forced=forced)
+
+    def _ask_in_its_place(self, forced: Forced) -> Flow[None]:
+        said = yield from self._direction(forced)
+        self.transcript.append(note_part(f"A person was asked: {forced.text}\nThe answer: {said}"))
+
+    def _direction(self, forced: Forced, said: str = "", about: Call | None = None) -> Flow[str]:
+        assert forced.asks is not None
+        text = f"{forced.text}\n\n{said}" if said else forced.text
+        answer = yield from self._ask(forced.asks, text, about=about)
+        self.state = directed(self.state)
+        if answer.decision is Decision.stop:
+            self._stop(f"stopped by {answer.by or 'a person'}: {answer.text or forced.asks}")
+        return answer.text or "keep going"
+
+    # A call, as in workflows/acting.py.
+
+    def _settle(self, call: Call) -> Flow[None]:
+        if call.tool in CONTROL:
+            self.state = loop.controlled(self.state, call, NOW)
+        elif call.tool in JOURNAL:
+            self.state = loop.journaled(self.state, call, NOW)
+        else:
+            outcome = yield from self._carry_out(call)
+            self.state = loop.settled(self.state, call, outcome, NOW)
+
+    def _carry_out(self, call: Call) -> Flow[ToolOutcome]:
+        if call.tool == ASK_HUMAN:
+            return (yield from self._ask_human(call))
+        if call.tool in FOLLOW_UP or call.tool == DELEGATE:
+            return (yield from self._built_in(call))
+        if needs_approval(self.state, call):
+            approved = yield from self._approve(call)
+            if isinstance(approved, ToolOutcome):
+                return approved
+            call = approved
+        if call.kind is ToolKind.signal:
+            return (yield from self._hand_out(call))
+        return (yield from self._run_tool(call))
+
+    def _ask_human(self, call: Call) -> Flow[ToolOutcome]:
+        text = question_in(call)
+        if self.state.forced is not None:
+            return ToolOutcome(result=(yield from self._direction(self.state.forced, text or "", call)))
+        if text is None:
+            return failed(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
+        offered = call.arguments.get("options")
+        options = [o for o in offered if isinstance(o, str)] if isinstance(offered, list) else []
+        answer = yield from self._ask(QuestionKind.question, text, options, about=call)
+        return ToolOutcome(result=answer.text)
+
+    def _built_in(self, call: Call) -> Flow[ToolOutcome]:
+        """Delegations and follow-ups: what is refused before anything starts; else what a test says they bring."""
+        planned: Any = (
+            delegation.planned(self.state, call, self.state.run_id)
+            if call.tool == DELEGATE
+            else commanded(self.state, call)
+        )
+        if isinstance(planned, ToolOutcome):
+            return planned
+        outcome: ToolOutcome = yield Wait("call", call.model_copy(update={"effect": Effect.read}))
+        if call.tool == DELEGATE:
+            self.state = loop.delegated(self.state, Spent(steps=1, tokens=2, usd=0.0))
+        return outcome
+
+    def _approve(self, call: Call) -> Flow[Call | ToolOutcome]:
+        timeout = self._route(call).approval_timeout
+        answer = yield from self._ask(QuestionKind.approval, _wanted(call), about=call, timeout=timeout)
+        if answer.decision is None:
+            return failed(ToolFault.denied, f"the approval expired: no person decided within {timeout}")
+        if answer.decision is Decision.deny:
+            return failed(ToolFault.denied, f"a person denied this call: {answer.text or 'no reason given'}")
+        if answer.decision is Decision.approve_tool:
+            self._update(approved_tools=(*self.state.approved_tools, call.tool))
+        self.state, call = loop.approved(self.state, call)
+        return call
+
+    def _run_tool(self, call: Call) -> Flow[ToolOutcome]:
+        while True:
+            self._in_flight(call)
+            self.made[call.step or 0, call.generation] += 1
+            outcome: ToolOutcome | None = yield Wait("call", call)
+            if outcome is not None:
+                self._landed(call)
+                if outcome.interrupted:
+                    self._update(interrupted=True)
+                return outcome
+            settled = yield from self._settle_doubt(call)
+            if settled is not None:
+                return settled
+            self.state, call = loop.made_again(self.state, call)
+            self.state = loop.reissued(self.state, call.step or 0, NOW)
+
+    def _settle_doubt(self, call: Call) -> Flow[ToolOutcome | None]:
+        text = f"`{narrate.call_line(call.tool, call.arguments)}` was interrupted and may have happened. Run it again?"
+        self._update(interrupted=True)
+        answer = yield from self._ask(QuestionKind.resume_unsafe, text, about=call)
+        self._landed(call)
+        if call.step in self._results:
+            return ToolOutcome(result="handed out")
+        if answer.decision is Decision.run_again:
+            return None
+        if answer.decision is Decision.use_result:
+            outcome = ToolOutcome(result=answer.text)
+            if call.kind is ToolKind.signal:
+                self._keep_result(call.step or 0, outcome)
+            return outcome
+        return loop.IN_DOUBT
+
+    def _hand_out(self, call: Call) -> Flow[ToolOutcome]:
+        timeout, step = self._route(call).timeout, call.step or 0
+        for delay in (*RETRY_DELAYS, None):
+            handed_out = yield from self._run_tool(call)
+            if handed_out.status == "error":
+                return handed_out
+            self._in_flight(call)
+            outcome = yield from self._outside_result(call, timeout)
+            self._landed(call)
+            if outcome is None:
+                happened = "" if call.effect is Effect.read else "; it was handed out, and may have happened"
+                return failed(ToolFault.timeout, f"no result came within {timeout}{happened}")
+            again = outcome.error is not None and outcome.error.retryable and call.effect is not Effect.once
+            if not again or delay is None:
+                return outcome
+            self._paused.append(step)
+            yield Wait("pause", call)
+            self._paused.remove(step)
+            self.state = loop.reissued(self.state, step, NOW)
+        raise AssertionError("the last attempt returns")
+
+    # What comes from outside, as in workflows/live_run.py.
+
+    def _outside_result(self, call: Call, timeout: timedelta) -> Flow[ToolOutcome | None]:
+        step = call.step or 0
+        self._awaited += 1
+        self._update(status=RunStatus.waiting_on_tool)
+        if step not in self._results:
+            yield Wait("outside", call, times_out=timeout)
+        self._awaited -= 1
+        self._update(status=RunStatus.waiting_on_tool if self._awaited else RunStatus.running)
+        return self._results.pop(step, None)
+
+    def _ask(
+        self,
+        kind: QuestionKind,
+        text: str,
+        options: Sequence[str] = (),
+        *,
+        about: Call | None = None,
+        timeout: timedelta | None = None,
+    ) -> Flow[HumanInput]:
+        number = self.state.questions + 1
+        question = Question(
+            id=ids.question_id(number),
+            kind=kind,
+            text=text,
+            options=tuple(DECISIONS[kind]) or tuple(options),
+            step=about and about.step,
+            tool=about and about.tool,
+            asked_at=NOW,
+            call=ids.call_digest(about.tool, about.arguments) if about and kind is QuestionKind.approval else None,
+            expires_at=NOW + timeout if timeout else None,
+        )
+        self._update(status=RunStatus.waiting_on_human, question=question, questions=number, expired=None)
+        answer: HumanInput | None = None
+        if kind is not QuestionKind.resume_unsafe or (about and about.step) not in self._results:
+            answer = yield Wait("person", about, times_out=timeout)
+        expired = question.id if answer is None and timeout else None
+        self._update(status=RunStatus.running, question=None, expired=expired)
+        return answer or HumanInput()
+
+    def _take_answer(self, answer: HumanInput) -> None:
+        question = None if self.halt is not None else self.state.question
+        reason = refusal(question, answer, expired=self.state.expired)
+        if reason is not None:
+            self._ignore("human_input", reason)
+            return
+        self.give(next(wait for wait in self.waits if wait.kind == "person"), answer)
+
+    def _take_result(self, result: ToolResultPayload) -> None:
+        verdict = correlate(self.state, result)
+        if self.halt is not None and verdict is not Verdict.foreign_run:
+            verdict = Verdict.run_terminal
+        about = f"step {result.step}, tool {narrate.cut(result.tool, 80)}"
+        if verdict is Verdict.accepted and self._is_new(result):
+            self._last[result.step] = result
+            self._keep_result(result.step, outcome_of(result))
+        elif verdict in ESCALATES:
+            self.state = loop.violated(self.state, Escalation(verdict.value), f"a result came for {about}")
+            self._stop(f"a result came for {about}")
+        else:
+            self._ignore("tool_result", f"{Verdict.stale if verdict is Verdict.accepted else verdict} ({about})")
+
+    def _is_new(self, result: ToolResultPayload) -> bool:
+        is_repeated = result.completed_at is not None and self._last.get(result.step) == result
+        return result.step not in self._results and result.step not in self._paused and not is_repeated
+
+    def _keep_result(self, step: int, outcome: ToolOutcome) -> None:
+        self._results[step] = outcome
+        for wait in list(self.waits):
+            is_about = wait.call is not None and wait.call.step == step
+            in_doubt = self.state.question is not None and self.state.question.kind is QuestionKind.resume_unsafe
+            if is_about and (wait.kind == "outside" or (wait.kind == "person" and in_doubt)):
+                self.give(wait)
+                return
+
+    def _ignore(self, signal: str, why: str) -> None:
+        notice = narrate.cut(f"{signal}: {why}", 300)
+        self._update(ignored=(*self.state.ignored, notice)[-KEPT_NOTICES:])
+
+    def _in_flight(self, call: Call) -> None:
+        if call.effect is not Effect.read and call.tool_use_id not in self.effects:
+            self.effects.append(call.tool_use_id)
+
+    def _landed(self, call: Call) -> None:
+        if call.tool_use_id in self.effects:
+            self.effects.remove(call.tool_use_id)
+
+    def _update(self, **changes: Any) -> None:
+        self.state = self.state.model_copy(update=changes)
+
+    def _route(self, call: Call) -> ToolRoute:
+        return next(route for route in self.state.tools if route.name == call.tool)
+
+
+def _wanted(call: Call) -> str:
+    return f"{narrate.call_line(call.tool, call.arguments)}\n\n{to_json(call.arguments, indent=2).decode()[:4000]}"
+
+
+def failed_model(text: str) -> Ending:
+    """What a model call brings that failed for good."""
+    return Ending(status=RunStatus.failed, text=text, reason=RunFailure.model_refused)

@@ -1,0 +1,319 @@
+"""`workflow.md`: what Temporal knows of Perdure by name, from the definitions and the handlers' own code."""
+
+import ast
+import inspect
+import pkgutil
+import textwrap
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from pydantic import BaseModel
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+
+import activities
+from activities import attributes
+from activities.turn import PAUSES
+from contracts.conversation import ConversationStart, LaneView
+from contracts.delegation import DelegationState
+from contracts.followup import FollowUpState
+from contracts.journal import Journal
+from contracts.mailbox import DeadLetter, MailboxStart, MailboxView
+from contracts.run import RunStatus, RunView
+from contracts.tool import CALL_MARGIN, Effect
+from contracts.topic import TopicState
+from contracts.transcript import Page
+from decisions import ids
+from tests.reference import events
+from tests.reference.failures import listed
+from tests.reference.fields import Fields
+from tests.reference.markdown import code, duration, page, slug, table
+from tests.reference.told import docstring
+from worker import WORKFLOWS
+from workflows import handlers, policies
+
+INTRO = """\
+A person or a program can start and speak to workflows without any of our code, with the `temporal` CLI, an SDK or the
+Web UI. Each signal and update takes one JSON value; queries take none, or one. A bad one never harms a workflow:
+updates are refused, signals ignored, and told of in its state. [An example](../../README.md#what-else-it-does)."""
+
+IDS = (
+    ("AgentRun", ids.run_workflow_id("<run id>")),
+    ("Conversation", ids.conversation_workflow_id("<conversation id>")),
+    ("Delegation", ids.delegation_workflow_id("<run id>", 3).replace("3", "<step>")),
+    ("FollowUp", ids.follow_up_workflow_id("<workflowId>")),
+    ("EventTopic", ids.topic_workflow_id("<platform>:<channel>:<message>")),
+    ("Mailbox", ids.mailbox_workflow_id("<agent>")),
+)
+OTHER_IDS = (
+    ("the run of a `dedupe_key`", code("k-<digest of the key>"), "two starts with one key find the same run"),
+    (
+        "the run of a request",
+        code("c-<digest of conversation and request>"),
+        "a request that comes again finds its run",
+    ),
+    ("a run that resumes another", code(ids.resumed_id("<run id>")), "resuming twice finds the same run"),
+    ("the run of a subtask", code("<run id>.<step>-<subtask>"), "where that is too long, `d-<digest>`"),
+    ("the key of a call", code(ids.request_key("<run id>", 3).replace("3", "<step>")), "the same on every attempt"),
+    ("a schedule", code(ids.schedule_id("<name>")), "its runs are `<name>-<time>`"),
+)
+INPUTS = {
+    "AgentRun": "[`agentic.start`](events.md#agenticstart) or [`agentic.resume`](events.md#agenticresume)",
+    "Conversation": "[ConversationStart](#conversationstart), or none",
+    "Delegation": "a run's own; started by runs alone",
+    "FollowUp": "[`cmd.workflow.create`](events.md#cmdworkflowcreate)",
+    "EventTopic": '`{"key"}`: the id without `topic:`',
+    "Mailbox": "[MailboxStart](#mailboxstart), or none",
+}
+ANSWERS: tuple[type[BaseModel], ...] = (
+    RunView,
+    Journal,
+    Page,
+    LaneView,
+    DelegationState,
+    FollowUpState,
+    TopicState,
+    MailboxView,
+    DeadLetter,
+)
+TAKEN: tuple[type[BaseModel], ...] = (ConversationStart, MailboxStart)
+INNER = ("Snapshot",)  # answers that are a run's own business, and not laid out here
+
+
+def workflows() -> str:
+    parts = [INTRO, "## Workflows", _types()]
+    for each in spoken_to():
+        parts += _workflow(each)
+    parts += ["## Ids", table(("what", "id", "so that"), OTHER_IDS)]
+    parts += ["## Search attributes", ATTRIBUTES, _attributes(), "### AgentStatus", listed(RunStatus, "status")]
+    parts += ["## Activities", ACTIVITIES, _activities()]
+    parts += [
+        "## Shapes",
+        "What signals, updates and queries take and answer, where [events](events.md) do not have it.",
+    ]
+    for model in dict.fromkeys((*TAKEN, *_taken(), *ANSWERS)):
+        parts += [f"### {model.__name__}", docstring(model), _fields(model)]
+    return page("Workflows", *parts)
+
+
+def spoken_to() -> list[type]:
+    """The workflows that somebody may speak to."""
+    known = dict(IDS)
+    return [each for each in WORKFLOWS if each.__name__ in known]
+
+
+def _types() -> str:
+    rows = []
+    for each in spoken_to():
+        name, told = each.__name__, docstring(each).split("Input:")[0].split("\n\n")[0]
+        rows.append((f"[`{name}`](#{name.lower()})", code(dict(IDS)[name]), INPUTS[name], told))
+    rows.append(("`Reconcile`", code("perdure-reconcile:<task queue>…"), "none", "Looks at all runs, by the clock."))
+    return table(("type", "workflow id", "input", "is"), rows)
+
+
+@dataclass(frozen=True)
+class Handler:
+    kind: str
+    name: str
+    function: Callable[..., Any]
+    told: str
+
+
+def handlers_of(each: type) -> Iterator[Handler]:
+    """The signals, updates and queries that a workflow has by name."""
+    definition = workflow._Definition.must_from_class(each)
+    kinds: dict[str, Mapping[str | None, Any]] = {
+        "signal": definition.signals,
+        "update": definition.updates,
+        "query": definition.queries,
+    }
+    for kind, named in kinds.items():
+        for name, handler in named.items():
+            if name is not None and not name.startswith("__"):
+                yield Handler(kind, name, handler.fn, handler.description or "")
+
+
+def _workflow(each: type) -> Iterator[str]:
+    yield f"### {each.__name__}"
+    rows = (
+        (code(one.name), one.kind, _takes(each, one.function), _answers(one.function), one.told)
+        for one in handlers_of(each)
+    )
+    yield table(("name", "kind", "takes", "answers", "does"), rows)
+
+
+def _takes(owner: type, handler: Callable[..., Any]) -> str:
+    return ", or ".join(_linked(model) for model in models_read(owner, handler))
+
+
+@cache
+def in_events() -> Mapping[type[BaseModel], str]:
+    sections = [each for each in events.SECTIONS if isinstance(each, events.Section)]
+    return {each.model: each.title for each in sections}
+
+
+def _linked(model: type[BaseModel]) -> str:
+    if title := in_events().get(model):
+        return f"[{title}](events.md#{slug(title)})"
+    return f"[{model.__name__}](#{model.__name__.lower()})"
+
+
+def models_read(owner: type, handler: Callable[..., Any]) -> tuple[type[BaseModel], ...]:
+    """The models that a handler reads its argument as, itself or by a function that it hands it to."""
+    return tuple(dict.fromkeys(_read_by(owner, handler, frozenset())))
+
+
+def _read_by(owner: type, function: Callable[..., Any], seen: frozenset[str]) -> Iterator[type[BaseModel]]:
+    names = inspect.getmodule(owner).__dict__
+    for call in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+        if not (isinstance(call, ast.Call) and any("args" in ast.unparse(each) for each in call.args)):
+            continue
+        called = ast.unparse(call.func)
+        if called in (handlers.read.__name__, handlers.read_optional.__name__):
+            yield names[ast.unparse(call.args[0])]
+        elif called not in seen:
+            own = (
+                getattr(owner, called.removeprefix("self."), None) if called.startswith("self.") else names.get(called)
+            )
+            if inspect.isfunction(own) and inspect.getmodule(own) is inspect.getmodule(owner):
+                yield from _read_by(owner, own, seen | {called})
+
+
+def _taken() -> Iterator[type[BaseModel]]:
+    """What handlers take that the events do not have."""
+    for each in spoken_to():
+        for one in handlers_of(each):
+            yield from (model for model in models_read(each, one.function) if model not in in_events())
+
+
+def _answers(function: Callable[..., Any]) -> str:
+    answer = typing.get_type_hints(function).get("return")
+    if answer in (None, type(None)):
+        return ""
+    several = typing.get_origin(answer) is tuple
+    model = typing.get_args(answer)[0] if several else answer
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        named = code(model.__name__) if model.__name__ in INNER else _linked(model)
+        return f"list of {named}" if several else named
+    return {dict[str, Any]: "object", str: "text"}.get(answer, "any JSON")
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models in what may be a union, or a list, of some."""
+    parts = [part for each in typing.get_args(annotation) for part in models_in(each)]
+    return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else parts
+
+
+def _fields(model: type[BaseModel]) -> str:
+    mode = "serialization" if model in ANSWERS else "validation"
+    return Fields(events.ELSEWHERE | FROM_HERE, mode).table(model)
+
+
+FROM_HERE = {
+    "Headers": "events.md#headers",
+    "Event": "events.md#an-event-from-outside",
+    "TaskHead": "events.md#task",
+    "ReplyHead": "events.md#reply",
+}
+
+ATTRIBUTES = """\
+Runs and follow-ups carry them; a worker registers them where they are not there. They change with the status of a run,
+not with each step, since each change is an event of its history. `perdure list` and the Web UI filter by them:
+`AgentStatus = "waiting_on_human"`. There is no memo; the current details of a run have its plan, question and cost."""
+
+
+def _attributes() -> str:
+    told = meanings_of(attributes)
+    rows = [
+        (code(key.name), key.indexed_value_type.name.lower().replace("_", " "), told[key.name])
+        for key in attributes.KEYS
+    ]
+    return table(("name", "type", "means"), rows)
+
+
+def meanings_of(module: Any) -> dict[str, str]:
+    """What the comment behind each search attribute says."""
+    lines = [line for line in inspect.getsource(module).splitlines() if "SearchAttributeKey.for" in line]
+    return {line.split('"')[1]: line.partition("  # ")[2] for line in lines}
+
+
+ACTIVITIES = """\
+They are on the task queue of their workflow, but for `carry`, which the bridges of a folder take from
+`mail:<folder>`, and the activities of [queue tools](../queue-tools.md), which are others' own. *Time* is from start to
+close; a worker that is
+lost is noticed by the heartbeat."""
+
+Policy = Mapping[str, Any]
+TURN: Policy = {
+    "start_to_close_timeout": "`turn_timeout`",
+    "heartbeat_timeout": policies.HEARTBEAT,
+    "retry_policy": f"{len(PAUSES)} times, after {', '.join(f'{each:g}s' for each in PAUSES)}, or as the provider asks",
+}
+POLICIES: dict[str, Policy] = {
+    "plan": TURN,
+    "reflect": TURN,
+    "summarize": policies.FILES | {"start_to_close_timeout": f"`turn_timeout` and {duration(policies.SUMMARY_MARGIN)}"},
+    "call_tool": {
+        "start_to_close_timeout": f"the tool's `timeout` and {duration(CALL_MARGIN)}",
+        "heartbeat_timeout": policies.HEARTBEAT,
+        "retry_policy": policies.TOOL_RETRIES,
+    },
+    "keep_result": policies.KEEPING,
+    "watch_run": policies.WATCHING,
+    "answer_turn": policies.ANSWER,
+    "open_turn": policies.LOOK_BACK,
+    "look_at_turns": policies.LOOKING_AT_TURNS,
+    "carry": policies.CARRYING,
+    "reconcile": {
+        "start_to_close_timeout": policies.MOST_LOOKING,
+        "heartbeat_timeout": policies.HEARTBEAT,
+        "retry_policy": policies.LOOK_RETRIES,
+    },
+}
+
+
+def _activities() -> str:
+    rows = [(code(name), told, *_policy(POLICIES.get(name, policies.FILES))) for name, told in sorted(activity_names())]
+    return table(("activity", "does", "time", "heartbeat", "tried again"), rows)
+
+
+def activity_names() -> Iterator[tuple[str, str]]:
+    """Of every activity, with the first sentence of its docstring."""
+    for info in pkgutil.iter_modules(activities.__path__):
+        module = import_module(f"activities.{info.name}")
+        for each in vars(module).values():
+            if inspect.isclass(each) and each.__module__ == module.__name__:
+                for name, function in vars(each).items():
+                    if hasattr(function, "__temporal_activity_definition"):
+                        yield name, docstring(function).split("\n\n")[0]
+
+
+def _policy(policy: Policy) -> tuple[str, str, str]:
+    heartbeat = policy.get("heartbeat_timeout")
+    retry = policy["retry_policy"]
+    if isinstance(retry, Mapping):
+        named: dict[str, list[str]] = {}
+        for effect, each in retry.items():
+            named.setdefault(_retried(each), []).append(code(Effect(effect)))
+        told = "; ".join(f"{', '.join(effects)}: {words}" for words, effects in named.items())
+    else:
+        told = retry if isinstance(retry, str) else _retried(retry)
+    return _time(policy["start_to_close_timeout"]), _time(heartbeat) if heartbeat else "", told
+
+
+def _time(value: timedelta | str) -> str:
+    return value if isinstance(value, str) else duration(value)
+
+
+def _retried(policy: RetryPolicy) -> str:
+    most = policy.maximum_attempts
+    if most == 1:
+        return "never"
+    first, longest = policy.initial_interval, policy.maximum_interval
+    up_to = f", then later, up to {duration(longest)} apart" if longest else ", then later"
+    return f"{f'{most - 1} times' if most else 'until it is done'}, after {duration(first)}{up_to}"

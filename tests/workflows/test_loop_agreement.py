@@ -1,0 +1,277 @@
+"""The loop on the real server and the loop over the decisions alone come to the same, step by step.
+
+A seed draws what the model answers, what calls bring, and what is signalled when. Each model request and each call is
+held until the play lets it go on, so the order is the same in both. After each step both must wait for the same and
+have the same state; at the end, the same outcome, conversation and calls made. Both sides decide by `decisions/`: what
+is shown is that `workflows/` carries it out. Left to hand-written tests, since the clock decides there: timeouts of
+waits and the limits of time, tokens and money.
+
+PERDURE_PLAYS=500 plays more seeds, PERDURE_PLAY_SEED=… one.
+"""
+
+import asyncio
+import os
+from collections import Counter
+from contextlib import suppress
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from random import Random
+from typing import Any
+
+import pytest
+from temporalio.client import Client, WorkflowFailureError
+
+from activities.ledger import Entry
+from activities.toolkit import CallContext
+from contracts.run import Call, RunState, RunStatus, Snapshot
+from contracts.tool import ToolOutcome
+from decisions.endings import ending_event
+from decisions.ids import call_digest, generation_of, request_key
+from decisions.transcript import add_message
+from testkit.model_server import Answer, Reply, fails
+from testkit.tools import ScriptedTool
+from tests.drawn import OWN, Said, a_reply, a_signal, brought, turn_of
+from tests.played import Played, Wait, failed_model
+
+MOST_INLINE = 60_000  # characters of a result that stays as it is
+MOST_STEPS = 60  # of a play, before it is cancelled
+SEEDS = (
+    [int(os.environ["PERDURE_PLAY_SEED"])]
+    if "PERDURE_PLAY_SEED" in os.environ
+    else range(int(os.environ.get("PERDURE_PLAYS", "15")))
+)
+DECLARED = {"effect", "kind", "approval", "timeout", "approval_timeout"}
+TIMED = {  # what the clock, the server or the size of a result decides
+    *("created_at", "updated_at", "active_ms", "usage", "cost_usd", "events", "untold", "artifacts", "journal"),
+    *("execution", "workspace"),
+}
+
+
+class Stage:
+    """Holds what the run asks of the world."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, asyncio.Future[ToolOutcome]] = {}
+        self.asked: list[Any] = []  # conversations that the model was handed
+        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self.answered = 0
+        self.tools = [ScriptedTool(route.name, self._held, **route.model_dump(include=DECLARED)) for route in OWN]
+
+    def script(self, body: dict[str, Any]) -> Answer:
+        self.asked.append(body["messages"])
+        try:
+            return self._answers.get(timeout=60)
+        except Empty:
+            return fails(400, message="the play went on without an answer")
+
+    def answer(self, answer: Answer) -> None:
+        self.answered += 1
+        self._answers.put(answer)
+
+    @property
+    def is_asked(self) -> bool:
+        return len(self.asked) > self.answered
+
+    async def _held(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
+        let_go: asyncio.Future[ToolOutcome] = asyncio.get_running_loop().create_future()
+        self.calls[context.step] = let_go
+        try:
+            return await let_go
+        finally:
+            del self.calls[context.step]
+
+    @property
+    def made(self) -> Counter[tuple[int, int]]:
+        """Calls by step and generation."""
+        contexts = [context for tool in self.tools for _, context in tool.calls]
+        return Counter((context.step, generation_of(context.idempotency_key)) for context in contexts)
+
+
+class Play:
+    """One run twice: `run` on the server, `pure` by hand."""
+
+    def __init__(self, seed: int, it: Any, stage: Stage) -> None:
+        self.rng = Random(seed)
+        self.it, self.stage = it, stage
+        self.log: list[str] = []
+        self.said: Said | None = None
+        self.doubted: Counter[tuple[int, int]] = Counter()
+
+    async def whole(self) -> None:
+        limits = {"max_steps": (5, 60, 60), "max_turns": (10, 60, 60), "max_reframes": (1, 3)}
+        self.run = await self.it.start("see", limits={name: self.rng.choice(each) for name, each in limits.items()})
+        await self.it.until(lambda: self.stage.is_asked)
+        self.pure = Played((await self.snapshot()).state)
+        for _ in range(MOST_STEPS):
+            if self.pure.is_over:
+                break
+            await self.step()
+            await self.agreed()
+        if not self.pure.is_over:
+            await self.signal("cancel")
+            await self.agreed()
+            while not self.pure.is_over:
+                self.let_go()
+                await self.agreed()
+        await self.must_end_alike()
+
+    async def step(self) -> None:
+        kinds = {wait.kind for wait in self.pure.waits}
+        if not kinds & {"model", "call"} or self.rng.random() < 0.15:
+            await self.signal(*a_signal(self.rng, self.pure))
+        else:
+            self.let_go()
+
+    async def signal(self, name: str, args: tuple[Any, ...] = ()) -> None:
+        self.log.append(f"{name} {str(args)[:300]}")
+        self.pure.signal(name, *args)
+        for wait in list(self.pure.waits):
+            if self.pure.halt is not None and not wait.has_an_effect:
+                self.pure.cut(wait)
+        self.go_by_themselves()
+        await self.run.signal(name, args=list(args))
+
+    def go_by_themselves(self) -> None:
+        """What nobody holds on the server: a pause before a retry, and a call that was begun before."""
+        while wait := next((wait for wait in self.pure.waits if is_unheld(wait)), None):
+            if wait.call is not None and wait.kind == "call":
+                self.doubted[wait.call.step or 0, wait.call.generation] += 1
+            self.pure.give(wait)
+
+    def put_in_doubt(self, call: Call) -> None:
+        """As if a worker that is dead by now had begun it."""
+        run_id, step = self.pure.state.run_id, call.step or 0
+        page = Entry(
+            store=self.it.project.stores.of(run_id),
+            key=request_key(run_id, step),
+            step=step,
+            execution=self.pure.state.execution,
+            call=call_digest(call.tool, call.arguments),
+        )
+        page.claim(call.tool, timedelta(seconds=30))
+
+    def let_go(self) -> None:
+        wait = self.rng.choice([wait for wait in self.pure.waits if wait.kind in ("model", "call")])
+        if wait.call is not None:
+            outcome = brought(wait.call)
+            assert outcome is not None
+            self.log.append(f"step {wait.call.step} brings {str(outcome)[:100]}")
+            self.stage.calls[wait.call.step or 0].set_result(outcome)
+            self.pure.give(wait, outcome)
+        elif self.rng.random() < 0.02:
+            self.log.append("the model fails")
+            self.stage.answer(fails(400, message="no"))
+            self.pure.give(wait, failed_model("the provider refused the request (400): no"))
+        else:
+            self.said = said = a_reply(self.rng, self.said)
+            self.log.append(str(said))
+            self.pure.give(wait, turn_of(said, self.pure.asked))
+            for call in self.pure.state.calls:
+                if call.step is not None and brought(call) is None:
+                    self.put_in_doubt(call)
+            self.stage.answer(Reply(said.text, said.uses, said.stop))
+        self.go_by_themselves()
+
+    async def snapshot(self) -> Snapshot:
+        return Snapshot.model_validate(await self.run.query("snapshot"))
+
+    async def agreed(self) -> None:
+        """Until both wait for the same, in the same state."""
+        wanted = told(self.pure.state)
+        wanted_calls = {wait.call.step for wait in self.pure.waits if wait.kind == "call" and wait.call is not None}
+        is_asked = any(wait.kind == "model" for wait in self.pure.waits)
+        real: Any = None
+
+        async def same() -> bool:
+            nonlocal real
+            real = told((await self.snapshot()).state)
+            if real != wanted or set(self.stage.calls) != wanted_calls:
+                return False
+            return self.pure.is_over or self.stage.is_asked == is_asked  # the server may hold one that was cut off
+
+        try:
+            await self.it.until(same)
+        except TimeoutError:
+            differing = {name: (wanted[name], real[name]) for name in wanted if wanted[name] != real[name]}
+            about = (differing, (wanted_calls, set(self.stage.calls)), (is_asked, self.stage.is_asked))
+            raise AssertionError(f"pure and real differ: {about}\nafter\n" + "\n".join(self.log)) from None
+        if is_asked:
+            messages: list[dict[str, Any]] = []
+            for part in self.pure.transcript.parts:
+                add_message(messages, part)
+            assert shown(self.stage.asked[-1]) == shown(messages), self.log
+
+    async def must_end_alike(self) -> None:
+        state = self.pure.state
+        if state.status in (RunStatus.completed, RunStatus.escalated):
+            event, expected = await self.run.result(), ending_event(state).model_dump(mode="json")
+            assert event["type"] == expected["type"]
+            assert {**event["payload"], "artifacts": []} == {**expected["payload"], "artifacts": []}, self.log
+        else:
+            with pytest.raises(WorkflowFailureError) as failure:
+                await self.run.result()
+            assert getattr(failure.value.cause, "type", None) == (state.ending and state.ending.reason), self.log
+        assert self.stage.made == self.pure.made - self.doubted, self.log
+        assert (await self.snapshot()).length == self.pure.transcript.length, self.log
+        live = await self.it.parts(self.run)
+        tail = [
+            part.model_dump(mode="json")
+            for part in self.pure.transcript.parts[self.pure.transcript.length - len(live) :]
+        ]
+        assert shown(live) == shown(tail), self.log
+        assert await self.it.failed_tasks(self.run) == 0
+
+
+def is_unheld(wait: Wait) -> bool:
+    return wait.kind == "pause" or (wait.kind == "call" and wait.call is not None and brought(wait.call) is None)
+
+
+def told(state: RunState) -> dict[str, Any]:
+    """A state without what the clock decides, and with ids that depend on the order alone."""
+    whole = state.model_dump(mode="json", exclude=TIMED)
+    for place, call in enumerate(whole["calls"]):
+        call["tool_use_id"] = place
+        if call["outcome"] is not None:
+            call["outcome"] = (call["outcome"]["status"], call["outcome"]["error"])
+    for each in whole["pending"]:
+        del each["since"]
+    for made in whole["recent"]:
+        made["result"] = made["result"] is not None
+    if whole["question"] is not None:
+        for name in ("asked_at", "expires_at"):
+            whole["question"].pop(name, None)
+    return {**whole, "sections": state.journal.model_dump(mode="json", exclude={"entries", "artifacts"})}
+
+
+def shown(messages: Any) -> list[Any]:
+    """Messages or parts with ids by their place, and large results by their kind alone."""
+    names: dict[str, int] = {}
+    blocks = []
+    for message in messages:
+        for block in message["content"]:
+            told = {name: value for name, value in block.items() if name != "cache_control"}
+            for name in ("id", "tool_use_id"):
+                if name in told:
+                    told[name] = names.setdefault(told[name], len(names))
+            content = str(told.get("content", ""))
+            if len(content) > MOST_INLINE or "artifact_path" in content:
+                told["content"] = "large"
+            blocks.append((message.get("role") or message.get("kind"), told))
+    return blocks
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_the_real_loop_and_the_pure_one_come_to_the_same(
+    world: Any, short_history_client: Client, seed: int
+) -> None:
+    stage = Stage()
+    async with world(stage.script, *stage.tools, server=short_history_client) as it:
+        play = Play(seed, it, stage)
+        try:
+            await play.whole()
+        finally:
+            while stage.is_asked:
+                stage.answer(Reply("the play is over"))
+            for held in list(stage.calls.values()):
+                with suppress(asyncio.InvalidStateError):
+                    held.set_result(ToolOutcome())
