@@ -172,6 +172,7 @@ async def _made_here(run: LiveRun, call: Call) -> ToolOutcome | None:
     """By the activity `call_tool`. What a lost worker left behind is looked up first."""
     lost, wait = 0, FIRST_WAIT
     while True:
+        run.halt.check()  # else a halt between two tries would leave in doubt what is not in flight
         run.in_flight(call)
         try:
             outcome: ToolOutcome = await run.halt.stoppable(_schedule(run, call, was_lost=lost > 0))

@@ -21,6 +21,7 @@ async def follow_up(run: LiveRun, call: Call) -> ToolOutcome:
     commands = commanded(run.state, call)
     if isinstance(commands, ToolOutcome):
         return commands
+    run.halt.check()
     run.in_flight(call)
     made = readable(
         run.halt,

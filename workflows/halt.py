@@ -23,13 +23,21 @@ class Halt:
         self.reason: str | None = None
         self.levels = 0  # of runs that have to stop first
         self._stoppable: list[asyncio.Task[Any]] = []
+        self._stopped = False
+        self._stopping: asyncio.Task[None] | None = None
 
     def request(self, reason: str) -> None:
-        """Stops what may be stopped. The first reason stays."""
+        """Nothing begins from now on, and what may be stopped is stopped. The first reason stays."""
         if self.reason is None:
             self.reason = reason
-            for task in list(self._stoppable):
-                task.cancel()
+            self._stopping = asyncio.create_task(self._stop())
+
+    async def _stop(self) -> None:
+        # A task that is cancelled as its activity ends loses the result, so what came with the halt is taken in first.
+        await workflow.wait_condition(lambda: True)
+        for task in list(self._stoppable):
+            task.cancel()
+        self._stopped = True
 
     def check(self) -> None:
         """Raises CancelledError once a halt is requested; stands before each next thing to do."""
@@ -61,7 +69,7 @@ class Halt:
             halted = self.reason is not None
             try:
                 await workflow.wait_condition(
-                    lambda: task.done() or (self.reason is not None) != halted,  # noqa: B023 - awaited in this round
+                    lambda: task.done() or (self._stopped and not halted),  # noqa: B023 - awaited in this round
                     timeout=None if deadline is None else max(deadline - workflow.time(), 0.001),
                     timeout_summary="finish what is running, then stop",
                 )

@@ -36,6 +36,7 @@ async def queued(run: LiveRun, call: Call, route: ToolRoute) -> ToolOutcome | No
         raise AssertionError(f"{route.name} has no queue")
     if call.effect is Effect.once and call.tool_use_id in run.effects:
         return None  # begun by the run that this one resumes
+    run.halt.check()
     run.in_flight(call)
     began = workflow.now()
     with run.awaiting_outside():

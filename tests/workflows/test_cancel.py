@@ -1,10 +1,14 @@
 """However a run is stopped, it ends Canceled, with its effects whole and its results kept."""
 
 import asyncio
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.api.common.v1 import Payload
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.converter import PayloadCodec
 from temporalio.exceptions import CancelledError
 
 from contracts.tool import Approval, Effect, ToolKind
@@ -84,6 +88,55 @@ async def test_an_effect_is_finished_and_its_result_kept_before_the_run_ends(
         assert [text.partition(":")[0] for _, text in await it.results(run)] == ["worked", "interrupted"]
         assert len(work.tool.calls) == 1
         assert await it.failed_tasks(run) == 0
+
+
+class Gate(PayloadCodec):
+    """While it is closed, a worker's workflow task does not get on, and what comes meanwhile comes with the next."""
+
+    def __init__(self) -> None:
+        self.reached, self.opened = asyncio.Event(), asyncio.Event()
+        self.opened.set()
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return list(payloads)
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        if not self.opened.is_set():
+            self.reached.set()
+            await self.opened.wait()
+        return list(payloads)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("cancel_first", [False, True])
+async def test_a_result_that_comes_with_the_cancel_is_kept(
+    world: Any, client: Client, door: str, cancel_first: bool
+) -> None:
+    gate, work = Gate(), Hanging(Effect.once)
+    gated = await Client.connect(
+        client.service_client.config.target_host,
+        data_converter=dataclasses.replace(client.data_converter, payload_codec=gate),
+    )
+    async with world([calls(("work", {})), FINISH], work.tool, works=False) as it, it.worker(gated):
+        run = await it.start()
+        await work.started.wait()
+        gate.opened.clear()
+        await run.signal("nobody_knows", "this")
+        await gate.reached.wait()
+        if cancel_first:
+            await stop(run, door)
+        work.go_on.set()
+
+        async def has_ended() -> bool:
+            return not (await run.describe()).raw_description.pending_activities
+
+        await it.until(has_ended)
+        if not cancel_first:
+            await stop(run, door)
+        gate.opened.set()
+        await is_canceled(run)
+        assert [text for _, text in await it.results(run)] == ["worked"]
+        await it.replay()
 
 
 @pytest.mark.parametrize("door", DOORS)
