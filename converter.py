@@ -11,6 +11,7 @@ from typing import Any
 
 from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
+from temporalio.common import RawValue
 from temporalio.contrib.pydantic import PydanticPayloadConverter, pydantic_data_converter
 from temporalio.converter import (
     DataConverter,
@@ -22,7 +23,7 @@ from temporalio.converter import (
 )
 
 from codec import UNREADABLE, UnknownKey, key_id_of, unreadable
-from contracts.value import Undecodable
+from contracts.value import Terse, Undecodable
 from decisions.narrate import cut
 
 LARGE = 64 * 1024  # bytes; a step of a run is smaller, its state and what comes from outside may not be
@@ -30,6 +31,9 @@ LARGE = 64 * 1024  # bytes; a step of a run is smaller, its state and what comes
 
 class TolerantPayloadConverter(PydanticPayloadConverter):
     """Typed values are decoded as ever; a fault in one of our own is a bug, and should be seen as one."""
+
+    def to_payloads(self, values: Sequence[Any]) -> list[Payload]:
+        return super().to_payloads([_tersely(value) if isinstance(value, Terse) else value for value in values])
 
     def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type] | None = None) -> list[Any]:
         hints: Sequence[type | None] = type_hints or [None] * len(payloads)
@@ -46,6 +50,11 @@ class TolerantPayloadConverter(PydanticPayloadConverter):
             return super().from_payloads([payload])[0]
         except Exception as error:  # noqa: BLE001 - whatever a foreign payload breaks, it must not break the run
             return Undecodable(reason=" ".join(str(error).split())[:200])
+
+
+def _tersely(value: Terse) -> RawValue:
+    data = value.model_dump_json(exclude_defaults=True).encode()
+    return RawValue(Payload(metadata={"encoding": b"json/plain"}, data=data))
 
 
 class EncryptedFailures(DefaultFailureConverter):

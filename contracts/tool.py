@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from contracts.duration import Duration
-from contracts.value import Value, sparse
+from contracts.value import Terse, Value, sparse
 
 RETRY_DELAYS = (0.5, 2.0, 8.0)  # seconds (B1)
 CALL_MARGIN = timedelta(seconds=5)  # an activity's timeout over the tool's own, which speaks first
@@ -50,15 +50,15 @@ class ToolRoute(Value):
     name: str
     kind: ToolKind
     effect: Effect
-    approval: Approval = Approval.never
+    approval: Approval = sparse(Approval.never)
     timeout: Duration
-    takes_step: bool = True
+    takes_step: bool = sparse(True)
     pollable: bool = sparse(False)  # repeats are no sign of a loop
     approval_timeout: Duration | None = sparse(None)
     queue: QueueRoute | None = sparse(None)
 
 
-class ToolCall(Value):
+class ToolCall(Terse):
     """The input of the activity `call_tool`.
 
     `arguments` is None where they are large: they are in the transcript already, as the model wrote them, and
@@ -74,14 +74,14 @@ class ToolCall(Value):
     tool: str
     tool_use_id: str
     arguments: dict[str, Any] | None
-    effect: Effect = sparse(Effect.read)
-    attempt: int = sparse(1)  # grows when a person decides "run again"
-    length: int = sparse(0)
-    head: str = sparse("")
-    owner: str | None = sparse(None)
-    execution: str | None = sparse(None)
-    approval: str | None = sparse(None)
-    accepts: str | None = sparse(None)
+    effect: Effect = Effect.read
+    attempt: int = 1  # grows when a person decides "run again"
+    length: int = 0
+    head: str = ""
+    owner: str | None = None
+    execution: str | None = None
+    approval: str | None = None
+    accepts: str | None = None
 
 
 class ToolError(Value):
@@ -100,7 +100,7 @@ class ToolError(Value):
     """Of MCP tools only: leave it out."""
 
 
-class ToolOutcome(Value):
+class ToolOutcome(Terse):
     """What a call brought. `result` is any JSON value; a large one is `{artifact_path, content_type, excerpt}`.
 
     `artifacts` are the deliverables the call wrote, relative to the run's workspace. `interrupted` says that an
@@ -112,7 +112,7 @@ class ToolOutcome(Value):
     error: ToolError | None = None
     artifacts: tuple[str, ...] = ()
     duration_ms: int = 0
-    interrupted: bool = sparse(False)
+    interrupted: bool = False
 
 
 class LargeResult(Value):

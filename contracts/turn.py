@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from contracts.value import Value, sparse
+from contracts.value import Terse, Value
 
 
 class Usage(Value):
@@ -26,7 +26,7 @@ class Usage(Value):
         )
 
 
-class TurnRequest(Value):
+class TurnRequest(Terse):
     """A cursor into the transcript, and the definition by its hash: never the conversation itself.
 
     `interrupted` says that the run picks up again after an interruption, so that the definition is compared with the
@@ -39,13 +39,13 @@ class TurnRequest(Value):
     length: int
     head: str
     definition: str
-    interrupted: bool = sparse(False)
-    refused: str | None = sparse(None)
-    force: str | None = sparse(None)
-    is_closing: bool = sparse(False)
-    window: int | None = sparse(None)
-    unchecked: bool = sparse(False)
-    told: tuple[dict[str, Any], ...] = sparse(())
+    interrupted: bool = False
+    refused: str | None = None
+    force: str | None = None
+    is_closing: bool = False
+    window: int | None = None
+    unchecked: bool = False
+    told: tuple[dict[str, Any], ...] = ()
 
 
 class PassedOver(Value):
@@ -55,7 +55,7 @@ class PassedOver(Value):
     why: str
 
 
-class ModelTurn(Value):
+class ModelTurn(Terse):
     """A reply of `model`. `content` holds the Messages API's content blocks as they came.
 
     `passed_over` are those that stand before it in the agent's list of models.
@@ -71,4 +71,4 @@ class ModelTurn(Value):
     duration_ms: int
     cost_usd: float | None = None
     broken: tuple[str, ...] = ()
-    passed_over: tuple[PassedOver, ...] = sparse(())
+    passed_over: tuple[PassedOver, ...] = ()

@@ -25,6 +25,13 @@ def sparse(default: Any) -> Any:
     return Field(default=default, exclude_if=lambda value: value == default)
 
 
+class Terse(Value):
+    """A value that each step of a run brings into history, where nothing is written that is at its default.
+
+    Everywhere else it is whole. A default of these is what "nothing" means, and never changes: it is in no history.
+    """
+
+
 class CamelValue(Value):
     """A value whose source writes `workflowId`; here it is `workflow_id`, and either is read."""
 

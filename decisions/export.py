@@ -17,6 +17,7 @@ from contracts.export import (
 )
 from contracts.run import RunStatus
 from contracts.signals import HumanInput
+from contracts.tool import ToolOutcome
 from contracts.transcript import Part, PartKind, Segment
 from contracts.turn import Usage
 from decisions.builtins import ASK_HUMAN
@@ -190,9 +191,9 @@ class _Fold:
                     if block.get("type") == "tool_use":
                         self._used(block, activity.request.get("turn"))
             case "call_tool":
-                self._made(activity, at, outcome=dict(found))
+                self._made(activity, at, outcome=_whole(found))
             case "queued":
-                self._made(activity, at, outcome={"status": "ok", "result": result})
+                self._made(activity, at, outcome=_whole({"result": result}))
             case "keep_result":
                 self._kept(activity.request["step"], found)
             case "close_segment" if found.get("segment"):
@@ -239,7 +240,7 @@ class _Fold:
     def _kept(self, step: int, outcome: Mapping[str, Any]) -> None:
         """The large result of another worker is an artifact by now."""
         call = next(call for call in self.told.calls.values() if call.step == step and call.made)
-        last = call.made[-1].model_copy(update={"outcome": dict(outcome)})
+        last = call.made[-1].model_copy(update={"outcome": _whole(outcome)})
         self.told.calls[call.tool_use_id] = call.model_copy(update={"made": (*call.made[:-1], last)})
 
     def _signalled(self, event: Event, at: datetime) -> None:
@@ -314,6 +315,11 @@ def _turn(activity: _Activity, at: datetime, reply: Mapping[str, Any], failure: 
         definition=activity.request.get("definition", ""),
         failure="the conversation was too long for the model" if is_full else failure,
     )
+
+
+def _whole(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """With what history leaves out."""
+    return ToolOutcome.model_validate(outcome).model_dump(mode="json")
 
 
 def _why(event: Event) -> str:

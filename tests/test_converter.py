@@ -1,0 +1,102 @@
+"""What lies in history: tersely what every step brings, and readable whole."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.tool import Effect, ToolCall, ToolError, ToolOutcome
+from contracts.turn import ModelTurn, PassedOver, TurnRequest, Usage
+from contracts.value import Terse
+from converter import data_converter
+
+CONVERTER = data_converter.payload_converter
+TURN = ModelTurn(content=[], stop_reason=None, model="m", usage=Usage(), duration_ms=0)
+COUNTS = st.integers(0, 9)
+TEXTS = st.text(max_size=3)
+
+MEANING_NOTHING: dict[type[Terse], dict[str, Any]] = {
+    TurnRequest: {
+        "interrupted": False,
+        "refused": None,
+        "force": None,
+        "is_closing": False,
+        "window": None,
+        "unchecked": False,
+        "told": (),
+    },
+    ModelTurn: {"cost_usd": None, "broken": (), "passed_over": ()},
+    ToolCall: {
+        "effect": Effect.read,
+        "attempt": 1,
+        "length": 0,
+        "head": "",
+        "owner": None,
+        "execution": None,
+        "approval": None,
+        "accepts": None,
+    },
+    ToolOutcome: {
+        "status": "ok",
+        "result": None,
+        "error": None,
+        "artifacts": (),
+        "duration_ms": 0,
+        "interrupted": False,
+    },
+}
+
+
+def test_a_default_that_is_in_no_history_never_changes() -> None:
+    """Add a field here with its default; to change one that is here, give the field a new name."""
+    assert set(Terse.__subclasses__()) == set(MEANING_NOTHING)
+    for kind, defaults in MEANING_NOTHING.items():
+        fields = {name: field.default for name, field in kind.model_fields.items() if not field.is_required()}
+        assert fields == defaults, kind.__name__
+    assert Usage() == Usage(input=0, output=0, cache_read=0, cache_write=0)  # within a turn
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (ToolOutcome(result="x"), '{"result":"x"}'),
+        (ToolOutcome(result={"status": "ok", "error": None}), '{"result":{"status":"ok","error":null}}'),
+        (TURN, '{"content":[],"stop_reason":null,"model":"m","usage":{},"duration_ms":0}'),
+    ],
+)
+def test_history_has_what_is_not_at_its_default(value: Terse, written: str) -> None:
+    assert CONVERTER.to_payloads([value])[0].data.decode() == written
+
+
+def test_elsewhere_it_is_whole() -> None:
+    assert set(TURN.model_dump(mode="json")) == set(ModelTurn.model_fields)
+    assert set(ToolOutcome().model_dump(mode="json")) == set(ToolOutcome.model_fields)
+
+
+TURNS = st.builds(
+    ModelTurn,
+    content=st.just([{"type": "text", "text": ""}]),
+    stop_reason=st.none() | TEXTS,
+    model=TEXTS,
+    usage=st.builds(Usage, input=COUNTS, output=COUNTS, cache_read=COUNTS, cache_write=COUNTS),
+    duration_ms=COUNTS,
+    cost_usd=st.none() | st.just(0.0) | st.just(0.5),
+    broken=st.lists(TEXTS, max_size=2).map(tuple),
+    passed_over=st.lists(st.builds(PassedOver, model=TEXTS, why=TEXTS), max_size=1).map(tuple),
+)
+OUTCOMES = st.builds(
+    ToolOutcome,
+    status=st.sampled_from(["ok", "error"]),
+    result=st.none() | st.booleans() | COUNTS | TEXTS | st.lists(COUNTS, max_size=2),
+    error=st.none() | st.builds(ToolError, kind=TEXTS, message=TEXTS, retryable=st.booleans()),
+    artifacts=st.lists(TEXTS, max_size=2).map(tuple),
+    duration_ms=COUNTS,
+    interrupted=st.booleans(),
+)
+
+
+@given(st.one_of(TURNS, OUTCOMES))
+def test_what_is_written_tersely_is_read_as_it_was(value: Terse) -> None:
+    payloads = CONVERTER.to_payloads([value])
+    assert CONVERTER.from_payloads(payloads, [type(value)]) == [value]
