@@ -17,9 +17,10 @@ from typing import NoReturn
 import httpx
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
+from temporalio.converter import DataConverter
 from temporalio.service import RPCError
 from temporalio.worker import Interceptor, Worker, WorkerDeploymentConfig
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+from temporalio.worker.workflow_sandbox import SandboxRestrictions
 
 from activities.claude import PRICES
 from activities.context import Summaries
@@ -77,6 +78,7 @@ from workflows.delegation import Delegation
 from workflows.followup import FollowUp
 from workflows.mailbox import Mailbox
 from workflows.reconcile import Reconcile
+from workflows.sandbox import Sandbox
 from workflows.sharing import Sharing
 from workflows.topic import EventTopic
 from workflows.unknown import Unknown
@@ -239,7 +241,7 @@ def build(  # noqa: PLR0913 - what a worker is made of
             mailboxes.look_at_turns,
             mailboxes.dispatch_mail,
         ],
-        workflow_runner=workflow_runner(),
+        workflow_runner=workflow_runner(client.data_converter),
         interceptors=[Observation(), *observers, Redaction(project.secrets), Sharing(transcripts), *_told(client)],
         sticky_queue_schedule_to_start_timeout=RECOVERY,
         graceful_shutdown_timeout=GRACE,
@@ -263,11 +265,11 @@ def _told(client: Client) -> list[Interceptor]:
     return [Confidential()] if client.data_converter.payload_codec else []
 
 
-def workflow_runner() -> SandboxedWorkflowRunner:
+def workflow_runner(converter: DataConverter) -> Sandbox:
     """Our own modules hold constants only, so they need not be loaded anew for each run."""
     ours = ("contracts", "decisions", "activities", "workflows", "converter", "pydantic_core")
     restrictions = SandboxRestrictions.default
-    return SandboxedWorkflowRunner(restrictions=restrictions.with_passthrough_modules(*ours))
+    return Sandbox(restrictions.with_passthrough_modules(*ours), stores=converter.external_storage is not None)
 
 
 @asynccontextmanager
@@ -314,7 +316,7 @@ async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
         client,
         task_queue=task_queue,
         workflows=WORKFLOWS,
-        workflow_runner=workflow_runner(),
+        workflow_runner=workflow_runner(client.data_converter),
         interceptors=_told(client),
         sticky_queue_schedule_to_start_timeout=RECOVERY,
     ):

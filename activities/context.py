@@ -72,7 +72,7 @@ class Summaries:
             parts = conversation.transcript.parts
             window = request.window or self._project.window_of(*definition.models)
             cut = divided(parts, request.keep, window, is_deep=request.is_deep)
-            front, messages = front_tokens(definition), conversation.messages()
+            front, messages = front_tokens(definition), conversation.shown().messages
             before = estimate(parts, messages, front)
             if cut.messages == 0 and cut.cut is None:
                 return _nothing_done(before, len(messages))

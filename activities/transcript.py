@@ -22,8 +22,8 @@ from temporalio.client import Client
 from activities.store import Store, Stores
 from activities.workspace import folder_name
 from contracts.conversation import TurnRecord
-from contracts.transcript import Page, Part, Segment
-from decisions.context import messages_of
+from contracts.transcript import Page, Part, PartKind, Segment
+from decisions.context import brief_of, digest_of, messages_of
 from decisions.transcript import Transcript
 
 _PARTS = TypeAdapter(list[Part])
@@ -52,6 +52,29 @@ class TranscriptMismatch(Exception):
 
 
 @dataclass
+class Shown:
+    """What the model is shown of the first `length` parts; `digest` and `brief` stand beside the system prompt."""
+
+    length: int = 0
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    digest: str = ""
+    brief: str = ""
+    used: set[str] = field(default_factory=set)  # ids of tool uses
+
+    def read(self, parts: Sequence[Part]) -> None:
+        """Only what is new is looked at, so that a turn costs the same however long the conversation is."""
+        new = parts[self.length :]
+        self.messages = messages_of(parts, self.messages, self.length)
+        self.used |= {block["id"] for part in new for block in part.content if "id" in block}
+        kinds = {part.kind for part in new}
+        if PartKind.journal in kinds:
+            self.digest = digest_of(parts)
+        if PartKind.goal in kinds:
+            self.brief = brief_of(parts)
+        self.length = len(parts)
+
+
+@dataclass
 class Conversation:
     """One run's transcript as far as this worker knows it."""
 
@@ -61,22 +84,17 @@ class Conversation:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     fed: int = 0  # bytes of the reply and results above
     weighed: int = 0  # bytes of it that count in the cache's total
-    used: set[str] = field(default_factory=set)  # ids of the tool uses so far, as `messages` has seen them
-    _messages: list[dict[str, Any]] = field(default_factory=list)
-    _rendered: int = 0
+    _shown: Shown = field(default_factory=Shown)
 
-    def messages(self) -> list[dict[str, Any]]:
-        """What the model is shown, as Messages API messages; only what is new is rendered."""
-        parts = self.transcript.parts
-        self._messages = messages_of(parts, self._messages, self._rendered)
-        self.used |= {block["id"] for part in parts[self._rendered :] for block in part.content if "id" in block}
-        self._rendered = len(parts)
-        return self._messages
+    def shown(self) -> Shown:
+        """To the model: the messages are Messages API messages."""
+        self._shown.read(self.transcript.parts)
+        return self._shown
 
     def truncate(self, length: int) -> None:
         self.transcript.truncate(length)
-        if self._rendered > length:
-            self._messages, self._rendered, self.used = [], 0, set()
+        if self._shown.length > length:
+            self._shown = Shown()
 
     def extend(self, length: int, head: str) -> bool:
         """Appends what was fed since, and tells whether that is the asked transcript."""

@@ -32,7 +32,7 @@ from contracts.failures import Stop
 from contracts.transcript import Part
 from contracts.turn import ModelTurn, TurnRequest
 from decisions.calls import text_of
-from decisions.context import COMPACT_AT, brief_of, digest_of, estimate, tokens_of
+from decisions.context import COMPACT_AT, estimate, tokens_of
 from decisions.framing import framing
 from decisions.ids import run_id_of
 from decisions.narrate import call_line, cut
@@ -77,23 +77,24 @@ class Turns:
     async def _turn(self, request: TurnRequest, phase: str, attempt: Attempt) -> ModelTurn | ContextFull:
         workspace = self._workspace()
         record_all(workspace, request.told)
-        shown = {"text": "", "held": ""}
-        async with beating(lambda: self._progress(request.turn, shown, attempt)):
+        coming = {"text": "", "held": ""}
+        async with beating(lambda: self._progress(request.turn, coming, attempt)):
             store = self._project.stores.of(run_id_of(activity.info().workflow_id or ""))
             definition = await self._definition(request.definition, store)
             if request.interrupted or await was_lost(self._client):
                 must_be_unchanged(self._project, definition, request.refused)
             conversation = await self._transcripts.at(Wanted.here(request.length, request.head, store))
             learn(model=definition.model)
+            shown = conversation.shown()
             call = ModelCall(
                 definition=definition,
-                messages=conversation.messages(),
-                digest=digest_of(conversation.transcript.parts),
-                brief=brief_of(conversation.transcript.parts),
+                messages=shown.messages,
+                digest=shown.digest,
+                brief=shown.brief,
                 force=request.force,
                 is_closing=request.is_closing,
-                on_text=lambda text: shown.update(text=text),
-                on_held=lambda why: shown.update(held=why),
+                on_text=lambda text: coming.update(text=text),
+                on_held=lambda why: coming.update(held=why),
                 caller=f"{activity.info().workflow_id}/{activity.info().activity_id}",
                 patience=patience_with(definition, activity.info().start_to_close_timeout),
             )
@@ -110,7 +111,7 @@ class Turns:
                     return refused(full, failure.message)
                 raise paced(failure, attempt) from None
         tell_fallback(workspace, f"fallback:{request.turn}", reply)
-        reply = renamed(reply, conversation.used, request.turn)
+        reply = renamed(reply, shown.used, request.turn)
         turn = ModelTurn(
             content=reply.content,
             stop_reason=reply.stop_reason,
@@ -126,9 +127,9 @@ class Turns:
         record(workspace, _trace(request.turn, phase, turn))
         return turn
 
-    def _progress(self, turn: int, shown: Mapping[str, str], attempt: Attempt) -> dict[str, Any]:
-        held = {"held": shown["held"]} if shown["held"] else {}
-        return {"turn": turn, "text": self._project.secrets.tail(shown["text"], SHOWN_TAIL), **held, **attempt.told}
+    def _progress(self, turn: int, coming: Mapping[str, str], attempt: Attempt) -> dict[str, Any]:
+        held = {"held": coming["held"]} if coming["held"] else {}
+        return {"turn": turn, "text": self._project.secrets.tail(coming["text"], SHOWN_TAIL), **held, **attempt.told}
 
     def _fullness(self, call: ModelCall, parts: Sequence[Part], window: int | None) -> ContextFull:
         tokens = estimate(parts, call.messages, front_tokens(call.definition))

@@ -15,12 +15,13 @@ from temporalio.worker import Replayer
 
 from activities.store import LocalStores
 from activities.transcript import Transcripts, Wanted
-from bench.raw_min import RawMin, runner
+from bench.raw_min import RAW, RawMin, runner
 from bench.side import Report, Side
 from bench.work import Work, text
 from contracts.transcript import Page, Part, PartKind
 from converter import data_converter
 from decisions.ids import run_id_of
+from worker import workflow_runner
 from workflows.agent_run import AgentRun
 
 PATIENCE = 120.0  # seconds until a run must have come to its question
@@ -100,9 +101,14 @@ async def at_once(side: Side, work: Work, runs: int) -> float:
     return runs * work.steps / (time.monotonic() - started)
 
 
-async def replay(history: WorkflowHistory, times: int = 3) -> float:
-    """Seconds to replay a history from nothing: the mean, so that starting the replayer weighs little."""
-    replayer = Replayer(workflows=[RawMin, AgentRun], workflow_runner=runner(), data_converter=data_converter)
+async def replay(done: Run, times: int = 3) -> float:
+    """Seconds to replay its first history from nothing: the mean, so that starting the replayer weighs little."""
+    history = done.histories[0]
+    is_raw = history.workflow_id.startswith(RAW)
+    sandbox = runner() if is_raw else workflow_runner(data_converter)
+    replayer = Replayer(
+        workflows=[RawMin if is_raw else AgentRun], workflow_runner=sandbox, data_converter=data_converter
+    )
 
     async def again() -> AsyncIterator[WorkflowHistory]:
         for _ in range(times):

@@ -77,7 +77,7 @@ class Bench:
     async def rows(self) -> AsyncIterator[Row]:
         """In the order of the scorecard."""
         for done in (done for pair in await self._pairs(Work(3), 1) for done in pair):
-            await replay(done.histories[0])  # what a process does first also pays for its imports
+            await replay(done)  # what a process does first also pays for its imports
         steps, long = self.sizes.steps, self.sizes.long
         middle = await self._pairs(Work(steps))
         for row in (*_bytes_of(middle), _events_of(middle)):
@@ -99,7 +99,7 @@ class Bench:
         return [(await run(self.raw, work), await run(self.ours, work)) for _ in range(repeats or self.sizes.repeats)]
 
     async def _replay(self, pairs: Pairs) -> Row:
-        both = [(await replay(raw.histories[0]), await replay(ours.histories[0])) for raw, ours in pairs]
+        both = [(await replay(raw), await replay(ours)) for raw, ours in pairs]
         return _compared(f"replay of {pairs[0][0].work}, cold", both, _ms, REPLAY)
 
     async def _at_once(self) -> Row:

@@ -13,7 +13,7 @@ from uuid import uuid4
 from temporalio.client import Client, WorkflowHandle
 
 from bench.ours import start_event
-from bench.raw_min import RawMin
+from bench.raw_min import RAW, RawMin
 from bench.work import Marks, Work
 from runs import start
 
@@ -44,7 +44,7 @@ class Side:
         run_id = uuid4().hex[:12]
         if self.name == "ours":
             return await start(self.client, self.queue, start_event(work), run_id)
-        return await self.client.start_workflow(RawMin.run, work, id=f"raw:{run_id}", task_queue=self.queue)
+        return await self.client.start_workflow(RawMin.run, work, id=RAW + run_id, task_queue=self.queue)
 
     async def report(self) -> Report:
         """Raises RuntimeError where the worker has died."""

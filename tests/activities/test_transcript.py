@@ -60,7 +60,7 @@ class Worker:
         found = await self.cache.at(Wanted(workflow, "r", length, head, self.store))
         assert found.transcript.length == length
         assert found.transcript.head == head
-        return found.messages()
+        return found.shown().messages
 
 
 @pytest.fixture

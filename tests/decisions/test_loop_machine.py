@@ -14,15 +14,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from contracts.context import ContextFull, Summary
 from contracts.failures import ToolFault
+from contracts.question import QuestionKind
 from contracts.run import Call, Ending, RunState, RunStatus
-from contracts.tool import Effect, ToolOutcome, failed
+from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, failed
 from contracts.transcript import PartKind
 from contracts.turn import ModelTurn, Usage
 from decisions.narrate import details, view
-from tests.drawn import Said, a_reply, a_signal, a_state, brought, fitting, turn_of
+from tests.drawn import OWN, Said, a_reply, a_signal, a_state, brought, fitting, turn_of
 from tests.played import Played, failed_model
 
 SEEDS = st.integers(0, 2**32)  # hypothesis would draw what is rare as often as what is not
+GUARDED = {route.name for route in OWN if route.approval is Approval.always}
+OUTSIDE = {route.name for route in OWN if route.kind is ToolKind.signal}
 TOLD = {"ignored"}  # what may change in a run that has ended: the notices
 SUMMARY = Summary(
     text="", tail=0, pins=(), pin_bytes=0, cut=None, is_deep=False, before_tokens=9, after_tokens=4,
@@ -45,6 +48,14 @@ def limits_of(rng: Random) -> dict[str, Any]:
     return rng.choice(some)
 
 
+def changed(before: RunState, after: RunState) -> set[str]:
+    return {name for name in RunState.model_fields if getattr(before, name) != getattr(after, name)}
+
+
+def _changes(call: Call) -> bool:
+    return call.effect is not Effect.read
+
+
 def through_json(state: RunState) -> RunState:
     return RunState.model_validate_json(state.model_dump_json())
 
@@ -62,17 +73,37 @@ class Run(RuleBasedStateMachine):
         self.sent_at_halt: tuple[int, int] | None = None
         self.longest = 0
         self.said: Said | None = None
+        self.approved: set[int | str | None] = set()  # steps, and tools where a person approved all their calls
+        self.came: set[tuple[int, str]] = set()  # results from outside: the step, and the tool that they name
+        self.handed_out: set[str] = set()  # tool uses that somebody outside had, when the run was stopped
 
     def take(self, step: Step) -> None:
         before = self.run.state
         was_over = self.run.is_over
+        outside = {w.call.tool_use_id for w in self.run.waits if w.kind == "outside" and w.call and _changes(w.call)}
         self.steps.append(step)
         step(self.run)
         if was_over:
-            after = self.run.state
-            assert {name for name in RunState.model_fields if getattr(before, name) != getattr(after, name)} <= TOLD
+            assert changed(before, self.run.state) <= TOLD
         if self.run.halt is not None and self.sent_at_halt is None:
             self.sent_at_halt = self.sent
+            self.handed_out = outside
+
+    def send(self, name: str, args: tuple[Any, ...]) -> None:
+        """A signal. Whom it is not for, it changes nothing but the notices."""
+        before = self.run.state
+        body = args[0] if args and isinstance(args[0], dict) else {}
+        payload = body.get("payload", {})
+        self.take(lambda run: run.signal(name, *args))
+        if name == "tool_result" and payload:
+            self.came.add((payload["step"], payload["tool"]))
+            assert payload["run_id"] == before.run_id or changed(before, self.run.state) <= TOLD
+        question, changes = before.question, changed(before, self.run.state) - TOLD
+        if name == "human_input" and question is not None:
+            named = (body.get("question_id", question.id), body.get("call", question.call))
+            assert named == (question.id, question.call) or not changes
+            if question.kind is QuestionKind.approval and changes and body["decision"] != "deny":
+                self.approved.add(question.tool if body["decision"] == "approve_tool" else question.step)
 
     def give(self, place: int, value: Any) -> None:
         self.take(lambda run: run.give(run.waits[place], value))
@@ -105,8 +136,7 @@ class Run(RuleBasedStateMachine):
         elif wait.kind == "pause" or (wait.times_out and rng.random() < 0.1):
             self.give(place, None)
         else:
-            name, args = fitting(rng, self.run)
-            self.take(lambda run: run.signal(name, *args))
+            self.send(*fitting(rng, self.run))
 
     def reply(self, rng: Random) -> ModelTurn | ContextFull | Ending:
         if rng.random() < 0.1:
@@ -126,15 +156,14 @@ class Run(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def signal(self, seed: int) -> None:
-        name, args = self.last = a_signal(Random(seed), self.run)
-        self.take(lambda run: run.signal(name, *args))
+        self.last = a_signal(Random(seed), self.run)
+        self.send(*self.last)
 
     @precondition(lambda self: self.last is not None)
     @rule()
     def again(self) -> None:
         """Events come at least once."""
-        name, args = self.last or ("", ())
-        self.take(lambda run: run.signal(name, *args))
+        self.send(*(self.last or ("", ())))
 
     @rule()
     def lengthen(self) -> None:
@@ -155,6 +184,30 @@ class Run(RuleBasedStateMachine):
     def no_effect_is_made_twice(self) -> None:
         once = {call.step for call in self.run.state.calls if call.effect is Effect.once}
         assert all(count == 1 for (step, _), count in self.run.made.items() if step in once)
+
+    @invariant()
+    def what_needs_a_person_is_made_once_one_approved_it(self) -> None:
+        for wait in self.run.waits:
+            if wait.kind == "call" and wait.call is not None and wait.call.tool in GUARDED:
+                assert self.approved & {wait.call.step, wait.call.tool}
+
+    @invariant()
+    def a_result_from_outside_is_of_its_step_and_tool(self) -> None:
+        for part in self.run.transcript.parts:
+            if part.kind is PartKind.result and part.about["tool"] in OUTSIDE and "voted" in str(part.content):
+                assert (part.about["step"], part.about["tool"]) in self.came
+
+    @invariant()
+    def what_was_handed_out_when_it_was_stopped_may_have_happened(self) -> None:
+        shown = {block.get("tool_use_id"): block for part in self.run.transcript.parts for block in part.content}
+        for use in self.handed_out & shown.keys():
+            assert "may have happened" in str(shown[use]["content"])
+
+    @invariant()
+    def past_its_soft_limit_it_asks_for_the_last_time(self) -> None:
+        state = self.run.state
+        if self.is_asking and timedelta(milliseconds=state.active_ms) >= state.limits.soft_limit:
+            assert state.is_closing
 
     @invariant()
     def no_limit_is_passed_by_more_than_a_call(self) -> None:

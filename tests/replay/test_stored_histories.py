@@ -79,7 +79,7 @@ def history(path: Path) -> WorkflowHistory:
 async def replay(path: Path, *workflows: type) -> None:
     """As a production worker would. Raises where the code does not fit the history."""
     replayer = Replayer(
-        workflows=workflows or WORKFLOWS, workflow_runner=workflow_runner(), data_converter=data_converter
+        workflows=workflows or WORKFLOWS, workflow_runner=workflow_runner(data_converter), data_converter=data_converter
     )
     await replayer.replay_workflow(history(path))
 

@@ -82,7 +82,9 @@ class World:
     async def replay(self) -> None:
         """What every run did can be replayed from its history: no decision depends on anything else."""
         replayer = Replayer(
-            workflows=WORKFLOWS, workflow_runner=workflow_runner(), data_converter=self.client.data_converter
+            workflows=WORKFLOWS,
+            workflow_runner=workflow_runner(self.client.data_converter),
+            data_converter=self.client.data_converter,
         )
         for workflow_id in dict.fromkeys(self.started):
             history = await self.client.get_workflow_handle(workflow_id).fetch_history()

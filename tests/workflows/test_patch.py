@@ -20,7 +20,9 @@ RELEASES = (AgentRun, Patched, Deprecated, Unguarded)  # before, and the three; 
 
 async def fits(run: Any, code: type) -> bool:
     """Whether the run's history replays on this code."""
-    replayer = Replayer(workflows=[code], workflow_runner=workflow_runner(), data_converter=data_converter)
+    replayer = Replayer(
+        workflows=[code], workflow_runner=workflow_runner(data_converter), data_converter=data_converter
+    )
     try:
         await replayer.replay_workflow(await run.fetch_history())
     except NondeterminismError:
