@@ -30,7 +30,7 @@ bench: .venv/ready  ## how far from the floor: AgentRun beside a hand-written wo
 	@$(BIN)/python -m bench $(if $(PEERS),--peers)
 
 chaos: .venv/ready  ## every fault at full size, about half an hour; SCENARIOS="R1 R5" for some, MINUTES=30 for a longer soak
-	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(SCENARIOS)
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(or $(SCENARIOS),--report docs/reliability.md)
 
 fuzz: .venv/ready  ## random runs, on the real server and over the decisions alone; PLAYS=1000 for more
 	@PERDURE_PLAYS=$(PLAYS) $(BIN)/python -m pytest -q tests/decisions/test_loop_machine.py tests/workflows/test_loop_agreement.py

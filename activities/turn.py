@@ -49,7 +49,7 @@ class Turns:
         self._model = model
         self._transcripts = transcripts
         self._project = project
-        self._definitions: dict[str, Definition] = {}
+        self._definitions: dict[str, tuple[Definition, int]] = {}  # with its tokens
 
     @activity.defn
     async def plan(self, request: TurnRequest) -> ModelTurn | ContextFull:
@@ -80,7 +80,7 @@ class Turns:
         coming = {"text": "", "held": ""}
         async with beating(lambda: self._progress(request.turn, coming, attempt)):
             store = self._project.stores.of(run_id_of(activity.info().workflow_id or ""))
-            definition = await self._definition(request.definition, store)
+            definition, front = await self._definition(request.definition, store)
             if request.interrupted or await was_lost(self._client):
                 must_be_unchanged(self._project, definition, request.refused)
             conversation = await self._transcripts.at(Wanted.here(request.length, request.head, store))
@@ -98,7 +98,7 @@ class Turns:
                 caller=f"{activity.info().workflow_id}/{activity.info().activity_id}",
                 patience=patience_with(definition, activity.info().start_to_close_timeout),
             )
-            full = self._fullness(call, conversation.transcript.parts, request.window)
+            full = self._fullness(call, front, conversation.transcript.parts, request.window)
             if full.tokens > COMPACT_AT * full.window and not request.unchecked:
                 return full
             started = perf_counter()
@@ -131,17 +131,18 @@ class Turns:
         held = {"held": coming["held"]} if coming["held"] else {}
         return {"turn": turn, "text": self._project.secrets.tail(coming["text"], SHOWN_TAIL), **held, **attempt.told}
 
-    def _fullness(self, call: ModelCall, parts: Sequence[Part], window: int | None) -> ContextFull:
-        tokens = estimate(parts, call.messages, front_tokens(call.definition))
+    def _fullness(self, call: ModelCall, front: int, parts: Sequence[Part], window: int | None) -> ContextFull:
+        tokens = estimate(parts, call.messages, front)
         return ContextFull(
             tokens=tokens,
             window=window or self._project.window_of(*call.definition.models),
             messages=len(call.messages),
         )
 
-    async def _definition(self, ref: str, store: Store) -> Definition:
+    async def _definition(self, ref: str, store: Store) -> tuple[Definition, int]:
         if ref not in self._definitions:
-            self._definitions[ref] = await definition_of(store, ref)
+            definition = await definition_of(store, ref)
+            self._definitions[ref] = definition, front_tokens(definition)
         return self._definitions[ref]
 
 

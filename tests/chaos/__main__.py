@@ -16,6 +16,7 @@ from temporalio.client import Client
 
 from devserver import DevServer, embedded
 from runs import connect, leave, register_search_attributes
+from tests.chaos.report import page, versions
 from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.chaos.stage import Row, Stage
 from tests.conftest import SHORT_HISTORY
@@ -29,7 +30,8 @@ def new_seed() -> int:
     return int(os.environ.get("PERDURE_CHAOS_SEED") or secrets.randbelow(10**6))
 
 
-async def play(chosen: Sequence[Scenario], seed: int, minutes: float, *, short: bool) -> list[Row]:
+async def play(chosen: Sequence[Scenario], seed: int, minutes: float, *, short: bool) -> tuple[list[Row], str]:
+    """The rows, and what they were made on."""
     rows: list[Row] = []
     home = Path(tempfile.mkdtemp(prefix="chaos-"))
     print(f"seed {seed}; logs and histories' files in {home}\n")
@@ -50,7 +52,7 @@ async def play(chosen: Sequence[Scenario], seed: int, minutes: float, *, short: 
                 row = Row(f"{scenario.name} {scenario.title}", seed, violations=[told])
             print(_line(_cells(row)), flush=True)
             rows.append(row)
-    return rows
+        return rows, await versions(plain)
 
 
 async def client_of(server: DevServer) -> Client:
@@ -107,13 +109,16 @@ def main() -> NoReturn:
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"of {', '.join(names)}; all without one")
     parser.add_argument("--minutes", type=float, default=5, help="of the soak R22")
     parser.add_argument("--short", action="store_true", help="as small as in `make test`")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the page there as Markdown, too")
     options = parser.parse_args()
     if unknown := set(options.scenarios) - set(names):
         parser.error(f"no such scenario: {', '.join(sorted(unknown))}")
     seed = new_seed()
     chosen = [s for s in SCENARIOS if not options.scenarios or s.name in options.scenarios]
-    rows = asyncio.run(play(chosen, seed, options.minutes, short=options.short))
+    rows, on = asyncio.run(play(chosen, seed, options.minutes, short=options.short))
     _summary(rows, seed)
+    if options.report:
+        options.report.write_text(page(rows, seed, on), encoding="utf-8")
     leave(1 if any(row.violations for row in rows) else 0)
 
 

@@ -4,7 +4,7 @@ A failure tells the seed: PERDURE_CHAOS_SEED plays it again, and a seed that fou
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -23,36 +23,40 @@ PLAYS = [
     for seed in (None, *KEPT.get(scenario.name, ()))
 ]
 
-Plays = Mapping[tuple[str, int | None], asyncio.Task[Row]]
+Ask = Callable[[Scenario, int | None], Awaitable[Row]]
 
 
 @pytest.fixture(scope="module")
-async def plays(
+async def ask(
     request: pytest.FixtureRequest,
     client: Client,
     short_history_client: Client,
     tmp_path_factory: pytest.TempPathFactory,
-) -> AsyncIterator[Plays]:
-    """All scenarios that this session is to test, several at the same time."""
-    turn = asyncio.Semaphore(AT_A_TIME)
+) -> AsyncIterator[Ask]:
+    """A scenario's row. Those whose tests come next begin with it: of several processes each has tests of its own."""
     drawn = new_seed()
 
     async def play(scenario: Scenario, seed: int) -> Row:
-        async with turn:
-            stage = Stage(tmp_path_factory.mktemp(scenario.name), seed, client, short_history_client)
-            try:
-                return await scenario.run(stage, scenario.short or {})
-            except Exception as error:
-                error.add_note(f"PERDURE_CHAOS_SEED={seed}")
-                raise
+        stage = Stage(tmp_path_factory.mktemp(scenario.name), seed, client, short_history_client)
+        try:
+            return await scenario.run(stage, scenario.short or {})
+        except Exception as error:
+            error.add_note(f"PERDURE_CHAOS_SEED={seed}")
+            raise
 
     tests = [t for t in request.session.items if isinstance(t, pytest.Function) and t.originalname == TEST]
+    params: list[Any] = [test.callspec.params for test in tests]
+    order: list[tuple[Scenario, int | None]] = [(each["scenario"], each["seed"]) for each in params]
     tasks: dict[tuple[str, int | None], asyncio.Task[Row]] = {}
-    for test in tests:
-        asked: Any = test.callspec.params
-        scenario, seed = asked["scenario"], asked["seed"]
-        tasks[scenario.name, seed] = asyncio.create_task(play(scenario, seed or drawn))
-    yield tasks
+
+    async def row(scenario: Scenario, seed: int | None) -> Row:
+        first = order.index((scenario, seed))
+        for after, own in order[first : first + AT_A_TIME]:
+            if (after.name, own) not in tasks:
+                tasks[after.name, own] = asyncio.create_task(play(after, own or drawn))
+        return await tasks[scenario.name, seed]
+
+    yield row
     for task in tasks.values():
         task.cancel()
     await asyncio.gather(*tasks.values(), return_exceptions=True)
@@ -63,8 +67,8 @@ TEST = "test_whatever_fails_nothing_happens_twice_and_nothing_is_lost"
 
 @pytest.mark.parametrize(("scenario", "seed"), PLAYS)
 async def test_whatever_fails_nothing_happens_twice_and_nothing_is_lost(
-    scenario: Scenario, seed: int | None, plays: Plays
+    scenario: Scenario, seed: int | None, ask: Ask
 ) -> None:
-    row = await plays[scenario.name, seed]
+    row = await ask(scenario, seed)
     assert row.violations == [], f"PERDURE_CHAOS_SEED={row.seed}"
     assert row.runs > 0
