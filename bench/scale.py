@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, ClassVar
 
 from temporalio.client import Client, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
@@ -38,8 +38,7 @@ from devserver import embedded
 LEVELS = 4
 AT_ONCE = 16  # that are begun at the same time
 PROBES = 20
-REST = 5.0  # seconds in which nothing is done, to see what waiting costs
-CALM = 3.0  # seconds before them
+REST = 5.0  # seconds in which nothing is done, to see what waiting costs; as long before, nothing is measured
 SOON, LOOK = 0.02, 0.2  # seconds between two looks, where the server tells nobody
 MOST_WAIT = 300.0  # seconds for one of anything
 TASKS = 10  # of a follow-up
@@ -66,6 +65,8 @@ class Use:
 @dataclass
 class Crowd(ABC):
     """Some of a kind. `probe` gives the seconds that one thing takes beside them."""
+
+    least: ClassVar[int] = PROBES * LEVELS + 1
 
     side: Side
     number: int = 0
@@ -140,6 +141,8 @@ class Conversations(Crowd):
 class Tasks(Crowd):
     """A probe is an event, until the task that waits for it is resolved."""
 
+    least: ClassVar[int] = 1000
+
     async def grow(self, to: int) -> int:
         before, self.number = self.number, to
         await each(self._create, range(before // TASKS, to // TASKS))
@@ -175,7 +178,7 @@ class Tasks(Crowd):
         data = {"platform": "discord", "ts": 1, **said, "raw": answers}
         event = Event.model_validate({"type": "evt.adapter.message.created", "data": data})
         await publish(self.client, self.side.queue, event)
-        await until(lambda: self._count(run, "resolved", resolved + 1))
+        await until(lambda: self._count(run, "resolved", resolved + 1), SOON)
         return time.monotonic() - began
 
 
@@ -244,13 +247,13 @@ async def said(side: Side, lane: str, request: str) -> None:
             return
 
 
-async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], every: float = LOOK) -> None:
     async with asyncio.timeout(MOST_WAIT):
         while not await holds():  # noqa: ASYNC110 - the server tells nobody
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(every)
 
 
-async def measure(kind: str, number: int) -> None:
+async def measure(kind: str, number: int, rest: float) -> None:
     make, name = KINDS[kind]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         home = Path(folder) / "server"
@@ -259,11 +262,11 @@ async def measure(kind: str, number: int) -> None:
             async with working(name, client, Path(folder)) as side:
                 crowd = make(side)
                 await crowd.grow(TASKS)  # what the first one pays for is no cost of each
-                await climb(crowd, number, home)
+                await climb(crowd, number, home, rest)
     await asyncio.sleep(0.2)  # the SDK's own threads must end before the interpreter goes (sdk-python#300)
 
 
-async def climb(crowd: Crowd, number: int, home: Path) -> None:
+async def climb(crowd: Crowd, number: int, home: Path, rest: float) -> None:
     print("  number      s   a second   ms of CPU each    MB in use       MB on disk   % CPU at rest    one more, ms")
     print("                             worker  server  worker  server               worker  server    median   95 %")
     processes = [crowd.side.process.pid, json.loads((home / "server.json").read_text())["pid"]]
@@ -274,10 +277,10 @@ async def climb(crowd: Crowd, number: int, home: Path) -> None:
         made = await crowd.grow(target)
         took, after = time.monotonic() - began, [Use.of(process) for process in processes]
         each_cpu = [(b.cpu - a.cpu) / made * 1000 for a, b in zip(before, after, strict=True)]
-        await asyncio.sleep(CALM)
+        await asyncio.sleep(rest)
         rested = [Use.of(process) for process in processes]
-        await asyncio.sleep(REST)
-        at_rest = [(Use.of(process).cpu - a.cpu) / REST * 100 for process, a in zip(processes, rested, strict=True)]
+        await asyncio.sleep(rest)
+        at_rest = [(Use.of(process).cpu - a.cpu) / rest * 100 for process, a in zip(processes, rested, strict=True)]
         disk = await asyncio.to_thread(_size, home) / MIB
         probes = [await crowd.probe(probe) * 1000 for probe in range(PROBES)]
         print(
@@ -300,11 +303,13 @@ def main() -> None:
         prog="python -m bench.scale", description=f"{about}\n\n{more}", formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("number", type=int, nargs="?", default=200, help="at the last level (default: %(default)s)")
+    parser.add_argument("number", type=int, nargs="?", default=1000, help="at the last level (default: %(default)s)")
+    parser.add_argument("--rest", type=float, default=REST, help="seconds of rest at each level (default: %(default)s)")
     options = parser.parse_args()
-    if options.number <= TASKS * LEVELS:
-        parser.error(f"{options.number} are too few to tell anything: more than {TASKS * LEVELS}")
-    asyncio.run(measure(options.kind, options.number))
+    least = KINDS[options.kind][0].least
+    if options.number < least:
+        parser.error(f"{options.number:,} {options.kind} are too few to tell anything: {least:,} or more")
+    asyncio.run(measure(options.kind, options.number, options.rest))
 
 
 if __name__ == "__main__":

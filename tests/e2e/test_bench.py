@@ -40,6 +40,14 @@ def test_the_benchmark_of_a_mailbox_tells_what_a_file_costs() -> None:
     assert "30 files in" in done.stdout
 
 
+def test_the_benchmark_of_many_tells_what_each_level_takes() -> None:
+    command = [sys.executable, "-m", "bench.scale", "runs", "84", "--rest", "0.1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    levels = [line.split()[0] for line in done.stdout.splitlines() if line.split()[0].isdigit()]
+    assert levels == ["21", "42", "63", "84"]
+
+
 def test_an_unknown_peer_is_refused_in_one_line_with_those_there_are() -> None:
     command = [sys.executable, "-m", "bench", "--peer", "nobody"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
