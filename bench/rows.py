@@ -26,24 +26,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Target:
-    """What the ratio must be; `later` is where it shall go."""
+    """What the ratio must be."""
 
     bound: float
-    later: float | None = None
     at_least: bool = False
 
     def __str__(self) -> str:
-        later = f" (later ×{self.later})" if self.later else ""
-        return f"{'≥' if self.at_least else '≤'} ×{self.bound}{later}"
+        return f"{'≥' if self.at_least else '≤'} ×{self.bound}"
 
     def met(self, ratio: float) -> bool:
         return ratio >= self.bound if self.at_least else ratio <= self.bound
 
 
-BYTES = Target(1.3, later=1.15)
-WALL = Target(1.5, later=1.2)
-WALL_LARGE = Target(1.5, later=1.3)
-CPU = Target(1.8, later=1.3)
+BYTES = Target(1.15)
+WALL = Target(1.2)
+WALL_LARGE = Target(1.3)
+CPU = Target(1.3)
 REPLAY = Target(1.5)
 THROUGHPUT = Target(0.9, at_least=True)
 SIGNAL = Target(1.25)
