@@ -3,7 +3,7 @@
 All of it is drawn from a `random.Random`, which a seed gives, or hypothesis.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
@@ -52,12 +52,17 @@ class Said:
 
 
 def a_state(rng: Random, **fields: Any) -> RunState:
-    limits = Limits(
-        max_steps=rng.choice((1, 5, 20, 20)),
-        max_turns=rng.choice((2, 15, 100, 100)),
-        max_reframes=rng.choice((0, 2, 5)),
-        turn_timeout=timedelta(seconds=120),
-    )
+    limits = {
+        "max_steps": rng.choice((1, 5, 20, 20)),
+        "max_turns": rng.choice((2, 15, 100, 100)),
+        "max_reframes": rng.choice((0, 2, 5)),
+    }
+    return running((*ROUTES, *OWN), **{**limits, **fields})
+
+
+def running(tools: Sequence[ToolRoute], **fields: Any) -> RunState:
+    """A run that has just begun; `fields` are of its state, or of its limits."""
+    limits = Limits(max_steps=20, max_turns=100, max_reframes=2, turn_timeout=timedelta(seconds=120))
     limits = limits.model_copy(update={name: fields.pop(name) for name in list(fields) if name in Limits.model_fields})
     base: dict[str, Any] = {
         "run_id": "R1",
@@ -69,7 +74,7 @@ def a_state(rng: Random, **fields: Any) -> RunState:
         "updated_at": NOW,
         "limits": limits,
         "status": RunStatus.running,
-        "tools": (*ROUTES, *OWN),
+        "tools": tuple(tools),
     }
     return RunState(**{**base, **fields})
 

@@ -24,7 +24,7 @@ class Halt:
         self.levels = 0  # of runs that have to stop first
         self._stoppable: list[asyncio.Task[Any]] = []
         self._stopped = False
-        self._stopping: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None  # held, as the loop holds no task
 
     def request(self, reason: str) -> None:
         """Nothing begins from now on, and what may be stopped is stopped. The first reason stays."""

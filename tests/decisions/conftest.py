@@ -2,16 +2,17 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from contracts.limits import Limits
-from contracts.run import Call, RunState, RunStatus
+from contracts.run import Call, RunState
 from contracts.tool import Approval, Effect, ToolKind, ToolRoute
 from contracts.turn import ModelTurn, Usage
 from decisions.builtins import ROUTES
+from tests.drawn import running
 
 # A loaded machine is slow now and then; that is no fault of a decision.
 settings.register_profile("patient", deadline=None)
@@ -39,25 +40,7 @@ TOOLS = (
 @pytest.fixture(scope="session")
 def new_state() -> Callable[..., RunState]:
     """A running run with the tools look, peek (reads), save (keyed), charge (once), vote (outside), guarded."""
-
-    def make(**fields: Any) -> RunState:
-        limits = Limits(max_steps=20, max_turns=100, max_reframes=2, turn_timeout=timedelta(seconds=120))
-        limits = limits.model_copy(update={k: fields.pop(k) for k in list(fields) if k in Limits.model_fields})
-        base: dict[str, Any] = {
-            "run_id": "R1",
-            "goal": "see",
-            "agent": "default",
-            "context": {},
-            "conversation_id": None,
-            "created_at": NOW,
-            "updated_at": NOW,
-            "limits": limits,
-            "status": RunStatus.running,
-            "tools": TOOLS,
-        }
-        return RunState(**{**base, **fields})
-
-    return make
+    return partial(running, TOOLS)
 
 
 @pytest.fixture(scope="session")
