@@ -175,6 +175,7 @@ class _Accumulated:
     broken: list[str] = field(default_factory=list)
     _arguments: dict[int, str] = field(default_factory=dict)
     _text: str = ""
+    _ids: set[str] = field(default_factory=set)
 
     def take(self, event: RawMessageStreamEvent) -> None:
         match event.type:
@@ -201,8 +202,11 @@ class _Accumulated:
         if block["type"] != "tool_use":
             return block
         name = re.sub(r"[^a-zA-Z0-9_-]", "_", block["id"] or "")
-        if not name or name in {earlier.get("id") for earlier in self.content}:
+        if not name or name in self._ids:
             name = f"{name or 'call'}_{len(self.content)}"
+        while name in self._ids:
+            name += "_"
+        self._ids.add(name)
         return {**block, "id": name}
 
     def _grow(self, block: dict[str, Any], index: int, delta: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """A reply of the model -> the calls it asks for, each with its step or its refusal, and their batches."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import Any
 
@@ -14,6 +14,10 @@ from decisions.limits import is_out_of_steps
 
 # Of one reply. Far fewer are ever of use, and a server refuses a workflow task that leaves 2,000 activities pending.
 MOST_CALLS = 200
+_BEYOND = failed(
+    ToolFault.too_many,
+    f"not made: a reply may have {MOST_CALLS} calls; look at what these brought, and make it then if it is needed",
+)
 
 
 def text_of(content: Iterable[dict[str, Any]]) -> str:
@@ -34,7 +38,7 @@ def calls_of(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
     for block in turn.content:
         if block.get("type") != "tool_use":
             continue
-        call = _refused(block, turn, routes) if len(calls) < MOST_CALLS else _beyond(block)
+        call = _refused(block, turn, routes) if len(calls) < MOST_CALLS else _settled(block, _BEYOND)
         if call is None:
             route = routes[block["name"]]
             is_used_up = route.takes_step and is_out_of_steps(state, step)
@@ -81,11 +85,6 @@ def _refused(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolRoute
     return _settled(block, outcome)
 
 
-def _beyond(block: dict[str, Any]) -> Call:
-    why = f"not made: a reply may have {MOST_CALLS} calls; look at what these brought, and make it then if it is needed"
-    return _settled(block, failed(ToolFault.too_many, why))
-
-
 def _settled(block: dict[str, Any], outcome: ToolOutcome) -> Call:
     """A call that is not made."""
     return Call(
@@ -118,10 +117,18 @@ def next_batch(state: RunState) -> tuple[Call, ...]:
 
     `finish`, `escalate` and `reframe` come last, since they judge what the others brought.
     """
-    waiting = [call for call in state.calls if call.outcome is None]
-    work = [call for call in waiting if call.tool not in CONTROL]
-    reads = tuple(takewhile(lambda call: _is_parallel(state, call), work))
-    return reads or tuple((work or waiting)[:1])
+    first = next(_work(state), None) or next(_waiting(state), None)
+    if first is None or first.tool in CONTROL:
+        return (first,) if first else ()
+    return tuple(takewhile(lambda call: _is_parallel(state, call), _work(state))) or (first,)
+
+
+def _waiting(state: RunState) -> Iterator[Call]:
+    return (call for call in state.calls if call.outcome is None)
+
+
+def _work(state: RunState) -> Iterator[Call]:
+    return (call for call in _waiting(state) if call.tool not in CONTROL)
 
 
 def _is_parallel(state: RunState, call: Call) -> bool:

@@ -277,8 +277,10 @@ def made_again(state: RunState, call: Call) -> tuple[RunState, Call]:
 
 
 def _changed(state: RunState, call: Call, **changes: Any) -> RunState:
-    calls = (c.model_copy(update=changes) if c.tool_use_id == call.tool_use_id else c for c in state.calls)
-    return state.model_copy(update={"calls": tuple(calls)})
+    calls = state.calls
+    at = next(i for i, each in enumerate(calls) if each.tool_use_id == call.tool_use_id)
+    changed = (*calls[:at], calls[at].model_copy(update=changes), *calls[at + 1 :])
+    return state.model_copy(update={"calls": changed})
 
 
 def settled(state: RunState, call: Call, outcome: ToolOutcome, now: datetime) -> RunState:

@@ -115,6 +115,8 @@ def _asked(question: Question | None) -> list[str]:
 
 def _pending(state: RunState) -> list[str]:
     """What the run has issued: here, and outside. What waits for an answer first is no action yet."""
+    if not state.pending:
+        return []
     asked = state.question.step if state.question is not None else None
     steps = {action.step for action in state.pending}
     lines = {call.step: call_line(call.tool, call.arguments) for call in state.calls if call.step in steps}

@@ -284,11 +284,11 @@ async def test_an_id_that_other_providers_would_refuse_is_made_one_that_all_take
 
     def odd(reply: Any, body: Any, turn: int) -> Any:
         message = original(reply, body, turn)
-        for block, name in zip(message["content"], ("call.1:a", "call_1_a", ""), strict=True):
+        for block, name in zip(message["content"], ("call.1:a", "call_1_a", "", "x_5", "x", "x"), strict=True):
             block["id"] = name
         return message
 
     monkeypatch.setattr(model_server, "_message", odd)
-    server._script = [calls(("look", {}), ("look", {}), ("look", {}))]
+    server._script = [calls(*[("look", {})] * 6)]
     reply = await ask(server)
-    assert [block["id"] for block in reply.content] == ["call_1_a", "call_1_a_1", "call_2"]
+    assert [block["id"] for block in reply.content] == ["call_1_a", "call_1_a_1", "call_2", "x_5", "x", "x_5_"]
