@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from random import uniform
 
 from temporalio.client import (
     Client,
@@ -19,7 +20,7 @@ from decisions.narrate import cut
 from runs import QUERY_PATIENCE, NoSuchRun, NotReachable, Refused
 
 PATIENCE = 30.0  # seconds in which a submit is tried again
-PAUSE = 0.25  # seconds between tries
+PAUSE, MOST_PAUSE = 0.25, 4.0  # seconds between tries, which grow: callers of other processes try again too
 # A lane that continues as new just then, or a server that is busy. Whether the request was taken is not known: it is
 # sent again, and the lane knows it by its id.
 _PASSES = (
@@ -46,6 +47,7 @@ async def submit(client: Client, task_queue: str, conversation_id: str, request:
     Raises NotTaken with the lane's reason, Refused by the server, NotReachable where nobody has taken it in time.
     """
     deadline, why = time.monotonic() + PATIENCE, "no worker took the request: is one running? (perdure worker)"
+    pause = PAUSE
     while (left := deadline - time.monotonic()) > 0:
         try:
             async with asyncio.timeout(left):
@@ -61,7 +63,8 @@ async def submit(client: Client, task_queue: str, conversation_id: str, request:
             if error.status not in _PASSES:
                 raise Refused(f"the server does not take the request: {cut(error.message, 300)}") from None
             why = cut(error.message, 200)
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(min(uniform(pause / 2, pause), left))  # noqa: S311 - nothing secret
+            pause = min(2 * pause, MOST_PAUSE)
     raise NotReachable(f"{why}; it may have been accepted, and can be sent again with the same request id")
 
 

@@ -10,6 +10,7 @@ import re
 import shutil
 from contextlib import suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 from pydantic_core import to_json
 from temporalio import activity
@@ -41,6 +42,11 @@ from decisions.loop import halted
 from decisions.narrate import cut, markdown
 from decisions.resume import journal_of
 from decisions.transcript import Transcript, call_part
+
+# Requests to one lane on their way from this process. The server takes ten updates of a workflow in flight, and with
+# the eleventh it may drop the others: then all of them try again, together.
+AT_ONCE = 6
+_turnstiles: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str], asyncio.Semaphore] = WeakValueDictionary()
 
 LATEST = "latest"  # of the conversation's store: the record of its latest turn, for a lane that begins anew
 
@@ -180,13 +186,23 @@ async def submit(  # noqa: PLR0913 - the last two say how a lane is opened
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
         static_summary=markdown(cut(conversation_id, 200)),
     )
-    answer: Submitted = await client.execute_update_with_start_workflow(
-        "submit",
-        request.model_dump(mode="json", exclude_defaults=True),
-        start_workflow_operation=start,
-        result_type=Submitted,
-    )
+    async with _turnstile(conversation_id):
+        answer: Submitted = await client.execute_update_with_start_workflow(
+            "submit",
+            request.model_dump(mode="json", exclude_defaults=True),
+            start_workflow_operation=start,
+            result_type=Submitted,
+        )
     return answer
+
+
+def _turnstile(conversation_id: str) -> asyncio.Semaphore:
+    """Lets few callers of this process into the lane at once."""
+    lane = (asyncio.get_running_loop(), conversation_id)
+    turnstile = _turnstiles.get(lane)
+    if turnstile is None:
+        _turnstiles[lane] = turnstile = asyncio.Semaphore(AT_ONCE)
+    return turnstile
 
 
 def _named(workflow_id: str) -> str:

@@ -1,16 +1,17 @@
 """A lane: one run at a time, in order, each request ending once (B8)."""
 
 import asyncio
+from collections import Counter
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
-from activities.conversation import submit
+from activities.conversation import AT_ONCE, submit
 from commands.report import print_run
 from contracts.conversation import SubmitRequest
 from contracts.run import RunView
@@ -85,6 +86,34 @@ async def test_other_conversations_are_not_held_up(world: Any) -> None:
         assert ends(await until_idle(it, quick, 1)) == [("quick", "completed")]
         gate.open.set()
         await until_idle(it, slow, 1)
+
+
+async def test_many_who_speak_at_once_are_let_into_a_lane_a_few_at_a_time(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server takes ten updates of a workflow in flight, and with more it drops some that it had taken."""
+    chat, other = new_id(), new_id()
+    under_way: Counter[str] = Counter()
+    most: Counter[str] = Counter()
+    execute = Client.execute_update_with_start_workflow
+
+    async def counted(self: Client, *args: Any, **kwargs: Any) -> Any:
+        lane = str(kwargs["start_workflow_operation"]._start_workflow_input.id)
+        under_way[lane] += 1
+        most[lane] = max(most[lane], under_way[lane])
+        try:
+            return await execute(self, *args, **kwargs)
+        finally:
+            under_way[lane] -= 1
+
+    monkeypatch.setattr(Client, "execute_update_with_start_workflow", counted)
+    async with world(echo) as it:
+        spoken = [say(it, lane, f"word {n}") for n in range(12) for lane in (chat, other)]
+        await asyncio.gather(*spoken)
+        await until_idle(it, chat, 12)
+        await until_idle(it, other, 12)
+    assert set(most.values()) == {AT_ONCE}
+    assert len(most) == 2
 
 
 async def test_a_request_that_comes_again_is_the_same_request(world: Any) -> None:
