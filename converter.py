@@ -12,10 +12,12 @@ from typing import Any
 from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
 from temporalio.common import RawValue
-from temporalio.contrib.pydantic import PydanticPayloadConverter, pydantic_data_converter
+from temporalio.contrib.pydantic import PydanticJSONPlainPayloadConverter, pydantic_data_converter
 from temporalio.converter import (
+    CompositePayloadConverter,
     DataConverter,
     DefaultFailureConverter,
+    DefaultPayloadConverter,
     ExternalStorage,
     PayloadCodec,
     PayloadConverter,
@@ -29,8 +31,19 @@ from decisions.narrate import cut
 LARGE = 64 * 1024  # bytes; a step of a run is smaller, its state and what comes from outside may not be
 
 
-class TolerantPayloadConverter(PydanticPayloadConverter):
+# The SDK makes a converter for each run, and pydantic's would build the validators of its types anew for each.
+_JSON = PydanticJSONPlainPayloadConverter()
+_BY_ENCODING = tuple(
+    _JSON if converter.encoding == _JSON.encoding else converter
+    for converter in DefaultPayloadConverter.default_encoding_payload_converters
+)
+
+
+class TolerantPayloadConverter(CompositePayloadConverter):
     """Typed values are decoded as ever; a fault in one of our own is a bug, and should be seen as one."""
+
+    def __init__(self) -> None:
+        super().__init__(*_BY_ENCODING)
 
     def to_payloads(self, values: Sequence[Any]) -> list[Payload]:
         return super().to_payloads([_tersely(value) if isinstance(value, Terse) else value for value in values])

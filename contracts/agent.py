@@ -3,7 +3,7 @@
 from typing import Any
 
 from contracts.limits import LimitOverrides, Limits
-from contracts.tool import ToolRoute
+from contracts.tool import ToolTable
 from contracts.value import Value, sparse
 
 DEFAULT_AGENT = "default"
@@ -61,7 +61,7 @@ class Opening(Value):
     agent: str
     model: str
     definition: str
-    tools: tuple[ToolRoute, ...]
+    tools: ToolTable
     limits: Limits  # of agent, file and defaults: decided here, so that a replay does not depend on a later default
     workspace: str
     peers: tuple[str, ...] = sparse(())  # that it may delegate to here

@@ -13,7 +13,7 @@ from contracts.journal import Journal
 from contracts.limits import Limits
 from contracts.question import Question, QuestionKind
 from contracts.thrash import Made
-from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
+from contracts.tool import Effect, ToolKind, ToolOutcome, ToolTable
 from contracts.transcript import Segment
 from contracts.turn import PassedOver, Usage
 from contracts.value import Value, sparse
@@ -101,7 +101,7 @@ class RunState(Value):
     passed_over: tuple[PassedOver, ...] = sparse(())  # in the last turn
     definition: str = ""
     workspace: str = ""
-    tools: tuple[ToolRoute, ...] = ()
+    tools: ToolTable = ()
     peers: tuple[str, ...] = sparse(())
     mailboxes: tuple[str, ...] = sparse(())  # peers that live outside
     assignment: Assignment | None = sparse(None)

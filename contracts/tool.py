@@ -2,7 +2,10 @@
 
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
 
 from contracts.duration import Duration
 from contracts.value import Terse, Value, sparse
@@ -56,6 +59,15 @@ class ToolRoute(Value):
     pollable: bool = sparse(False)  # repeats are no sign of a loop
     approval_timeout: Duration | None = sparse(None)
     queue: QueueRoute | None = sparse(None)
+
+
+@lru_cache(maxsize=256)
+def _one_of(table: tuple[ToolRoute, ...]) -> tuple[ToolRoute, ...]:
+    return table
+
+
+# Wherever it is read from, a worker with a thousand runs of one agent has its table once.
+ToolTable = Annotated[tuple[ToolRoute, ...], AfterValidator(_one_of)]
 
 
 class ToolCall(Terse):

@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.agent import Opening
 from contracts.tool import Effect, ToolCall, ToolError, ToolOutcome
 from contracts.turn import ModelTurn, PassedOver, TurnRequest, Usage
 from contracts.value import Terse
-from converter import data_converter
+from converter import TolerantPayloadConverter, data_converter
+from decisions.builtins import ROUTES
+from decisions.limits import DEFAULTS
 
 CONVERTER = data_converter.payload_converter
 TURN = ModelTurn(content=[], stop_reason=None, model="m", usage=Usage(), duration_ms=0)
@@ -100,3 +103,14 @@ OUTCOMES = st.builds(
 def test_what_is_written_tersely_is_read_as_it_was(value: Terse) -> None:
     payloads = CONVERTER.to_payloads([value])
     assert CONVERTER.from_payloads(payloads, [type(value)]) == [value]
+
+
+def test_runs_share_what_reads_their_types_and_the_tools_of_their_agent() -> None:
+    """The SDK makes a converter for each run, and a worker keeps a thousand of them."""
+    first, second = TolerantPayloadConverter(), TolerantPayloadConverter()
+    assert first.converters[b"json/plain"] is second.converters[b"json/plain"]
+    opening = Opening(agent="a", model="m", definition="d", tools=ROUTES, limits=DEFAULTS, workspace="w")
+    payloads = first.to_payloads([opening])
+    read = [each.from_payloads(payloads, [Opening])[0] for each in (first, second)]
+    assert read == [opening, opening]
+    assert read[0].tools is read[1].tools
