@@ -12,6 +12,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.workspace import ARTIFACTS, OutsideWorkspace, Workspace
 from contracts.delegation import SubtaskStatus
+from contracts.failures import RunFailure
 
 MOST_FILES, MOST_FILE = 100, 64 * 1024 * 1024  # that are handed on; bytes of one
 
@@ -53,7 +54,9 @@ def _failure(cause: BaseException) -> Outcome:
         case TimedOut():
             return Outcome(SubtaskStatus.timed_out, "Temporal's timeout for the whole run has passed", "timed_out")
         case ApplicationError():
-            return Outcome(SubtaskStatus.failed, f"{cause.type}: {cause.message}", cause.type)
+            is_late = cause.type == RunFailure.hard_limit
+            status = SubtaskStatus.timed_out if is_late else SubtaskStatus.failed
+            return Outcome(status, f"{cause.type}: {cause.message}", cause.type)
         case _:
             return Outcome(SubtaskStatus.failed, str(cause), type(cause).__name__)
 

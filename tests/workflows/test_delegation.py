@@ -189,16 +189,25 @@ async def test_a_failed_subtask_cancels_the_rest_and_the_parent_hears_which_and_
         assert state["delegated"]["tokens"] > 0
 
 
-@pytest.mark.parametrize("end", ["failed", "terminated", "cancelled", "timed out"])
+@pytest.mark.parametrize("end", ["failed", "terminated", "cancelled", "timed out", "out of time"])
 async def test_however_a_subtask_ends_badly_the_parent_hears_it(world: Any, end: str) -> None:
     def peer(body: dict[str, Any]) -> Answer:
+        if end == "out of time":
+            return calls(("work", {}))
         return fails(401) if end == "failed" else slow(says("late"), 60)
 
+    async def work(arguments: Any, context: Any) -> str:
+        await asyncio.sleep(0.5)  # of active time
+        return "worked"
+
     timeout = {"timeout": "1s"} if end == "timed out" else {}
-    async with world(script([delegates(task("a", **timeout)), FINISH], peer), agents=[LEAD, WRITER]) as it:
+    limits = {"soft_limit": "1h", "hard_limit": "400ms"} if end == "out of time" else {}
+    writer = agent("writer", tools=("work",), **limits)
+    answers = script([delegates(task("a", **timeout)), FINISH], peer)
+    async with world(answers, ScriptedTool("work", work), agents=[LEAD, writer]) as it:
         run = await led(it)
         child = it.client.get_workflow_handle(f"{run.id}.1-a")
-        await it.until(lambda: len(it.model.requests) == 2)
+        await it.until(lambda: len(it.model.requests) >= 2)
         if end == "terminated":
             await child.terminate("by hand")
         if end == "cancelled":
@@ -209,6 +218,7 @@ async def test_however_a_subtask_ends_badly_the_parent_hears_it(world: Any, end:
             "terminated": "was terminated: somebody terminated it in Temporal",
             "cancelled": "was cancelled: it was cancelled",
             "timed out": "timed out: its time of 0:00:01 was used up",
+            "out of time": "timed out: HardLimit",
         }
         assert (await shown(it, run))[0].startswith(f"subtask_failed: subtask a (writer) {told_why[end]}")
         await tree(it, run)
