@@ -4,7 +4,7 @@ turn         `plan` and `reflect`: one model call each
 model        the Messages API behind them (model_faults: its failures as named kinds)
 providers    which model answers: the first of the list that can (pace: how fast a provider is asked)
 context      `summarize`: what stands for old messages
-tool         `call_tool`
+tool         `call_tool` (effect: how an effect is made whole, in its time, and once)
 ledger       claims and results of `once` calls
 attempts     which attempts of an activity count, and whether the one before was lost with its worker
 toolkit      what every tool looks like to it

@@ -11,5 +11,8 @@ rows      the figures of the scorecard, each beside its target
 peers     the same work in other frameworks
 peer      a peer's environment, its worker and runs on it
 peer_rows the figures of peers
+scale     what many of a kind take: `python -m bench.scale`
+mail      what a file costs a mailbox: `python -m bench.mail`
+gateway   how many requests a gateway answers: `python -m bench.gateway`
 __main__  the command line and the tables
 """

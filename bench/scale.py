@@ -32,6 +32,7 @@ from bench.work import Work
 from contracts.conversation import SubmitRequest
 from contracts.topic import Event
 from converter import data_converter
+from decisions.conversation import MOST_QUEUED
 from decisions.ids import run_workflow_id
 from devserver import embedded
 
@@ -41,6 +42,7 @@ PROBES = 20
 REST = 5.0  # seconds in which nothing is done, to see what waiting costs; as long before, nothing is measured
 SOON, LOOK = 0.02, 0.2  # seconds between two looks, where the server tells nobody
 MOST_WAIT = 300.0  # seconds for one of anything
+MOST_TURN = 0.5  # seconds of a lane's turn, on a busy machine
 TASKS = 10  # of a follow-up
 TURNS = 3  # of a conversation at each level
 MIB = 1024 * 1024
@@ -199,7 +201,7 @@ class Lane(Crowd):
 
         before, self.number = self.number, to
         await each(say, range(before, to))
-        await until(self._is_idle)
+        await until(self._is_idle, most=MOST_QUEUED * MOST_TURN)
         return to - before
 
     async def _is_idle(self) -> bool:
@@ -247,8 +249,8 @@ async def said(side: Side, lane: str, request: str) -> None:
             return
 
 
-async def until(holds: Callable[[], Awaitable[bool]], every: float = LOOK) -> None:
-    async with asyncio.timeout(MOST_WAIT):
+async def until(holds: Callable[[], Awaitable[bool]], every: float = LOOK, most: float = MOST_WAIT) -> None:
+    async with asyncio.timeout(most):
         while not await holds():  # noqa: ASYNC110 - the server tells nobody
             await asyncio.sleep(every)
 

@@ -7,6 +7,7 @@ file         perdure.toml
 agents       agents/*.md
 mcp          .mcp.json
 environment  the worker's build, metrics, spans, encryption, large payloads
+problems     what is wrong with any of them, as one line
 """
 
 import os

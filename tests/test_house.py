@@ -210,6 +210,14 @@ def test_importing_does_nothing() -> None:
     assert (said.stdout, said.stderr) == ("", "")
 
 
+def test_every_module_of_a_folder_is_on_its_map() -> None:
+    packages, _ = shipped()
+    folders = [*sorted(packages), "bench"]
+    maps = {folder: ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text())) for folder in folders}
+    modules = [(folder, path.stem) for folder in folders for path in (ROOT / folder).glob("[!_]*.py")]
+    assert [(folder, name) for folder, name in modules if not re.search(rf"\b{name}\b", maps[folder] or "")] == []
+
+
 def test_a_peer_takes_only_the_work_from_us() -> None:
     """Its environment has the peer, and nothing of ours; the suite installs no peer, so nothing here runs one."""
     packages, modules = shipped()

@@ -64,6 +64,17 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     assert [wrong for link in ours if (wrong := fault(page, link))] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_test_that_a_page_names_is_there(page: Path) -> None:
+    """After `tests/a/test_one.py`, a name alone is in the same folder; before, it is the reader's own."""
+    folder, lost = "", []
+    for place, name in re.findall(r"`(tests/(?:\w+/)*)?(test_\w+\.py)`", page.read_text(encoding="utf-8")):
+        folder = place or folder
+        if folder and not (ROOT / folder / name).is_file():
+            lost.append(f"{folder}{name}")
+    assert lost == []
+
+
 def test_there_are_links_to_look_at() -> None:
     assert sum(1 for page in PAGES for _ in links(page)) > 150
 

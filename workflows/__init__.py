@@ -13,6 +13,7 @@ ended         how a turn of a conversation ended
 listening     what a run's user says while it is at work
 delegating    a call of `delegate`: a child workflow, and what it brings
 delegation    `Delegation`: a DAG of child runs, joined
+post          what a delegation exchanges with peers that live outside
 watching      the wait for the end of a workflow that another one started
 closing       the end of a turn, and the look for circles
 fate          what became of an activity that failed
@@ -28,5 +29,7 @@ policies      timeouts and retries, each with its why
 attributes    the search attributes
 events        the structured events of a run
 confidential  what encryption asks of a run
+sandbox       the sandbox in which all of them run
+unknown       a start of a type that there is not ends at once
 sharing       what the worker's activities may read of a run in its memory
 """
