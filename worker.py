@@ -67,6 +67,7 @@ from settings import (
     QueueToolSettings,
     Settings,
     SignalToolSettings,
+    WorkerSettings,
     load,
 )
 from settings.environment import on_object_store
@@ -200,8 +201,10 @@ def build(  # noqa: PLR0913 - what a worker is made of
     model: Model,
     deployment: Deployment | None = None,
     observers: Sequence[Interceptor] = (),
+    sizes: WorkerSettings | None = None,
 ) -> Worker:
     """A worker with everything that a run needs. `observers` see what may be told."""
+    sizes = sizes or WorkerSettings()
     transcripts = Transcripts(client, project.stores)
     turns = Turns(client, model, transcripts, project)
     summaries = Summaries(model, transcripts, project)
@@ -243,6 +246,8 @@ def build(  # noqa: PLR0913 - what a worker is made of
         ],
         workflow_runner=workflow_runner(client.data_converter),
         interceptors=[Observation(), *observers, Redaction(project.secrets), Sharing(transcripts), *_told(client)],
+        max_concurrent_activities=sizes.max_concurrent_activities,
+        max_cached_workflows=sizes.max_cached_workflows,
         sticky_queue_schedule_to_start_timeout=RECOVERY,
         graceful_shutdown_timeout=GRACE,
         max_heartbeat_throttle_interval=SHOWN_WITHIN,
@@ -281,7 +286,7 @@ async def working(client: Client, settings: Settings, deployment: Deployment | N
         async with (
             model_of(settings) as model,
             observing(client, settings) as observers,
-            build(client, project, queue, model, deployment, observers),
+            build(client, project, queue, model, deployment, observers, settings.file.worker),
             reconciling(client, queue),
         ):
             yield

@@ -33,6 +33,7 @@ from settings.file import (
     QueueToolSettings,
     SignalToolSettings,
     ToolSettings,
+    WorkerSettings,
     read_file,
     urls_of,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "Settings",
     "SignalToolSettings",
     "ToolSettings",
+    "WorkerSettings",
     "load",
 ]
 

@@ -235,6 +235,15 @@ class PriceSettings(Edge):
     """Of what goes into the cache."""
 
 
+class WorkerSettings(Edge):
+    """How much a worker does at once, and keeps; Temporal's own names and defaults."""
+
+    max_concurrent_activities: int = Field(default=100, ge=1, le=10_000)
+    """Model calls, tool calls, what runs do with files. More of them wait at the server, or go to another worker."""
+    max_cached_workflows: int = Field(default=1000, ge=0, le=100_000)
+    """Runs, conversations and the like in memory. Others are replayed from history when something comes for them."""
+
+
 class ProjectFile(Edge):
     """`perdure.toml`."""
 
@@ -245,6 +254,7 @@ class ProjectFile(Edge):
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
     outbox: OutboxSettings = OutboxSettings()
     gateway: GatewaySettings = GatewaySettings()
+    worker: WorkerSettings = WorkerSettings()
 
 
 def read_file(path: Path) -> ProjectFile:

@@ -20,6 +20,7 @@ from settings.file import (
     QueueToolSettings,
     SignalToolSettings,
     WebhookSettings,
+    WorkerSettings,
     _Gated,
 )
 from settings.mcp import _Http, _Stdio
@@ -92,6 +93,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fetch": _of(FetchSettings),
     "outbox": _of(OutboxSettings),
     "webhooks": _of(WebhookSettings),
+    "worker": _of(WorkerSettings),
     "limits": _limits,
     "agents": _of(_FrontMatter),
     "stdio": _of(_Stdio),

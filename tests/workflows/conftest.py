@@ -5,7 +5,6 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +28,7 @@ from contracts.agent import Agent
 from contracts.events import StartEvent
 from contracts.limits import LimitOverrides
 from runs import start
-from settings import Deployment
+from settings import Deployment, WorkerSettings
 from testkit.model_server import Script, ScriptedModel
 from worker import WORKFLOWS, build, workflow_runner
 
@@ -98,15 +97,14 @@ class World:
         deployment: Deployment | None = None,
         workflows: tuple[type, ...] = WORKFLOWS,
         observers: Sequence[Interceptor] = (),
-        slots: int | None = None,
+        slots: int = 100,
     ) -> AsyncIterator[None]:
         """A worker with a cache of its own, and so many activities at once. Two at once need a client each."""
         model = AsyncAnthropic(api_key=KEY, base_url=self.model.base_url, max_retries=0)
-        fewer: dict[str, Any] = {} if self.caches else {"max_cached_workflows": 0}
-        fewer |= {"max_concurrent_activities": slots} if slots else {}
-        with patch("worker.Worker", partial(Worker, **fewer)), patch("worker.WORKFLOWS", workflows):
+        sizes = WorkerSettings(max_cached_workflows=1000 if self.caches else 0, max_concurrent_activities=slots)
+        with patch("worker.WORKFLOWS", workflows):
             reader = self.within(MessagesModel(model))
-            worker = build(client or self.client, self.project, self.queue, reader, deployment, observers)
+            worker = build(client or self.client, self.project, self.queue, reader, deployment, observers, sizes)
         async with model, _leaving(worker):
             yield
 
