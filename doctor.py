@@ -127,13 +127,11 @@ def _encryption(settings: Settings) -> Check:
 
 
 async def _tools(settings: Settings) -> Check:
-    import httpx
-
-    from worker import project_of
+    from offered import looked_at
 
     try:
-        async with httpx.AsyncClient() as http:
-            tools = project_of(settings, http).tools
+        async with looked_at(settings) as project:
+            tools = project.tools
     except ProjectError as error:
         return Check("tools", ok=False, found=str(error))
     return Check("tools", ok=True, found=", ".join(tools))
@@ -229,15 +227,12 @@ async def _reconciler(client: Client, task_queue: str) -> Check:
 
 async def _runs(client: Client, settings: Settings) -> list[Check]:
     """A look of our own, as the reconciler has it, that repairs nothing."""
-    import httpx
-
     from activities.reconcile import Reconciliations
-    from worker import project_of
+    from offered import looked_at
 
     try:
-        async with httpx.AsyncClient() as http:
-            stores = project_of(settings, http).stores
-        report = await Reconciliations(client, stores, settings.task_queue).look()
+        async with looked_at(settings) as project:
+            report = await Reconciliations(client, project.stores, settings.task_queue).look()
     except ProjectError as error:
         return [Check("runs", ok=False, found=f"not looked at: {error}")]
     except RPCError as error:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import httpx2
 from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVertex
 
-from activities.model import MessagesModel
+from activities.messages import MessagesModel
 from activities.pace import Pace
 from activities.providers import Models, Provider
 from activities.rehearsal import RehearsalTransport

@@ -94,13 +94,15 @@ async def session(
         if needs is Needs.nothing or (needs is Needs.answers and await found.has_worker()):
             yield found
             return
-        # Loading the worker's parts takes a second, so only commands that need one pay for it.
-        from worker import answering, working
-
+        # Loading workflows takes half a second, and a whole worker a second: only commands that need them pay for it.
         if needs is Needs.answers:
+            from answering import answering
+
             async with answering(client, settings.task_queue):
                 yield found
             return
+        from worker import working
+
         log_to(logging.FileHandler(settings.home / "worker.log", encoding="utf-8"), settings.secrets)
         async with working(client, settings):
             with _worker_lock(settings).open("a") as lock:

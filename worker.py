@@ -1,6 +1,6 @@
 """The worker: runs agent workflows and their activities on one task queue. `python worker.py` starts one.
 
-All wiring is here: which model answers, which tools there are, how Temporal is told of them.
+Its parts are put together here: what the project offers, who answers as the model, how Temporal is told of them.
 """
 
 import asyncio
@@ -11,187 +11,47 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from importlib.resources import files
 from typing import NoReturn
 
 import httpx
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
-from temporalio.converter import DataConverter
 from temporalio.service import RPCError
 from temporalio.worker import Interceptor, Worker, WorkerDeploymentConfig
-from temporalio.worker.workflow_sandbox import SandboxRestrictions
 
-from activities.claude import PRICES
 from activities.context import Summaries
 from activities.conversation import Conversations
 from activities.delegation import Delegations
-from activities.fetch import FetchTool
-from activities.files import ListFiles, ReadFile, WriteFile
 from activities.followup import FollowUps
-from activities.http_tool import HttpTool
 from activities.inherit import Inheritances
 from activities.mailbox import Mailboxes
+from activities.model import Model
 from activities.observation import Observation
-from activities.outbox import LogOutbox, Outbox, WebhookOutbox
-from activities.price import FREE, Price
 from activities.project import Project
-from activities.providers import Model
-from activities.python_tool import BadTarget, PythonTool
-from activities.queue_tool import QueueResults, QueueTool
+from activities.queue_tool import QueueResults
 from activities.reconcile import Reconciliations
 from activities.redaction import Redaction
 from activities.run import Runs
 from activities.secrets import secrets_of
-from activities.signal_tool import SignalTool
 from activities.standing import Standings
-from activities.store import Stores
 from activities.tool import ToolCalls
-from activities.toolkit import Tool
 from activities.transcript import Transcripts
 from activities.turn import Turns
-from contracts.agent import ToolSchema
-from contracts.tool import QueueRoute, ToolKind, ToolRoute
-from mcp_tools import Offer, offer_of, offering
+from answering import RECOVERY, WORKFLOWS, of_runs, workflow_runner
+from mcp_tools import offering
 from models import model_of
+from offered import project_of
 from reconcile import reconciling
 from runs import NotReachable, connect, leave, register_search_attributes
 from seal import affix
-from settings import (
-    REHEARSAL,
-    Deployment,
-    HttpToolSettings,
-    McpToolSettings,
-    ProjectError,
-    PythonToolSettings,
-    QueueToolSettings,
-    Settings,
-    SignalToolSettings,
-    WorkerSettings,
-    load,
-)
-from settings.environment import on_object_store
+from settings import Deployment, ProjectError, Settings, WorkerSettings, load
 from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
-from workflows.agent_run import AgentRun
-from workflows.confidential import Confidential
-from workflows.conversation import Conversation
-from workflows.delegation import Delegation
-from workflows.followup import FollowUp
-from workflows.mailbox import Mailbox
-from workflows.reconcile import Reconcile
-from workflows.sandbox import Sandbox
 from workflows.sharing import Sharing
-from workflows.topic import EventTopic
-from workflows.unknown import Unknown
 
 GRACE = timedelta(seconds=30)  # SIGTERM is no cancel: what runs is finished within this
 # Beyond GRACE: the SDK's core sometimes never ends its shutdown, with nothing left to do.
 LEAVING = timedelta(seconds=10)
-RECOVERY = timedelta(seconds=1)  # a killed worker's runs are picked up by another after this
 SHOWN_WITHIN = timedelta(milliseconds=200)  # a partial answer reaches a watcher
-
-WORKFLOWS: tuple[type, ...] = (
-    AgentRun,
-    Conversation,
-    Delegation,
-    FollowUp,
-    EventTopic,
-    Mailbox,
-    Reconcile,
-    Unknown,
-)
-
-
-def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None = None) -> Project:
-    """What a worker of this project offers; without `mcp`, for looking at only. Raises ProjectError."""
-    mcp = mcp or offer_of(settings)
-    tools: dict[str, Tool] = {
-        tool.route.name: tool
-        for tool in (FetchTool(frozenset(settings.file.fetch.allow_hosts)), ReadFile(), WriteFile(), ListFiles())
-    }
-    for name, described in settings.file.tools.items():
-        if not isinstance(described, McpToolSettings):
-            tools[name] = _tool(name, described, settings, client)
-    tools.update(mcp.tools)
-    return Project(
-        agents=mcp.agents,
-        tools=tools,
-        model=settings.model,
-        fallbacks=settings.fallbacks,
-        providers=frozenset(settings.file.model.providers),
-        max_tokens=settings.file.model.max_tokens,
-        limits=settings.file.limits,
-        workspaces=settings.workspaces,
-        instructions="\n".join(_prompt(name) for name in ("loop", "plan", "reflect")),
-        prices={
-            **PRICES,
-            REHEARSAL: FREE,
-            **{name: Price(**price.model_dump()) for name, price in settings.file.prices.items()},
-        },
-        remote=on_object_store("PERDURE_STORE", settings.store, _remote) if settings.store else None,
-        window=settings.file.model.window,
-        summary_model=settings.file.model.summary,
-        secrets=settings.secrets,
-        outbox=_outbox(settings, client),
-        on_delegation=_prompt("delegate"),
-    )
-
-
-def _outbox(settings: Settings, client: httpx.AsyncClient) -> Outbox:
-    out = settings.file.outbox
-    return WebhookOutbox(out.url, out.effect, out.timeout, client) if out.url else LogOutbox(settings.home)
-
-
-def _prompt(name: str) -> str:
-    return files("activities").joinpath(f"prompts/{name}.md").read_text(encoding="utf-8")
-
-
-def _remote(url: str) -> Stores:
-    from activities.remote_store import RemoteStores
-
-    return RemoteStores.at(url)
-
-
-def _tool(
-    name: str,
-    described: PythonToolSettings | HttpToolSettings | QueueToolSettings | SignalToolSettings,
-    settings: Settings,
-    client: httpx.AsyncClient,
-) -> Tool:
-    route = ToolRoute(
-        name=name,
-        kind=ToolKind(described.kind),
-        effect=described.effect,
-        approval=described.approval,
-        pollable=described.pollable,
-        timeout=described.timeout,
-        approval_timeout=described.approval_timeout,
-    )
-    match described:
-        case PythonToolSettings():
-            folder = str(settings.folder)
-            if folder not in sys.path:
-                sys.path.append(folder)  # last, so that a user's module never hides one of ours
-            try:
-                return PythonTool(route, described.target, described.description)
-            except BadTarget as error:
-                raise ProjectError(f"perdure.toml: tools.{name}.target: {error}") from None
-        case HttpToolSettings():
-            return HttpTool(route, _schema(name, described), described.url, client)
-        case QueueToolSettings():
-            if described.task_queue == settings.task_queue:
-                theirs = f"{described.task_queue!r} is the task queue of this project's own worker: name another one"
-                raise ProjectError(f"perdure.toml: tools.{name}.task_queue: {theirs}")
-            queue = QueueRoute(**described.model_dump(include=set(QueueRoute.model_fields)))
-            return QueueTool(route.model_copy(update={"queue": queue}), _schema(name, described))
-        case SignalToolSettings():
-            return SignalTool(route, _schema(name, described), described.url, client)
-
-
-def _schema(name: str, described: HttpToolSettings | QueueToolSettings | SignalToolSettings) -> ToolSchema:
-    if not isinstance(described.input_schema, dict):
-        raise ProjectError(f"perdure.toml: tools.{name}.input_schema: expected a JSON Schema, or the path of one")
-    return ToolSchema(name=name, description=described.description, input_schema=described.input_schema)
 
 
 def build(  # noqa: PLR0913 - what a worker is made of
@@ -245,7 +105,7 @@ def build(  # noqa: PLR0913 - what a worker is made of
             mailboxes.dispatch_mail,
         ],
         workflow_runner=workflow_runner(client.data_converter),
-        interceptors=[Observation(), *observers, Redaction(project.secrets), Sharing(transcripts), *_told(client)],
+        interceptors=[Observation(), *observers, Redaction(project.secrets), Sharing(transcripts), *of_runs(client)],
         max_concurrent_activities=sizes.max_concurrent_activities,
         max_cached_workflows=sizes.max_cached_workflows,
         sticky_queue_schedule_to_start_timeout=RECOVERY,
@@ -263,18 +123,6 @@ def versioned(deployment: Deployment) -> WorkerDeploymentConfig:
         use_worker_versioning=True,
         default_versioning_behavior=VersioningBehavior.PINNED,
     )
-
-
-def _told(client: Client) -> list[Interceptor]:
-    """What runs must know of their worker."""
-    return [Confidential()] if client.data_converter.payload_codec else []
-
-
-def workflow_runner(converter: DataConverter) -> Sandbox:
-    """Our own modules hold constants only, so they need not be loaded anew for each run."""
-    ours = ("contracts", "decisions", "activities", "workflows", "converter", "pydantic_core")
-    restrictions = SandboxRestrictions.default
-    return Sandbox(restrictions.with_passthrough_modules(*ours), stores=converter.external_storage is not None)
 
 
 @asynccontextmanager
@@ -312,20 +160,6 @@ async def observing(client: Client, settings: Settings) -> AsyncIterator[list[In
             yield [spans]
     finally:
         await spans.close()
-
-
-@asynccontextmanager
-async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
-    """Answers queries and takes updates while the block runs, but makes no call to a model or tool."""
-    async with Worker(
-        client,
-        task_queue=task_queue,
-        workflows=WORKFLOWS,
-        workflow_runner=workflow_runner(client.data_converter),
-        interceptors=_told(client),
-        sticky_queue_schedule_to_start_timeout=RECOVERY,
-    ):
-        yield
 
 
 async def serve(settings: Settings) -> None:

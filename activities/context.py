@@ -13,12 +13,11 @@ from temporalio.exceptions import ApplicationError
 from activities.attempts import Attempt, counting_holds, this_attempt
 from activities.definition import definition_of
 from activities.heartbeat import beating
-from activities.model import ModelCall
+from activities.model import Model, ModelCall
 from activities.observation import learn
 from activities.pace import HeldBack
 from activities.price import cost
 from activities.project import Project
-from activities.providers import Model
 from activities.redaction import redacted
 from activities.trace import record, record_all
 from activities.transcript import Transcripts, Wanted

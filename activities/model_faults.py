@@ -2,7 +2,6 @@
 
 import math
 import random
-import re
 from datetime import timedelta
 
 import anthropic
@@ -50,13 +49,6 @@ def translated(error: Exception, secret: str | None = None) -> ApplicationError:
     if isinstance(error, anthropic.APIConnectionError):
         return unavailable(f"no connection to the model: {message}")
     return unavailable(f"the model's answer broke off: {type(error).__name__} {message}")
-
-
-def window_told(message: str) -> int | None:
-    """The window, in tokens, that a provider names when it refuses a prompt as too long."""
-    before = r">|context (?:length|window) (?:is|of)|context size \(?|n_ctx\D{0,4}"
-    told = re.search(rf"(?:{before})\s*(\d[\d,]{{3,}})", message)
-    return int(told[1].replace(",", "")) if told else None
 
 
 def unavailable(message: str) -> ApplicationError:

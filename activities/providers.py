@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from time import monotonic
-from typing import Protocol
 
 from temporalio.exceptions import ApplicationError
 
-from activities.model import ModelCall, ModelReply
+from activities.model import Model, ModelCall, ModelReply
 from activities.pace import MOST_HELD, HeldBack, Pace
 from contracts.failures import RunFailure
 from contracts.turn import PassedOver
@@ -16,12 +15,6 @@ from decisions.providers import DEFAULT, provider_of
 
 REST = (30.0, 300.0)  # seconds that a model rests after a failure: at first, and at most
 MOST_WHY = 300  # characters
-
-
-class Model(Protocol):
-    """Whoever answers. `call.on_text` is told the text so far, each time there is more of it."""
-
-    async def reply(self, call: ModelCall) -> ModelReply: ...
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,11 @@ from temporalio.exceptions import ApplicationError
 from activities.attempts import Attempt, trying, was_lost
 from activities.definition import definition_of, must_be_unchanged
 from activities.heartbeat import beating
-from activities.model import ModelCall, ModelReply
-from activities.model_faults import window_told
+from activities.model import Model, ModelCall, ModelReply
 from activities.observation import learn
 from activities.pace import HeldBack
 from activities.price import cost
 from activities.project import Project
-from activities.providers import Model
 from activities.redaction import redacted
 from activities.store import Store
 from activities.trace import event, record, record_all, spared
@@ -36,6 +34,7 @@ from decisions.context import COMPACT_AT, estimate, tokens_of
 from decisions.framing import framing
 from decisions.ids import run_id_of
 from decisions.narrate import call_line, cut
+from decisions.recovery import window_told
 from decisions.transcript import reply_part
 
 PAUSES = (1.0, 3.0, 9.0, 27.0, 60.0)  # seconds before each new try: rate limits and overload pass within minutes

@@ -15,13 +15,13 @@ from temporalio.worker import Replayer
 
 from activities.store import LocalStores
 from activities.transcript import Transcripts, Wanted
+from answering import workflow_runner
 from bench.raw_min import RAW, RawMin, runner
 from bench.side import Report, Side
 from bench.work import Work, text
 from contracts.transcript import Page, Part, PartKind
 from converter import data_converter
 from decisions.ids import run_id_of
-from worker import workflow_runner
 from workflows.agent_run import AgentRun
 
 PATIENCE = 120.0  # seconds until a run must have come to its question

@@ -8,9 +8,10 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
+from answering import RECOVERY, workflow_runner
 from bench.work import Marks, Work, text
 from converter import data_converter
-from worker import GRACE, RECOVERY, SHOWN_WITHIN, workflow_runner
+from worker import GRACE, SHOWN_WITHIN
 
 TIMEOUT = timedelta(seconds=60)
 RAW = "raw:"  # what its workflow ids begin with

@@ -24,15 +24,12 @@ def agents(as_json: bool) -> None:
     Of a tool it says what it does to the world. A file of agents/ that does not load is told of in one line, and the
     exit code is 1.
     """
-    import httpx
-
-    from worker import project_of
+    from offered import looked_at
 
     async def main() -> int:
         settings = load(strict=False)
-        async with httpx.AsyncClient() as http:
-            project = project_of(settings, http)
-        rows = [agent_row(agent, settings, project.tools) for agent in project.agents.values()]
+        async with looked_at(settings) as project:
+            rows = [agent_row(agent, settings, project.tools) for agent in project.agents.values()]
         faults = settings.roster.faults
         if as_json:
             broken = [{"file": str(path), "error": str(fault)} for path, fault in faults.items()]

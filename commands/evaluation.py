@@ -83,12 +83,10 @@ def evaluate(file: Path, agent: str | None, repeat: int, concurrency: int, min_p
 
 async def _check_tools(cases: Sequence[Case], settings: Settings) -> None:
     """A misspelt name in `never_calls` would hold for ever. Raises ProjectError."""
-    import httpx
+    from offered import looked_at
 
-    from worker import project_of
-
-    async with httpx.AsyncClient() as http:
-        there = sorted({*project_of(settings, http).tools, *builtins.NAMES})
+    async with looked_at(settings) as project:
+        there = sorted({*project.tools, *builtins.NAMES})
     for case in cases:
         for setting, named in (("calls", case.expect.calls), ("never_calls", case.expect.never_calls)):
             if stranger := next((tool for tool in named if tool not in there), None):

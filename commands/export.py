@@ -17,17 +17,14 @@ STDOUT = "-"
 
 async def export_run(run_id: str, target: str, *, with_subtasks: bool) -> int:
     """Writes the run's record to a file, or to standard output; what could not be had is said."""
-    import httpx
-
     from activities.store import LocalStores
     from export import Exporter
-    from worker import project_of
+    from offered import looked_at
 
     settings = load()
-    async with session(settings, Needs.answers) as here, httpx.AsyncClient() as http:
+    async with session(settings, Needs.answers) as here, looked_at(settings) as project:
         asks = here.ui is not None or await here.has_worker()
-        stores = project_of(settings, http).stores
-        exporter = Exporter(here.client, stores, LocalStores(settings.workspaces), asks)
+        exporter = Exporter(here.client, project.stores, LocalStores(settings.workspaces), asks)
         record = await exporter.export(run_id)
         told: dict[str, Any] = record.model_dump(mode="json")
         if with_subtasks:

@@ -157,15 +157,12 @@ def tools(check: bool, accept: str | None, as_json: bool) -> None:
     if check or accept is not None:
         go(lambda: tell_servers(load(), accept, as_json=as_json))
 
-    import httpx
-
-    from worker import project_of
+    from offered import looked_at
 
     async def main() -> int:
         settings = load()
-        async with httpx.AsyncClient() as http:
-            project = project_of(settings, http)
-        rows = [tool_row(tool, list(project.agents.values())) for tool in project.tools.values()]
+        async with looked_at(settings) as project:
+            rows = [tool_row(tool, list(project.agents.values())) for tool in project.tools.values()]
         if as_json:
             click.echo(json.dumps(rows))
         else:

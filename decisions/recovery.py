@@ -8,6 +8,8 @@
 | after four of these | nothing more: the run goes on to its limits, as long as the model takes it |
 """
 
+import re
+
 from contracts.context import Recoveries, Recovery
 
 SOON = 20  # turns
@@ -35,3 +37,10 @@ def recovered(done: Recoveries, stage: Recovery, turn: int) -> Recoveries:
     if stage is not Recovery.compact:
         changes["pruned_at"] = turn if stage is Recovery.prune else None
     return done.model_copy(update=changes)
+
+
+def window_told(message: str) -> int | None:
+    """The window, in tokens, that a provider names when it refuses a prompt as too long."""
+    before = r">|context (?:length|window) (?:is|of)|context size \(?|n_ctx\D{0,4}"
+    told = re.search(rf"(?:{before})\s*(\d[\d,]{{3,}})", message)
+    return int(told[1].replace(",", "")) if told else None

@@ -25,9 +25,9 @@ from activities.secrets import LEAST
 from contracts.agent import Definition
 from contracts.turn import Usage
 from models import clients_of, model_of
+from offered import project_of
 from settings import ProjectError, Settings, load
 from testkit.model_server import ScriptedModel, says
-from worker import project_of
 
 KEY = "canary-0815-of-local"
 GOAL = [{"role": "user", "content": [{"type": "text", "text": "see"}]}]

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from contracts.tool import Effect, ToolKind, ToolRoute
+from offered import project_of
 from settings import ProjectError, load
-from worker import project_of
 
 TOOL = """
 [tools.weigh]

@@ -12,8 +12,8 @@ from activities.claude import CHEAP, DEFAULT_WINDOW, MODELS, PRICES, summary_mod
 from activities.price import Price, cost
 from activities.project import Project
 from contracts.turn import Usage
+from offered import project_of
 from settings import ProjectError, load
-from worker import project_of
 
 MILLION = 1_000_000
 HAIKU = PRICES["claude-haiku-5-5"]

@@ -10,9 +10,11 @@ import pytest
 from anthropic import AsyncAnthropic
 from temporalio.exceptions import ApplicationError
 
-from activities.model import MessagesModel, ModelCall, ModelReply, read_arguments
-from activities.model_faults import TOO_LONG, translated, window_told
+from activities.messages import MessagesModel, read_arguments
+from activities.model import ModelCall, ModelReply
+from activities.model_faults import TOO_LONG, translated
 from contracts.agent import Definition, ToolSchema
+from decisions.recovery import window_told
 from testkit import model_server
 from testkit.model_server import ScriptedModel, broken_json, calls, cut, fails, says, slow
 

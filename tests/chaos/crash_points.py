@@ -20,7 +20,8 @@ from activities.ledger import Entry
 from activities.mail_folder import MailFolder
 from activities.mail_take import Takes
 from activities.mail_told import Told
-from activities.model import MessagesModel, ModelCall, ModelReply
+from activities.messages import MessagesModel
+from activities.model import ModelCall, ModelReply
 from activities.run import Runs
 from activities.store import LocalStore
 from bridge import Bridge

@@ -14,17 +14,18 @@ import httpx2
 from anthropic import AsyncAnthropic
 
 from activities.mail_folder import MailFolder
-from activities.model import MessagesModel
+from activities.messages import MessagesModel
 from activities.rehearsal import RehearsalTransport
 from activities.secrets import NO_SECRETS
 from bridge import Bridge
 from commands.mail import carrying
+from offered import project_of
 from runs import NotReachable, connect, leave
 from settings import Settings, load
 from supervisor import _die_with_parent
 from telemetry import log_to, quiet_core
 from tests.chaos.crash_points import Trap, arm, fill_disk_while
-from worker import build, project_of, working
+from worker import build, working
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload([__name__])

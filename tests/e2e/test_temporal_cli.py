@@ -15,7 +15,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-from activities.model import MessagesModel
+from activities.messages import MessagesModel
 from activities.project import Project
 from contracts.agent import Agent
 from contracts.limits import LimitOverrides

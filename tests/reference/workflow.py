@@ -19,6 +19,7 @@ from temporalio.common import RetryPolicy
 import activities
 from activities import attributes
 from activities.turn import PAUSES
+from answering import WORKFLOWS
 from contracts.conversation import ConversationStart, LaneView
 from contracts.delegation import DelegationState
 from contracts.followup import FollowUpState
@@ -34,7 +35,6 @@ from tests.reference.failures import listed
 from tests.reference.fields import Fields
 from tests.reference.markdown import code, duration, page, slug, table
 from tests.reference.told import docstring
-from worker import WORKFLOWS
 from workflows import handlers, policies
 
 INTRO = """\

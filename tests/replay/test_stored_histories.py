@@ -25,6 +25,7 @@ from activities.run import Runs
 from activities.standing import Standings
 from activities.tool import ToolCalls
 from activities.turn import Turns
+from answering import WORKFLOWS, workflow_runner
 from contracts.failures import Escalation, RunFailure
 from contracts.followup import FollowUpFailure
 from contracts.run import RunStatus
@@ -33,7 +34,6 @@ from decisions.question import DECISIONS
 from tests.replay.altered import Deprecated, Patched, Unguarded
 from tests.replay.record import HISTORIES, SUFFIX, this_version
 from tests.replay.scenarios import SCENARIOS
-from worker import WORKFLOWS, workflow_runner
 from workflows.agent_run import AgentRun
 from workflows.conversation import Conversation
 from workflows.delegation import Delegation

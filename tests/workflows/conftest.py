@@ -18,19 +18,20 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.service import RPCError
 from temporalio.worker import Interceptor, Replayer, Worker
 
-from activities.model import MessagesModel
+from activities.messages import MessagesModel
+from activities.model import Model
 from activities.price import Price
 from activities.project import Project
-from activities.providers import Model
 from activities.secrets import NO_SECRETS, Secrets
 from activities.toolkit import Tool
+from answering import WORKFLOWS, workflow_runner
 from contracts.agent import Agent
 from contracts.events import StartEvent
 from contracts.limits import LimitOverrides
 from runs import start
 from settings import Deployment, WorkerSettings
 from testkit.model_server import Script, ScriptedModel
-from worker import WORKFLOWS, build, workflow_runner
+from worker import build
 
 KEY = "sk-canary-7f3a"  # the model server's key; it must turn up nowhere
 PATIENCE = 20.0  # seconds for what takes milliseconds

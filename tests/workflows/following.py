@@ -14,11 +14,11 @@ from temporalio.service import RPCError
 
 from activities.outbox import Outbox
 from activities.topic import publish
+from answering import WORKFLOWS
 from contracts.topic import Event
 from testkit.model_server import Script, calls
 from testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World
-from worker import WORKFLOWS
 
 FINISH = calls(("finish", {"outcome": "I will tell you when B replies."}))
 WAIT = {"description": "Wait for B to reply to the DM about lunch", "channelId": "dm-b", "fromUserId": "B"}

@@ -21,6 +21,7 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
+from answering import answering
 from codec import ENCRYPTED, AesGcmCodec
 from contracts.tool import Approval, Effect, ToolKind
 from converter import data_converter, encrypting
@@ -29,7 +30,6 @@ from seal import affix, check, seal_id
 from testkit.model_server import calls, fails, slow
 from testkit.tools import ScriptedTool
 from watch import Failed, Watch
-from worker import answering
 from workflows import confidential
 
 FINISH = calls(("finish", {"outcome": "the outcome, unseen"}))

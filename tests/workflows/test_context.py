@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
-from activities.model import MessagesModel, ModelCall, ModelReply
+from activities.messages import MessagesModel
+from activities.model import ModelCall, ModelReply
 from contracts.context import ContextFull, Recoveries
 from contracts.failures import Escalation
 from contracts.run import RunState

@@ -14,10 +14,11 @@ from anthropic import AsyncAnthropic
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-from activities.model import MessagesModel, ModelCall, ModelReply
+from activities.messages import MessagesModel
+from activities.model import Model, ModelCall, ModelReply
 from activities.pace import HeldBack, Pace
 from activities.price import Price
-from activities.providers import Model, Models, Provider
+from activities.providers import Models, Provider
 from contracts.failures import RunFailure
 from testkit.model_server import Answer, ScriptedModel, calls, cut, fails, says, slow
 from testkit.tools import ScriptedTool

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 
+from offered import project_of
 from settings import load
 from testkit.model_server import calls
 from testkit.tools import ScriptedTool
-from worker import project_of
 
 FIRST = calls(("look", {"n": 1}), text="Frame: the cause is named.\nPlan: 1. look 2. look closer")
 FINISH = calls(("finish", {"outcome": "the cause is named", "artifacts": ["artifacts/cause.md"]}), text="Seen: done.")

@@ -1,0 +1,258 @@
+"""The Messages API, through the `anthropic` SDK: what is sent, and what is read of the stream."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import anthropic
+import httpx2
+from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVertex
+from anthropic.types import RawMessageStreamEvent
+from pydantic_core import from_json, to_json
+from temporalio.exceptions import ApplicationError
+
+from activities.model import ModelCall, ModelReply
+from activities.model_faults import is_unsigned, translated, unavailable
+from contracts.failures import RunFailure
+from contracts.turn import Usage
+
+MOST_BYTES = 1024 * 1024  # of a reply's JSON; the server takes 2 MiB, and the longest replies of today are half of this
+
+
+class MessagesModel:
+    """Any server that speaks the Messages API, through the `anthropic` SDK. The client's own retries are off."""
+
+    def __init__(self, client: AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex) -> None:
+        self._client = client
+
+    async def reply(self, call: ModelCall) -> ModelReply:
+        """One streamed call. Raises ApplicationError of a `RunFailure` type, retryable or not, or `ContextTooLong`.
+
+        A provider that refuses `tool_choice` is asked again without it: what it should call, a note has told it. One
+        that refuses the thinking of another model, whose signature it does not know, is asked without any.
+        """
+        request = request_of(call)
+        while True:
+            try:
+                return await self._streamed(request, call)
+            except ApplicationError as error:
+                milder = milder_than(request, error)
+                if milder is None:
+                    raise
+                request = milder
+
+    async def _streamed(self, request: dict[str, Any], call: ModelCall) -> ModelReply:
+        stream = _Accumulated(call.on_text)
+        options: dict[str, Any] = {}
+        if call.patience:
+            options["timeout"] = httpx2.Timeout(call.patience, connect=anthropic.DEFAULT_TIMEOUT.connect)
+        try:
+            async with await self._client.messages.create(stream=True, **request, **options) as events:
+                async for event in events:
+                    stream.take(event)
+        except (anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError) as error:
+            raise translated(error, self._secret) from None
+        except Exception as error:
+            if not is_unsigned(error):
+                raise
+            raise unavailable(f"the call could not be signed: {type(error).__name__} {error}") from None
+        if stream.stop_reason is None:
+            raise unavailable("the model's answer was cut off in the middle of the stream")
+        return stream.reply()
+
+    @property
+    def _secret(self) -> str | None:
+        client = self._client
+        return client.access_token if isinstance(client, AsyncAnthropicVertex) else client.api_key
+
+
+def milder_than(request: dict[str, Any], refusal: ApplicationError) -> dict[str, Any] | None:
+    """The request without what it was refused for; None where that is none of what can be left out."""
+    if refusal.type != RunFailure.model_refused:
+        return None
+    about = refusal.message.lower()
+    thinks = any(_is_thought(block) for message in request["messages"] for block in message["content"])
+    if "tool_choice" in request and ("tool_choice" in about or ("thinking" in about and "signature" not in about)):
+        return {name: value for name, value in request.items() if name != "tool_choice"}
+    if thinks and ("thinking" in about or "signature" in about):
+        return {**request, "messages": _without_thoughts(request["messages"])}
+    return None
+
+
+def _without_thoughts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A message of nothing else goes with them: the API takes none that is empty, but two of one role in a row."""
+    kept = [{**each, "content": [block for block in each["content"] if not _is_thought(block)]} for each in messages]
+    return [each for each in kept if each["content"]]
+
+
+def _is_thought(block: dict[str, Any]) -> bool:
+    return block.get("type") in ("thinking", "redacted_thinking")
+
+
+def request_of(call: ModelCall) -> dict[str, Any]:
+    """The prompt's fixed front and its last message are marked for the provider's cache.
+
+    Everything before that mark stays as it is from call to call: only so is it read from the cache.
+    """
+    mark = {"cache_control": {"type": "ephemeral"}}
+    definition = call.definition
+    last = call.messages[-1]
+    marked = {**last, "content": [*last["content"][:-1], {**last["content"][-1], **mark}]}
+    if _is_thought(last["content"][-1]):
+        marked = last
+    front = [definition.system, *([f"Your run journal, in short:\n{call.digest}"] if call.digest else [])]
+    front += [call.brief] if call.brief else []
+    system: list[dict[str, Any]] = [{"type": "text", "text": text} for text in front]
+    system[-1] |= mark
+    request: dict[str, Any] = {
+        "model": definition.model,
+        "max_tokens": definition.max_tokens,
+        "system": system,
+        "messages": [*call.messages[:-1], marked],
+    }
+    if definition.tools:
+        request["tools"] = [tool.model_dump() for tool in definition.tools]
+        if call.is_closing:
+            request["tool_choice"] = {"type": "none"}
+        elif call.force is not None:
+            request["tool_choice"] = {"type": "tool", "name": call.force}
+    return request
+
+
+@dataclass
+class _Accumulated:
+    """A reply as its stream brings it. The SDK's own accumulator gives up at broken tool arguments; a model that
+    writes some should hear of it instead.
+    """
+
+    on_text: Callable[[str], object]
+    content: list[dict[str, Any]] = field(default_factory=list)
+    stop_reason: str | None = None
+    model: str = ""
+    usage: Usage = field(default_factory=Usage)
+    broken: list[str] = field(default_factory=list)
+    _arguments: dict[int, str] = field(default_factory=dict)
+    _text: str = ""
+    _ids: set[str] = field(default_factory=set)
+
+    def take(self, event: RawMessageStreamEvent) -> None:
+        match event.type:
+            case "message_start":
+                self.model = event.message.model
+                self._count(event.message.usage.model_dump())
+            case "content_block_start":
+                self.content.append(self._named(event.content_block.model_dump(mode="json", exclude_none=True)))
+            case "content_block_delta":
+                self._grow(self.content[event.index], event.index, event.delta.model_dump())
+            case "content_block_stop":
+                self._close(self.content[event.index], event.index)
+            case "message_delta":
+                self.stop_reason = event.delta.stop_reason
+                self._count(event.usage.model_dump())
+            case "message_stop":
+                pass
+
+    def _named(self, block: dict[str, Any]) -> dict[str, Any]:
+        """Some servers use an id twice in a reply, or none; but a result must belong to one tool use.
+
+        Others write ids that only they take, and the next turn may be another model's.
+        """
+        if block["type"] != "tool_use":
+            return block
+        name = re.sub(r"[^a-zA-Z0-9_-]", "_", block["id"] or "")
+        if not name or name in self._ids:
+            name = f"{name or 'call'}_{len(self.content)}"
+        while name in self._ids:
+            name += "_"
+        self._ids.add(name)
+        return {**block, "id": name}
+
+    def _grow(self, block: dict[str, Any], index: int, delta: dict[str, Any]) -> None:
+        match delta["type"]:
+            case "text_delta":
+                block["text"] += delta["text"]
+                self._text += delta["text"]
+                self.on_text(self._text)
+            case "input_json_delta":
+                self._arguments[index] = self._arguments.get(index, "") + delta["partial_json"]
+            case "thinking_delta":
+                block["thinking"] += delta["thinking"]
+            case "signature_delta":
+                block["signature"] = delta["signature"]
+            case "citations_delta":
+                block.setdefault("citations", []).append(delta["citation"])
+            case _:
+                pass  # a kind of delta that came after this was written
+
+    def _close(self, block: dict[str, Any], index: int) -> None:
+        written = self._arguments.pop(index, "")
+        if not written:
+            return
+        try:
+            block["input"] = read_arguments(written)
+        except ValueError:
+            block["input"] = {}
+            self.broken.append(block["id"])
+
+    def _count(self, usage: dict[str, Any]) -> None:
+        """Figures of a later event replace those of an earlier one; they are totals, not increments."""
+        names = {
+            "input": "input_tokens",
+            "output": "output_tokens",
+            "cache_read": "cache_read_input_tokens",
+            "cache_write": "cache_creation_input_tokens",
+        }
+        found = {ours: usage[theirs] for ours, theirs in names.items() if usage.get(theirs) is not None}
+        self.usage = self.usage.model_copy(update=found)
+
+    def reply(self) -> ModelReply:
+        said = [block for block in self.content if block.get("type") != "text" or block.get("text", "").strip()]
+        content = [self._whole(block) for block in said]  # the API takes no blank text back
+        return fitted(ModelReply(content, self.stop_reason, self.model, self.usage, tuple(self.broken)))
+
+    def _whole(self, block: dict[str, Any]) -> dict[str, Any]:
+        return {**block, "input": {}} if block.get("type") == "tool_use" and block.get("input") is None else block
+
+
+def fitted(reply: ModelReply) -> ModelReply:
+    """A reply that history can hold: what is beyond `MOST_BYTES` is cut off, and the model hears of it."""
+    left, content, broken, is_cut = MOST_BYTES, [], list(reply.broken), False
+    for block in reply.content:
+        size = len(to_json(block))
+        if size <= left:
+            content.append(block)
+            left -= size
+            continue
+        is_cut = True
+        if block.get("type") == "text":
+            content.append({**block, "text": block["text"].encode()[: left // 2].decode(errors="ignore")})
+            left //= 2
+        elif block.get("type") == "tool_use" and left > MOST_BYTES // 100:
+            content.append({**block, "input": {}})
+            broken.append(block["id"])
+            left -= len(to_json(content[-1]))
+    stop_reason = "max_tokens" if is_cut and not broken else reply.stop_reason
+    return replace(reply, content=content, broken=tuple(broken), stop_reason=stop_reason) if is_cut else reply
+
+
+def read_arguments(written: str) -> dict[str, Any]:
+    """A tool use's arguments. Raises ValueError for what is no JSON object, or none that history can hold.
+
+    Lone surrogates, NaN and very deep nesting are valid for some parsers, and would fail on their way to the run.
+    """
+    levels = 16  # more than those around the arguments wherever they are stored, so that they can be read back there
+    from_json(f"{'[' * levels}{written}{']' * levels}")
+    value = json.loads(written, parse_float=_finite, parse_constant=_finite)
+    if not isinstance(value, dict):
+        raise ValueError("a JSON object is expected")  # noqa: TRY004 - callers tell all of these alike
+    return value
+
+
+def _finite(written: str) -> float:
+    number = float(written)
+    if not math.isfinite(number):
+        raise ValueError(f"{written} is no number of JSON")
+    return number

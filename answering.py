@@ -1,0 +1,60 @@
+"""A worker that answers for runs and makes no call: what every worker has of workflows, and the sandbox they run in."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+from temporalio.client import Client
+from temporalio.converter import DataConverter
+from temporalio.worker import Interceptor, Worker
+from temporalio.worker.workflow_sandbox import SandboxRestrictions
+
+from workflows.agent_run import AgentRun
+from workflows.confidential import Confidential
+from workflows.conversation import Conversation
+from workflows.delegation import Delegation
+from workflows.followup import FollowUp
+from workflows.mailbox import Mailbox
+from workflows.reconcile import Reconcile
+from workflows.sandbox import Sandbox
+from workflows.topic import EventTopic
+from workflows.unknown import Unknown
+
+RECOVERY = timedelta(seconds=1)  # a killed worker's runs are picked up by another after this
+
+WORKFLOWS: tuple[type, ...] = (
+    AgentRun,
+    Conversation,
+    Delegation,
+    FollowUp,
+    EventTopic,
+    Mailbox,
+    Reconcile,
+    Unknown,
+)
+
+
+@asynccontextmanager
+async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
+    """Answers queries and takes updates while the block runs, but makes no call to a model or tool."""
+    async with Worker(
+        client,
+        task_queue=task_queue,
+        workflows=WORKFLOWS,
+        workflow_runner=workflow_runner(client.data_converter),
+        interceptors=of_runs(client),
+        sticky_queue_schedule_to_start_timeout=RECOVERY,
+    ):
+        yield
+
+
+def of_runs(client: Client) -> list[Interceptor]:
+    """The interceptors by which runs know what they must know of their worker."""
+    return [Confidential()] if client.data_converter.payload_codec else []
+
+
+def workflow_runner(converter: DataConverter) -> Sandbox:
+    """Our own modules hold constants only, so they need not be loaded anew for each run."""
+    ours = ("contracts", "decisions", "activities", "workflows", "converter", "pydantic_core")
+    restrictions = SandboxRestrictions.default
+    return Sandbox(restrictions.with_passthrough_modules(*ours), stores=converter.external_storage is not None)
