@@ -12,10 +12,9 @@ from temporalio.exceptions import ApplicationError
 from activities.attempts import WORKER_SHUTDOWN
 from activities.toolkit import TransientFailure
 from contracts.failures import ToolFault
-from contracts.tool import ToolOutcome, failed
+from contracts.tool import MOST_ERROR, ToolOutcome, failed
 
 GRACE = timedelta(seconds=3)  # beyond a tool's own timeout; the activity's is longer still
-ERROR_BYTES = 8 * 1024
 
 T = TypeVar("T")
 
@@ -79,4 +78,4 @@ async def final(effect: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
         kind, message = ToolFault.tool_error, "the tool was cancelled from within"
     except Exception as error:  # noqa: BLE001 - whatever a tool raises, the call was made
         kind, message = ToolFault.tool_error, f"{type(error).__name__}: {error}"
-    return failed(kind, f"{message[:ERROR_BYTES]} (it may have happened)", retryable=True)
+    return failed(kind, f"{message[:MOST_ERROR]} (it may have happened)", retryable=True)

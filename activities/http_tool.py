@@ -15,24 +15,21 @@ from contracts.agent import ToolSchema
 from contracts.events import ToolRequestEvent, ToolRequestPayload
 from contracts.failures import ToolFault
 from contracts.tool import ToolOutcome, ToolRoute, failed
+from decisions.requests import request_event
 
 PASSING = frozenset({408, 425, 429})  # and all of 5xx
 MOST_BYTES = 64 * 1024 * 1024  # of an answer
 
 
-def request_event(tool: str, arguments: dict[str, Any], context: CallContext) -> ToolRequestEvent:
-    """What a tool outside receives: the same on every attempt of the call."""
-    return ToolRequestEvent(
-        type=f"agentic.tool_request.{tool}",
-        payload=ToolRequestPayload(
-            run_id=context.run_id,
-            step=context.step,
-            tool=tool,
-            tool_payload=arguments,
-            requested_at=context.requested_at,
-        ),
-        dedupe_key=context.idempotency_key,
+def asked(tool: str, arguments: dict[str, Any], context: CallContext) -> ToolRequestEvent:
+    payload = ToolRequestPayload(
+        run_id=context.run_id,
+        step=context.step,
+        tool=tool,
+        tool_payload=arguments,
+        requested_at=context.requested_at,
     )
+    return request_event(payload, context.idempotency_key)
 
 
 class HttpTool:
@@ -47,7 +44,7 @@ class HttpTool:
         self._client = client
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
-        event = request_event(self.route.name, arguments, context)
+        event = asked(self.route.name, arguments, context)
         status, content_type, body = await post(self._client, self._url, event, self.route.timeout.total_seconds())
         if status is None:
             return failed(ToolFault.too_large, f"the answer is larger than {MOST_BYTES:,} bytes")

@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx
 
-from activities.http_tool import post, request_event
+from activities.http_tool import asked, post
 from activities.toolkit import CallContext
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
@@ -26,7 +26,7 @@ class SignalTool:
         """Hands the request out. The outcome only says whether that worked."""
         if self._url is None:
             return ToolOutcome(result="waiting for the result")
-        event = request_event(self.route.name, arguments, context)
+        event = asked(self.route.name, arguments, context)
         status, _, body = await post(self._client, self._url, event, HAND_OUT_TIMEOUT)
         if status is None or not 200 <= status < 300:
             return failed(

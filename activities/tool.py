@@ -16,7 +16,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
 from activities.attempts import was_lost
-from activities.effect import ERROR_BYTES, GRACE, final, whole, within
+from activities.effect import GRACE, final, whole, within
 from activities.heartbeat import beating
 from activities.ledger import Doubtful, Entry, Granted, LedgerUnavailable, Recorded
 from activities.project import Project
@@ -27,9 +27,19 @@ from activities.trace import event, record
 from activities.transcript import TranscriptMismatch, Transcripts, Wanted
 from activities.workspace import OutsideWorkspace, Workspace
 from contracts.failures import Stop, ToolFault
-from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, LargeResult, ToolCall, ToolKind, ToolOutcome, failed
+from contracts.tool import (
+    CALL_MARGIN,
+    MOST_ERROR,
+    RETRY_DELAYS,
+    Effect,
+    LargeResult,
+    ToolCall,
+    ToolKind,
+    ToolOutcome,
+    failed,
+)
 from decisions.ids import call_digest, request_key, result_key, run_id_of
-from decisions.narrate import call_line
+from decisions.narrate import call_line, call_trace
 from decisions.transcript import result_part
 
 INLINE_BYTES = 64 * 1024  # of a result's JSON; more becomes an artifact
@@ -93,7 +103,7 @@ class ToolCalls:
                 delay = RETRY_DELAYS[attempt - 1] if asked is None else asked
                 _retried(call, workspace, attempt + 1, passing.message, delay)
             raise ApplicationError(
-                passing.message[:ERROR_BYTES],
+                passing.message[:MOST_ERROR],
                 type=passing.kind,
                 next_retry_delay=None if asked is None else timedelta(seconds=asked),
             ) from None
@@ -210,22 +220,12 @@ class ToolCalls:
         if tool is None or tool.route.kind is not ToolKind.signal:
             part = result_part(call.tool_use_id, call.tool, call.step, outcome)
             self._transcripts.feed_result(activity.info().workflow_id or "", call.tool_use_id, part)
-        line = {
-            "key": result_key(_run_id(), call.step, call.attempt),
-            "event": "tool",
-            "step": call.step,
-            "tool": call.tool,
-            "call": call_line(call.tool, call.arguments or {}),
-            "status": outcome.status,
-            "kind": outcome.error.kind if outcome.error else None,
-            "error": outcome.error.message[:500] if outcome.error else None,
-            "ms": outcome.duration_ms,
-        }
-        record(workspace, line)
+        key = result_key(_run_id(), call.step, call.attempt)
+        record(workspace, call_trace(key, call.step, call.tool, call.arguments or {}, outcome))
 
 
 def _not_begun(why: str) -> ApplicationError:
-    return ApplicationError(why[:ERROR_BYTES], type=Stop.not_begun, non_retryable=True)
+    return ApplicationError(why[:MOST_ERROR], type=Stop.not_begun, non_retryable=True)
 
 
 def _run_id() -> str:
@@ -272,7 +272,7 @@ def sound(outcome: ToolOutcome) -> ToolOutcome:
 
 def is_large(outcome: ToolOutcome) -> bool:
     return len(to_json(outcome.result)) > INLINE_BYTES or (
-        outcome.error is not None and len(outcome.error.message) > ERROR_BYTES
+        outcome.error is not None and len(outcome.error.message) > MOST_ERROR
     )
 
 
@@ -282,7 +282,7 @@ def fitted(outcome: ToolOutcome, call: ToolCall | LargeResult, workspace: Worksp
     The call has been made: a disk that takes no artifact costs the rest of the result, not the whole of it.
     """
     if outcome.error is not None:
-        error = outcome.error.model_copy(update={"message": outcome.error.message[:ERROR_BYTES]})
+        error = outcome.error.model_copy(update={"message": outcome.error.message[:MOST_ERROR]})
         return outcome.model_copy(update={"error": error, "result": None})
     is_text = isinstance(outcome.result, str)
     data = outcome.result.encode() if isinstance(outcome.result, str) else to_json(outcome.result, indent=2)

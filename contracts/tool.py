@@ -11,6 +11,7 @@ from contracts.duration import Duration
 from contracts.value import Terse, Value, sparse
 
 RETRY_DELAYS = (0.5, 2.0, 8.0)  # seconds (B1)
+MOST_ERROR = 8 * 1024  # characters of an error that a model is shown
 CALL_MARGIN = timedelta(seconds=5)  # an activity's timeout over the tool's own, which speaks first
 
 

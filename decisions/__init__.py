@@ -24,6 +24,7 @@ mail_orders what the bridges of a folder are to do next, and what comes of it
 mailbox_told  what a person reads of a mailbox
 kinds       the kinds of task (kind: what one is; kind_reply, kind_prompt, kind_wait, kind_notify)
 correlate   what a `tool_result` means to this run (A5)
+requests    what a tool outside is asked
 question    which answers a question takes
 transcript  the conversation as a hash chain of parts
 endings     how a run's end is told: completion and escalation events, hand-off

@@ -7,11 +7,10 @@ from pydantic_core import to_json
 from contracts.events import ToolResultPayload
 from contracts.failures import ToolFault
 from contracts.run import RunState
-from contracts.tool import ToolError, ToolKind, ToolOutcome, failed
+from contracts.tool import MOST_ERROR, ToolError, ToolKind, ToolOutcome, failed
 from decisions.resume import origin_of
 
 MOST_RESULT_BYTES = 512 * 1024  # as JSON; a page of the transcript must be able to carry it, with JSON's escapes
-MOST_ERROR = 8 * 1024  # characters
 
 
 class Verdict(StrEnum):

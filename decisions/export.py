@@ -23,10 +23,10 @@ from contracts.turn import Usage
 from decisions.builtins import ASK_HUMAN
 from decisions.ids import call_digest, generation_of, question_id
 from decisions.narrate import cut
+from decisions.requests import PREFIX
 
 Event = Mapping[str, Any]
 MODEL = ("plan", "reflect", "summarize")
-REQUEST = "agentic.tool_request."  # what the type of a request begins with, and then names the tool
 
 
 @dataclass
@@ -148,7 +148,7 @@ class _Fold:
         given = _first(event.get("input"))
         request = given if isinstance(given, Mapping) else {}
         kind = event["activity_type"]["name"]
-        if str(request.get("type", "")).startswith(REQUEST):  # whatever the activity is called over there
+        if str(request.get("type", "")).startswith(PREFIX):  # whatever the activity is called over there
             kind, request = "queued", self._handed_on(request)
         self._running[event["id"]] = _Activity(kind, at, request)
         self.told.notices += request.get("told", ())

@@ -4,7 +4,7 @@ A turn is one model call and the calls it asked for. A run thinks (`plan` first,
 of the turn batch by batch, and thinks again, until there is an ending.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -359,17 +359,18 @@ def halted(state: RunState, in_flight: Collection[str], now: datetime) -> RunSta
     `in_flight` are the tool uses that may have had their effect: the record must not read as if they had not.
     """
     interrupted = failed(ToolFault.interrupted, "the run ended before this call had a result")
-    for call in state.calls:
-        if call.outcome is None:
-            state = settled(state, call, IN_DOUBT if call.tool_use_id in in_flight else interrupted, now)
-    return state
+    return _settled_all(state, lambda call: IN_DOUBT if call.tool_use_id in in_flight else interrupted, now)
 
 
 def refused_before(state: RunState, why: str, now: datetime) -> RunState:
     """The calls that were asked for are not made."""
+    return _settled_all(state, lambda _: failed(ToolFault.interrupted, why), now)
+
+
+def _settled_all(state: RunState, outcome_of: Callable[[Call], ToolOutcome], now: datetime) -> RunState:
     for call in state.calls:
         if call.outcome is None:
-            state = settled(state, call, failed(ToolFault.interrupted, why), now)
+            state = settled(state, call, outcome_of(call), now)
     return state
 
 

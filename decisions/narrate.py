@@ -8,6 +8,7 @@ from typing import Any
 from contracts.delegation import DelegationRequest, DelegationState, Spent, SubtaskState
 from contracts.question import Question, QuestionKind
 from contracts.run import Call, Ending, PendingView, QuestionView, RunState, RunStatus, RunView
+from contracts.tool import ToolOutcome
 from decisions.builtins import DELEGATE
 from decisions.delegation import call_told
 from decisions.question import TEXTUAL
@@ -39,6 +40,22 @@ def call_line(tool: str, arguments: Mapping[str, Any]) -> str:
     if told is None:
         told = ", ".join(f"{k}={v}" for k, v in arguments.items() if isinstance(v, int | float))
     return f"{tool} {cut(told, 100)}".rstrip()
+
+
+def call_trace(key: str, step: int, tool: str, arguments: Mapping[str, Any], outcome: ToolOutcome) -> dict[str, Any]:
+    """The line of a call in `trace.jsonl`."""
+    error = outcome.error
+    return {
+        "key": key,
+        "event": "tool",
+        "step": step,
+        "tool": tool,
+        "call": call_line(tool, arguments),
+        "status": outcome.status,
+        "kind": error.kind if error else None,
+        "error": error.message[:500] if error else None,
+        "ms": outcome.duration_ms,
+    }
 
 
 def waiting_for(question: Question) -> str:

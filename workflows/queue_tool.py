@@ -17,17 +17,16 @@ from activities.tool import INLINE_BYTES, sound
 from contracts.events import ToolRequestEvent, ToolRequestPayload
 from contracts.failures import ToolFault
 from contracts.run import Call
-from contracts.tool import Effect, LargeResult, QueueRoute, ToolOutcome, ToolRoute, failed
+from contracts.tool import MOST_ERROR, Effect, LargeResult, QueueRoute, ToolOutcome, ToolRoute, failed
 from contracts.value import Undecodable
 from decisions import narrate
 from decisions.ids import request_key, result_key
+from decisions.requests import request_event
 from decisions.resume import origin_of
 from workflows.confidential import readable
 from workflows.fate import Fate, fate, told
 from workflows.live_run import LiveRun
 from workflows.policies import KEEPING, TOOL_RETRIES, WAIT_FOR_END
-
-MOST_ERROR = 8 * 1024  # characters
 
 
 async def queued(run: LiveRun, call: Call, route: ToolRoute) -> ToolOutcome | None:
@@ -54,18 +53,10 @@ async def queued(run: LiveRun, call: Call, route: ToolRoute) -> ToolOutcome | No
 
 def _trace(run: LiveRun, call: Call, outcome: ToolOutcome, took: timedelta) -> None:
     """The line that `call_tool` writes of its calls; the next activity of the run writes this one."""
-    line = {
-        "key": result_key(run.state.run_id, call.step or 0, call.generation),
-        "at": workflow.now().isoformat(timespec="milliseconds"),
-        "event": "tool",
-        "step": call.step,
-        "tool": call.tool,
-        "call": narrate.call_line(call.tool, call.arguments),
-        "status": outcome.status,
-        "kind": outcome.error.kind if outcome.error else None,
-        "error": outcome.error.message[:500] if outcome.error else None,
-        "ms": round(took / timedelta(milliseconds=1)),
-    }
+    key = result_key(run.state.run_id, call.step or 0, call.generation)
+    told = narrate.call_trace(key, call.step or 0, call.tool, call.arguments, outcome)
+    ms = round(took / timedelta(milliseconds=1))
+    line = {**told, "at": workflow.now().isoformat(timespec="milliseconds"), "ms": ms}
     run.update(untold=(*run.state.untold, line))
 
 
@@ -88,19 +79,16 @@ async def _scheduled(run: LiveRun, call: Call, route: ToolRoute, queue: QueueRou
 
 
 def _request(run: LiveRun, call: Call) -> ToolRequestEvent:
-    """The same body as the kind `http` sends, and the same key on every attempt."""
     step, origin = call.step or 0, origin_of(run.state, call.step or 0)
-    return ToolRequestEvent(
-        type=f"agentic.tool_request.{call.tool}",
-        payload=ToolRequestPayload(
-            run_id=run.state.run_id,
-            step=step,
-            tool=call.tool,
-            tool_payload=call.arguments,
-            requested_at=workflow.now(),
-        ),
-        dedupe_key=request_key(origin.run_id if origin else run.state.run_id, step, call.generation),
+    key = request_key(origin.run_id if origin else run.state.run_id, step, call.generation)
+    payload = ToolRequestPayload(
+        run_id=run.state.run_id,
+        step=step,
+        tool=call.tool,
+        tool_payload=call.arguments,
+        requested_at=workflow.now(),
     )
+    return request_event(payload, key)
 
 
 def _failed(run: LiveRun, call: Call, queue: QueueRoute, error: ActivityError) -> ToolOutcome | None:

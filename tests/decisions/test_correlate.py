@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from contracts.events import ToolResultPayload
 from contracts.run import Ending, Pending, RunStatus
-from contracts.tool import ToolError, ToolKind
-from decisions.correlate import ESCALATES, MOST_ERROR, MOST_RESULT_BYTES, Verdict, correlate, outcome_of
+from contracts.tool import MOST_ERROR, ToolError, ToolKind
+from decisions.correlate import ESCALATES, MOST_RESULT_BYTES, Verdict, correlate, outcome_of
 
 ENDED = Ending(status=RunStatus.completed, text="done")
 
