@@ -19,11 +19,11 @@ from converter import data_converter
 from devserver import embedded
 
 HEAD = ("figure", "raw-min", "ours", "ratio", "target", "")
-WIDTHS = (51, 19, 22, 5, 22, 4)
+WIDTHS = (54, 19, 22, 5, 22, 4)
 PEER_WIDTHS = (36, 11, 8, 13, 13, 13, 13)
 
 
-async def measure(sizes: Sizes, peers: Sequence[str]) -> list[Row | PeerRow]:
+async def measure(sizes: Sizes, peers: Sequence[str], workers: int) -> list[Row | PeerRow]:
     """Prints each row as it is measured."""
     rows: list[Row | PeerRow] = []
     for name in peers:
@@ -33,8 +33,8 @@ async def measure(sizes: Sizes, peers: Sequence[str]) -> list[Row | PeerRow]:
         home = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         server = await held.enter_async_context(embedded(home / "server"))
         client = await Client.connect(server.address, data_converter=data_converter)
-        raw = await held.enter_async_context(working("raw", client, home))
-        ours = await held.enter_async_context(working("ours", client, home))
+        raw = await held.enter_async_context(working("raw", client, home, workers))
+        ours = await held.enter_async_context(working("ours", client, home, workers))
         async for row in Bench(raw, ours, sizes).rows():
             ratio = "" if row.ratio is None else f"×{row.ratio:.2f}"
             verdict = {True: "ok", False: "MISS", None: ""}[row.met]
@@ -59,6 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, once each: does it run at all?")
     parser.add_argument("--repeats", type=int, help="pairs of raw-min and ours behind each median")
+    parser.add_argument("--workers", type=int, default=1, help="of each side, on its task queue")
     parser.add_argument("--peer", action="append", choices=NAMES, help="measure another framework, too (repeatable)")
     parser.add_argument("--peers", action="store_true", help="measure all of them")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
@@ -66,7 +67,8 @@ def main() -> None:
     sizes = QUICK if options.quick else Sizes()
     if options.repeats:
         sizes = replace(sizes, repeats=options.repeats)
-    rows = asyncio.run(measure(sizes, NAMES if options.peers else tuple(dict.fromkeys(options.peer or ()))))
+    peers = NAMES if options.peers else tuple(dict.fromkeys(options.peer or ()))
+    rows = asyncio.run(measure(sizes, peers, options.workers))
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2, ensure_ascii=False) + "\n")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any
+from uuid import uuid4
 
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle, WorkflowHistory
@@ -17,7 +18,7 @@ from activities.store import LocalStores
 from activities.transcript import Transcripts, Wanted
 from answering import workflow_runner
 from bench.raw_min import RAW, RawMin, runner
-from bench.side import Report, Side
+from bench.side import Name, Report, Side, working
 from bench.work import Work, text
 from contracts.transcript import Page, Part, PartKind
 from converter import data_converter
@@ -139,6 +140,23 @@ async def parked(side: Side, work: Work) -> Parked:
         await (_until_asked(side, handle, number + 1) if number < work.questions else handle.result())
         times.append((await side.report()).model[0] - sent)
     return Parked(median(times), missed)
+
+
+async def taken_over(side: Side, work: Work) -> float:
+    """Seconds from a signal until the model is called, where the worker that had the run in memory was killed."""
+    name: Name = "raw" if side.name == "raw" else "ours"
+    queue = f"bench-{name}-{uuid4().hex[:6]}"
+    async with working(name, side.client, side.workspaces, queue=queue) as first:
+        handle = await first.start(work)
+        await _until_asked(first, handle, 1)
+        async with working(name, side.client, side.workspaces, queue=queue) as heir:
+            await heir.report()  # it is there
+            first.processes[0].kill()
+            await first.processes[0].wait()
+            sent = time.monotonic()
+            await handle.signal("human_input", {"text": "Yes."})
+            await handle.result()
+            return (await heir.report()).model[0] - sent
 
 
 async def _until_asked(side: Side, handle: WorkflowHandle[Any, Any], number: int) -> None:

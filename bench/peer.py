@@ -55,7 +55,7 @@ async def peering(name: str, address: str, home: Path) -> AsyncIterator[PeerSide
     with (ENVIRONMENTS / f"{name}.log").open("wb") as log:  # for a person to look at, where a worker dies
         command = (str(environment(name)), "-W", "ignore", "-m", "bench.peers", name, address, queue)
         async with process(*command, env=env, stderr=log) as worker:
-            yield PeerSide(name, await Client.connect(address), queue, home, worker)
+            yield PeerSide(name, await Client.connect(address), queue, home, [worker])
 
 
 def environment(name: str) -> Path:

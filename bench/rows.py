@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from statistics import median
 
-from bench.measure import Run, at_once, is_complete, parked, replay, run
+from bench.measure import Run, at_once, is_complete, parked, replay, run, taken_over
 from bench.side import Side
 from bench.work import KIB, Work
 
@@ -47,6 +47,7 @@ THROUGHPUT = Target(0.9, at_least=True)
 SIGNAL = Target(1.25)
 MOST_EVENTS = 12.5  # a step
 MOST_MISS = 0.1  # seconds
+MOST_LOST = 1.5  # seconds until the runs of a killed worker go on
 FLAT = 1.2  # of the last quarter over the first: what noise may add
 TOLD = 10  # bytes a step by which a type of event must differ to be told of
 
@@ -89,6 +90,7 @@ class Bench:
         yield await self._at_once()
         for row in await self._parked():
             yield row
+        yield await self._taken_over()
         yield await self._finishes(Work(long, 20 * KIB))
         for row in _growth(await self._pairs(Work(long))):
             yield row
@@ -114,6 +116,13 @@ class Bench:
             _compared(f"signal to next model call, parked at {work}", answered, _ms, SIGNAL),
             Row(f"transcript miss at {work}", "", _ms(missed), None, f"≤ {_ms(MOST_MISS)}", missed <= MOST_MISS),
         ]
+
+    async def _taken_over(self) -> Row:
+        work = Work(self.sizes.short, questions=1)
+        both = [(await taken_over(self.raw, work), await taken_over(self.ours, work)) for _ in self._repeats]
+        raw, ours = (median(side) for side in zip(*both, strict=True))
+        figure = f"worker killed, signal to next model call, {work}"
+        return Row(figure, _ms(raw), _ms(ours), ours / raw, f"≤ {_ms(MOST_LOST)}", ours <= MOST_LOST)
 
     async def _finishes(self, work: Work) -> Row:
         done = await run(self.ours, work)

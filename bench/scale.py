@@ -271,7 +271,7 @@ async def measure(kind: str, number: int, rest: float) -> None:
 async def climb(crowd: Crowd, number: int, home: Path, rest: float) -> None:
     print("  number      s   a second   ms of CPU each    MB in use       MB on disk   % CPU at rest    one more, ms")
     print("                             worker  server  worker  server               worker  server    median   95 %")
-    processes = [crowd.side.process.pid, json.loads((home / "server.json").read_text())["pid"]]
+    processes = [crowd.side.processes[0].pid, json.loads((home / "server.json").read_text())["pid"]]
     reached = TASKS
     for level in range(1, LEVELS + 1):
         target = max(number * level // LEVELS, reached + 1)

@@ -1,10 +1,10 @@
-"""One side of the comparison, seen from the client: its worker's process, and the runs on it."""
+"""One side of the comparison, seen from the client: its workers' processes, and the runs on it."""
 
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,20 +25,31 @@ Name = Literal["raw", "ours"]
 
 @dataclass
 class Report(Marks):
-    """What a worker did since the last report; `cpu` in seconds."""
+    """What the workers of a side did since the last report; `cpu` in seconds."""
 
     cpu: float = 0.0
+
+    @classmethod
+    def joined(cls, reports: Sequence["Report"]) -> "Report":
+        """As one worker's: in the order of time, and beside each call of a tool the CPU that all had used by then."""
+        used = [report.tool[0][1] if report.tool else 0.0 for report in reports]
+        tool: list[tuple[float, float]] = []
+        for at, cpu, worker in sorted((at, cpu, i) for i, report in enumerate(reports) for at, cpu in report.tool):
+            used[worker] = cpu
+            tool.append((at, sum(used)))
+        model = sorted(at for report in reports for at in report.model)
+        return cls(model=model, tool=tool, cpu=sum(report.cpu for report in reports))
 
 
 @dataclass
 class Side:
-    """`workspaces` is the folder of the runs' files."""
+    """`workspaces` is the folder of the runs' files, `processes` its workers."""
 
     name: str
     client: Client
     queue: str
     workspaces: Path
-    process: asyncio.subprocess.Process
+    processes: Sequence[asyncio.subprocess.Process]
 
     async def start(self, work: Work) -> WorkflowHandle[Any, Any]:
         run_id = uuid4().hex[:12]
@@ -47,13 +58,16 @@ class Side:
         return await self.client.start_workflow(RawMin.run, work, id=RAW + run_id, task_queue=self.queue)
 
     async def report(self) -> Report:
-        """Raises RuntimeError where the worker has died."""
-        if self.process.stdin is None or self.process.stdout is None:
-            raise AssertionError("the worker was started with pipes")
-        self.process.stdin.write(b"\n")
-        line = await self.process.stdout.readline()
+        """Of all workers together. Raises RuntimeError where one has died."""
+        return Report.joined([await self._told(worker) for worker in self.processes])
+
+    async def _told(self, worker: asyncio.subprocess.Process) -> Report:
+        if worker.stdin is None or worker.stdout is None:
+            raise AssertionError("a worker is started with pipes")
+        worker.stdin.write(b"\n")
+        line = await worker.stdout.readline()
         if not line:
-            raise RuntimeError(f"the worker of {self.name} has died")
+            raise RuntimeError(f"a worker of {self.name} has died")
         return Report(**json.loads(line))
 
     async def asked(self, handle: WorkflowHandle[Any, Any]) -> int:
@@ -65,11 +79,16 @@ class Side:
 
 
 @asynccontextmanager
-async def working(name: Name, client: Client, workspaces: Path) -> AsyncIterator[Side]:
-    queue = f"bench-{name}"
+async def working(
+    name: Name, client: Client, workspaces: Path, workers: int = 1, queue: str | None = None
+) -> AsyncIterator[Side]:
+    """A side with so many workers, on a task queue of its own."""
+    queue = queue or f"bench-{name}"
     arguments = (name, client.service_client.config.target_host, queue, str(workspaces))
-    async with process(sys.executable, "-m", "bench.worker", *arguments) as worker:
-        yield Side(name, client, queue, workspaces, worker)
+    command = (sys.executable, "-m", "bench.worker", *arguments)
+    async with AsyncExitStack() as held:
+        processes = [await held.enter_async_context(process(*command)) for _ in range(workers)]
+        yield Side(name, client, queue, workspaces, processes)
 
 
 @asynccontextmanager

@@ -1,6 +1,5 @@
 """The benchmark runs, and tells of every figure; what the figures are is for a quiet machine to say."""
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -27,7 +26,8 @@ def test_the_quick_benchmark_measures_both_sides_and_loses_nothing(tmp_path: Pat
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["figure"].partition(",")[0]: row for row in json.loads(told.read_text(encoding="utf-8"))}
-    assert {"history bytes", "history events a step", "wall a step", "worker CPU a step"} <= rows.keys()
+    steps = {"history bytes", "history events a step", "wall a step", "worker CPU a step"}
+    assert steps | {"worker killed"} <= rows.keys()
     finished = next(row for figure, row in rows.items() if "T(" in figure and row["target"] == "all there")
     assert finished["met"]
 
@@ -76,9 +76,15 @@ async def test_a_run_without_progress_is_ended_and_counted_as_dead(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer, "STALLED", 0.2)
-    nothing = await asyncio.create_subprocess_exec("true")
-    await nothing.wait()
-    assert await attempt(Deaf("deaf", client, uuid4().hex, tmp_path, nothing), Work(3)) == Dead(0)
+    assert await attempt(Deaf("deaf", client, uuid4().hex, tmp_path, []), Work(3)) == Dead(0)
+
+
+def test_workers_report_as_one() -> None:
+    one = Report(cpu=0.5, model=[1.0, 4.0], tool=[(2.0, 10.0), (5.0, 10.4)])
+    two = Report(cpu=0.25, model=[3.0], tool=[(3.5, 7.1)])
+    told = Report.joined([one, two, Report()])
+    assert (told.cpu, told.model) == (0.75, [1.0, 3.0, 4.0])
+    assert [(at, round(cpu, 1)) for at, cpu in told.tool] == [(2.0, 17.1), (3.5, 17.1), (5.0, 17.5)]
 
 
 def test_a_peer_that_died_once_has_no_ratio() -> None:
