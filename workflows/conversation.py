@@ -7,6 +7,7 @@ executions of its lane, so it is started as a child that is left alone when the 
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 from temporalio import workflow
@@ -60,6 +61,17 @@ class _PassOn:
     answer: HumanInput
 
 
+class _Due(Enum):
+    """What a lane can have to do."""
+
+    errand = auto()
+    turn_is_over = auto()
+    end = auto()
+    stop_of_turn = auto()
+    leave = auto()
+    turn = auto()
+
+
 @workflow.defn
 class Conversation:
     """A lane: one run at a time, in the order of its requests.
@@ -107,20 +119,34 @@ class Conversation:
         if self._lane.active is not None:
             self._turn = asyncio.create_task(self._watched(self._lane.active.queued))
         while True:
-            await workflow.wait_condition(self._has_work)
-            if self._errands or self._lane.words:
-                await self._run_errand()
-            elif self._turn is not None and self._turn.done():
-                self._close_turn(self._turn.result())
-            elif self._halt.reason is not None and self._turn is None:
-                await self._give_up(self._halt.reason)
-                return
-            elif self._is_to_stop():
-                self._stop_turn(self._halt.reason or "")
-            elif self._is_to_leave():
-                return
-            elif self._can_begin():
-                await self._dispatch()
+            await workflow.wait_condition(lambda: self._due is not None)
+            match self._due:
+                case _Due.errand:
+                    await self._run_errand()
+                case _Due.turn_is_over:
+                    self._close_turn()
+                case _Due.end:
+                    await self._give_up(self._halt.reason or "")
+                    return
+                case _Due.stop_of_turn:
+                    self._stop_turn(self._halt.reason or "")
+                case _Due.leave:
+                    return
+                case _Due.turn:
+                    await self._dispatch()
+
+    @property
+    def _due(self) -> _Due | None:
+        """What is to be done now: the most urgent of it."""
+        if self._errands or self._lane.words:
+            return _Due.errand
+        if self._turn is not None and self._turn.done():
+            return _Due.turn_is_over
+        if self._halt.reason is not None and not (self._turn is not None and self._is_stopping):
+            return _Due.end if self._turn is None else _Due.stop_of_turn
+        if self._is_long() or lane.is_over(self._lane):
+            return _Due.leave
+        return _Due.turn if self._turn is None and self._lane.queue else None
 
     async def _look_back(self) -> None:
         """An earlier lane that was terminated may have left its turn open, and there must not be two."""
@@ -133,20 +159,6 @@ class Conversation:
             return
         if turn is not None:
             self._lane = lane.found_open(self._lane, turn)
-
-    def _has_work(self) -> bool:
-        is_over = self._turn.done() if self._turn is not None else self._halt.reason is not None
-        is_asked = bool(self._errands or self._lane.words) or self._is_to_stop() or self._can_begin()
-        return is_asked or is_over or self._is_to_leave()
-
-    def _is_to_leave(self) -> bool:
-        return self._is_long() or lane.is_over(self._lane)
-
-    def _is_to_stop(self) -> bool:
-        return self._halt.reason is not None and self._turn is not None and not self._is_stopping
-
-    def _can_begin(self) -> bool:
-        return self._turn is None and bool(self._lane.queue)
 
     def _is_long(self) -> bool:
         """Never after a cancel: the request would be lost, since it belongs to this execution."""
@@ -201,8 +213,10 @@ class Conversation:
         workflow.logger.warning(name, extra={"event": told})
         count(workflow.metric_meter(), metrics.of_event(name, figures))
 
-    def _close_turn(self, over: Ended) -> None:
-        self._turn = None
+    def _close_turn(self) -> None:
+        if self._turn is None:
+            raise AssertionError("no turn is over")
+        over, self._turn = self._turn.result(), None
         self._lane = lane.ended(self._lane, over.end, over.said, workflow.now())
 
     def _stop_turn(self, reason: str) -> None:
