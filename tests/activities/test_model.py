@@ -187,6 +187,8 @@ def test_an_error_without_a_body_is_named_too() -> None:
         '{"a": "\\ud800"}',
         "{} {}",
         "{}],[{}",
+        '{"a": 1, "a": 2}',
+        '{"a": [{"b": 1, "b": 1}]}',
     ],
 )
 def test_arguments_that_history_cannot_hold_are_refused(written: str) -> None:

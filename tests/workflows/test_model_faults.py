@@ -61,7 +61,7 @@ async def test_a_refusal_ends_the_run_at_once_and_never_shows_the_key(
     assert KEY not in caplog.text
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 529])
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 529])
 async def test_an_overloaded_provider_is_asked_again(world: Any, status: int) -> None:
     async with world([fails(status, then=FINISH)]) as it:
         assert (await (await it.start()).result())["type"] == "agent.completed"
@@ -92,6 +92,7 @@ async def test_a_stream_that_is_cut_is_asked_for_again_and_leaves_nothing_behind
         '"text"',
         "[1]",
         '{"a": "\\ud800"}',
+        '{"n": 1, "n": 2}',
         "[" * 9999,
     ],
 )
