@@ -182,7 +182,9 @@ class Door:
         goal: Annotated[str, Field(description="what to do, in words")],
         agent: Annotated[str | None, Field(description="one of the agents; the default one if left out")] = None,
         context: Annotated[dict[str, Any] | None, Field(description="facts that the agent is told")] = None,
-        dedupe_key: Annotated[str | None, Field(description="the same key finds the same run again")] = None,
+        dedupe_key: Annotated[
+            str | None, Field(min_length=1, description="the same key finds the same run again")
+        ] = None,
     ) -> StartedRun:
         """Start an agent run and return at once with its run_id. With a dedupe_key a repeat starts no second run."""
         settings = self._here.settings

@@ -74,7 +74,8 @@ def test_history_has_what_is_not_at_its_default(value: Terse, written: str) -> N
 @pytest.mark.parametrize("written", [b'{"a": 1, "a": 2}', b'[{"b": {"a": 1, "c": 2, "a": 1}}]'])
 def test_what_says_two_things_under_one_name_is_not_read(written: bytes) -> None:
     payload = Payload(metadata={"encoding": b"json/plain"}, data=written)
-    for hints in (None, [Any]):
+    untyped: list[Any] = [Any]
+    for hints in (None, untyped):
         assert CONVERTER.from_payloads([payload], hints) == [Undecodable(reason="'a' is there twice")]
 
 
