@@ -185,7 +185,7 @@ class ModelSettings(Edge):
 
 class FetchSettings(Edge):
     allow_hosts: tuple[str, ...] = ()
-    """`host` or `host:port` whose private addresses may be fetched; others are refused."""
+    """`host` or `host:port` whose private addresses may be fetched, and whose ports a redirect may lead to."""
 
 
 class OutboxSettings(Edge):
