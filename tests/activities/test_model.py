@@ -1,7 +1,10 @@
 """The Messages API as the SDK speaks it: what is sent, what is read, and a name for every failure."""
 
+import asyncio
+import struct
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
 import anthropic
@@ -114,7 +117,9 @@ async def test_an_empty_reply_has_no_blocks(server: ScriptedModel) -> None:
         ([fails(400, message="request exceeds the available context length")], "ContextTooLong", True),
         ([fails(429)], "RateLimited", False),
         ([fails(500)], "ModelUnavailable", False),
+        ([fails(502)], "ModelUnavailable", False),
         ([fails(503)], "ModelUnavailable", False),
+        ([fails(504)], "ModelUnavailable", False),
         ([fails(529)], "ModelUnavailable", False),
         ([cut(says("x"))], "ModelUnavailable", False),
         ([cut(says("x"), error="overloaded_error")], "ModelUnavailable", False),
@@ -156,6 +161,25 @@ async def test_no_connection_may_pass() -> None:
     with ScriptedModel([]) as gone:
         pass
     failure = await fault(gone)
+    assert (failure.type, failure.non_retryable) == ("ModelUnavailable", False)
+
+
+async def test_a_name_that_does_not_resolve_may_pass(server: ScriptedModel) -> None:
+    server.base_url = "http://no-such-provider.invalid"
+    failure = await fault(server)
+    assert (failure.type, failure.non_retryable) == ("ModelUnavailable", False)
+
+
+async def test_a_connection_that_is_reset_may_pass(server: ScriptedModel) -> None:
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+    listener = await asyncio.start_server(reset, "127.0.0.1", 0)
+    server.base_url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    async with listener:
+        failure = await fault(server)
     assert (failure.type, failure.non_retryable) == ("ModelUnavailable", False)
 
 
