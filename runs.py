@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeVar
 
+from temporalio.api.common.v1 import WorkflowExecution as ExecutionId
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
 from temporalio.client import (
     Client,
     WorkflowExecution,
@@ -315,6 +317,20 @@ async def _found(client: Client, run_id: str) -> Found:
     except RPCError as error:
         raise _translated(error, run_id) from None
     return Found(ids.run_id_of(execution.id), execution)
+
+
+async def grown_at(client: Client, found: Found) -> datetime:
+    """When the run's history last grew."""
+    if found.execution.close_time is not None:
+        return found.execution.close_time
+    answer = await client.workflow_service.get_workflow_execution_history_reverse(
+        GetWorkflowExecutionHistoryReverseRequest(
+            namespace=client.namespace,
+            execution=ExecutionId(workflow_id=found.execution.id, run_id=found.execution.run_id),
+            maximum_page_size=1,
+        )
+    )
+    return answer.history.events[0].event_time.ToDatetime(UTC)
 
 
 async def is_kept(client: Client, workflow_id: str, execution: str) -> bool:

@@ -7,6 +7,7 @@ started with the leave to decide.
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from functools import wraps
 from importlib.metadata import version
 from time import monotonic
@@ -28,7 +29,7 @@ from contracts.signals import CancelRequest, Decision, HumanInput
 from decisions import ids
 from decisions.narrate import cut
 from decisions.question import DIRECTED, TEXTUAL
-from runs import NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, listing, start, state
+from runs import NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, grown_at, listing, start, state
 from session import Session
 from settings import ProjectError
 
@@ -217,7 +218,10 @@ class Door:
         if found.is_wedged:
             return told.model_copy(update={"note": f"wedged, it needs its operator: {found.wedged_by}"})
         if found.is_open:
-            silent = "" if view else "no worker answers now: this is what the server knows"
+            seconds = 0.0 if view else (datetime.now(UTC) - await grown_at(self._client, found)).total_seconds()
+            silent = (
+                "" if view else f"no worker answers now: this is what the server knows, {max(seconds, 0):.0f} s old"
+            )
             return told.model_copy(update={"note": silent})
         return await self._with_end(told)
 
