@@ -135,6 +135,14 @@ PROJECT: dict[str, Row] = {
         1,
         ("192.0.2.1:7233", "TEMPORAL_TLS"),
     ),
+    "a far Temporal that is called almost as this machine": (
+        {},
+        GO,
+        {"TEMPORAL_ADDRESS": "localhost.example.com:7233"},
+        1,
+        ("localhost.example.com:7233 is not on this machine", "TEMPORAL_TLS"),
+    ),
+    "every address of this machine": ({}, GO, {"TEMPORAL_ADDRESS": "0.0.0.0:7233"}, 1, ("0.0.0.0", "TEMPORAL_TLS")),
     "an unknown profile": ({}, GO, {"TEMPORAL_PROFILE": "moon"}, 1, ("moon",)),
     "a broken profile file": (
         {"profile.toml": "[profile"},
