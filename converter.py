@@ -5,6 +5,7 @@ that nobody here knows): an exception at that place would fail the workflow task
 what is wanted where only a key is missing: the run waits, and goes on once the key is there.
 """
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +26,7 @@ from temporalio.converter import (
 )
 
 from codec import UNREADABLE, UnknownKey, key_id_of, unreadable
-from contracts.value import Terse, Undecodable
+from contracts.value import Terse, Undecodable, once_each
 from decisions.narrate import cut
 
 LARGE = 64 * 1024  # bytes; a step of a run is smaller, its state and what comes from outside may not be
@@ -60,9 +61,17 @@ class TolerantPayloadConverter(CompositePayloadConverter):
         if payload.metadata.get("encoding") == UNREADABLE:
             return Undecodable(reason=payload.data.decode())
         try:
-            return super().from_payloads([payload])[0]
+            value = super().from_payloads([payload])[0]
+            _must_say_one_thing(payload)
+            return value
         except Exception as error:  # noqa: BLE001 - whatever a foreign payload breaks, it must not break the run
             return Undecodable(reason=" ".join(str(error).split())[:200])
+
+
+def _must_say_one_thing(payload: Payload) -> None:
+    """Raises ValueError for JSON in which a name is there twice: the reader here took the last one, others may not."""
+    if payload.metadata.get("encoding") == b"json/plain":
+        json.loads(payload.data, object_pairs_hook=once_each, parse_int=str, parse_float=str, parse_constant=str)
 
 
 def _tersely(value: Terse) -> RawValue:

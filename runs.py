@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeVar
 
+from temporalio.api.common.v1 import WorkflowExecution as ExecutionId
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
 from temporalio.client import (
     Client,
     WorkflowExecution,
@@ -40,10 +42,12 @@ from contracts.failures import RunFailure
 from contracts.followup import FollowUpState
 from contracts.run import RunStatus, RunView
 from contracts.signals import CancelRequest, HumanInput
+from contracts.value import printable
 from converter import data_converter, encrypting, offloading
 from decisions import ids
 from decisions.narrate import cut, markdown
 from decisions.resume import refusal
+from decisions.transcript import goal_part, too_large
 
 V = TypeVar("V")
 
@@ -62,6 +66,10 @@ class NoSuchRun(Exception):
 
 class Refused(Exception):
     """The run, or the server, does not take what was sent."""
+
+
+class TooLarge(Refused):
+    """A run could not begin with as much as this start says."""
 
 
 def configured_address() -> str | None:
@@ -152,7 +160,14 @@ async def start(
 
     Only the handle of a new one has a `first_execution_run_id`. Raises Refused, NotReachable.
     """
+    must_fit(event)
     return await _start(client, task_queue, event, run_id_of(event) if run_id is None else run_id, event.payload.goal)
+
+
+def must_fit(event: StartEvent) -> None:
+    """Raises TooLarge, before the server has to say so in its own words."""
+    if why := too_large([goal_part(event.payload.goal, event.payload.context)]):
+        raise TooLarge(why)
 
 
 async def resume(client: Client, task_queue: str, run_id: str) -> WorkflowHandle[Any, Any]:
@@ -175,8 +190,8 @@ async def fork(client: Client, task_queue: str, run_id: str, step: int, say: str
 async def _start(
     client: Client, task_queue: str, event: StartEvent | ResumeEvent, run_id: str, summary: str
 ) -> WorkflowHandle[Any, Any]:
-    if not run_id.strip() or len(run_id.encode("utf-8", "surrogatepass")) > MOST_ID_BYTES:
-        raise Refused(f"a run id has 1 to {MOST_ID_BYTES} bytes")
+    if why := unfit_id(run_id):
+        raise Refused(why)
     workflow_id = ids.run_workflow_id(run_id)
     try:
         return await client.start_workflow(
@@ -194,6 +209,17 @@ async def _start(
         if error.status is RPCStatusCode.UNAVAILABLE:
             raise NotReachable(f"Temporal does not answer: {cut(error.message, 200)}") from None
         raise Refused(f"the server does not take the start: {cut(error.message, 300)}") from None
+
+
+def unfit_id(run_id: str) -> str | None:
+    """Why no run can be started under this id: the server could not keep it, or nobody could name the run by it."""
+    if not run_id.strip() or len(run_id.encode("utf-8", "surrogatepass")) > MOST_ID_BYTES:
+        return f"a run id has 1 to {MOST_ID_BYTES} bytes"
+    if printable(run_id) != run_id:
+        return f"a run id has characters that can be printed, unlike {cut(printable(run_id), 80)}"
+    if ids.addressed(run_id) != ids.run_workflow_id(run_id):
+        return f"a run id does not begin with {ids.RUN} or {ids.FOLLOW_UP}"
+    return None
 
 
 @dataclass(frozen=True)
@@ -291,6 +317,20 @@ async def _found(client: Client, run_id: str) -> Found:
     except RPCError as error:
         raise _translated(error, run_id) from None
     return Found(ids.run_id_of(execution.id), execution)
+
+
+async def grown_at(client: Client, found: Found) -> datetime:
+    """When the run's history last grew."""
+    if found.execution.close_time is not None:
+        return found.execution.close_time
+    answer = await client.workflow_service.get_workflow_execution_history_reverse(
+        GetWorkflowExecutionHistoryReverseRequest(
+            namespace=client.namespace,
+            execution=ExecutionId(workflow_id=found.execution.id, run_id=found.execution.run_id),
+            maximum_page_size=1,
+        )
+    )
+    return answer.history.events[0].event_time.ToDatetime(UTC)
 
 
 async def is_kept(client: Client, workflow_id: str, execution: str) -> bool:

@@ -31,7 +31,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from contracts.events import StartEvent
 from decisions import ids
 from decisions.narrate import cut, markdown
-from runs import NotReachable, Refused
+from runs import NotReachable, Refused, must_fit
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 # A start that was missed for longer, with the server down, is not made up for.
@@ -94,7 +94,9 @@ class Scheduled:
 async def add(client: Client, task_queue: str, wanted: Wanted) -> Scheduled:
     """Raises Refused."""
     if not NAME.fullmatch(wanted.name):
-        raise Refused(f"{wanted.name!r} is no name of a schedule: letters, digits, - _ and . are taken, up to 100")
+        name = cut(wanted.name, 110)
+        raise Refused(f"{name!r} is no name of a schedule: letters, digits, - _ and . are taken, up to 100")
+    must_fit(wanted.event)
     start = ScheduleActionStartWorkflow(
         "AgentRun",
         wanted.event.model_dump(mode="json", exclude_defaults=True),

@@ -13,7 +13,7 @@ from urllib.parse import urljoin
 import httpcore
 import httpx
 
-from activities.guard import BlockedAddress, GuardedTransport, Resolver, resolve
+from activities.guard import BlockedAddress, GuardedTransport, Resolver, resolve, spellings
 from activities.toolkit import CallContext, TransientFailure
 from activities.webpage import Tangled, Webpage, read_webpage
 from contracts.agent import ToolSchema
@@ -122,8 +122,23 @@ class FetchTool:
                         return await self._answer(url, response)
                 finally:
                     await response.aclose()
-                url = _next_hop(url, response.headers["location"])
+                url = self._next_hop(url, response.headers["location"])
         raise _Refused(ToolFault.http_error, f"more than {MOST_REDIRECTS} redirects: {_brief(asked)}")
+
+    def _next_hop(self, url: httpx.URL, location: str) -> httpx.URL:
+        """A page leads to other pages. A port that nobody asked for is some other service's, unless it is allowed."""
+        try:
+            hop = _checked(urljoin(str(url), location))
+        except ValueError:
+            raise _Refused(ToolFault.http_error, f"a redirect that leads nowhere, from {_brief(str(url))}") from None
+        except _Refused as refused:
+            message = f"redirect from {_brief(str(url))} refused: {refused.message}"
+            raise _Refused(refused.kind, message) from None
+        name = hop.raw_host.decode().lower().rstrip(".")
+        if hop.port not in {None, url.port} and self._allow_hosts.isdisjoint(spellings(name, hop.port or 0)):
+            message = f"redirect from {_brief(str(url))} refused: it leads to another port, {_brief(str(hop))}"
+            raise _Refused(ToolFault.blocked, message)
+        return hop
 
     async def _answer(self, url: httpx.URL, response: httpx.Response) -> _Answer:
         status = response.status_code
@@ -165,16 +180,6 @@ def _checked(text: str) -> httpx.URL:
         message = "only http and https URLs such as https://example.com/page are fetched, not "
         raise _Refused(ToolFault.blocked, message + _brief(text))
     return url.copy_with(fragment=None)
-
-
-def _next_hop(url: httpx.URL, location: str) -> httpx.URL:
-    try:
-        return _checked(urljoin(str(url), location))
-    except ValueError:
-        raise _Refused(ToolFault.http_error, f"a redirect that leads nowhere, from {_brief(str(url))}") from None
-    except _Refused as refused:
-        message = f"redirect from {_brief(str(url))} refused: {refused.message}"
-        raise _Refused(refused.kind, message) from None
 
 
 async def _inflated(url: httpx.URL, response: httpx.Response, most: int) -> bytes | None:

@@ -98,7 +98,7 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
     async def _checked(self, host: str, port: int) -> list[Address]:
         """All addresses of the host, each of which may be reached. One that may not blocks them all."""
         name = host.lower().rstrip(".")
-        allowed = not self._allow_hosts.isdisjoint(_spellings(name, port))
+        allowed = not self._allow_hosts.isdisjoint(spellings(name, port))
         if name in METADATA_NAMES:
             raise BlockedAddress("metadata services are never fetched")
         addresses = await self._addresses(name, port)
@@ -119,7 +119,7 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
             raise httpcore.ConnectError(f"{name} does not resolve ({reason})") from None
 
 
-def _spellings(name: str, port: int) -> set[str]:
-    """How an allow-list may write the host, with and without the port."""
+def spellings(name: str, port: int) -> set[str]:
+    """How an allow-list may write the host, with and without the port; `name` in small letters, without a last dot."""
     bare = f"[{name}]" if ":" in name else name
     return {name, bare, f"{bare}:{port}"}

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from contracts.evaluation import Case
 from contracts.events import StartEvent
+from contracts.value import once_each
 from settings import ProjectError
 from settings.problems import NESTED, first_fault, text_of, yaml_of
 
@@ -50,7 +51,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         if line.strip():
             where = f"{path}, line {number}"
             try:
-                yield where, json.loads(line, object_pairs_hook=_unique)
+                yield where, json.loads(line, object_pairs_hook=once_each)
             except (ValueError, RecursionError) as error:
                 raise ProjectError(f"{where}: {_line(error)}") from None
 
@@ -64,14 +65,6 @@ def _entries(path: Path) -> Iterator[tuple[str, Any]]:
         raise ProjectError(f"{path}: expected a list of cases, each with a goal")
     for number, entry in enumerate(entries, 1):
         yield f"{path}, case {number}", entry
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return found
 
 
 def _line(error: Exception) -> str:

@@ -30,6 +30,7 @@ from contracts.signals import CancelRequest
 from decisions import ids
 from decisions.calls import text_of
 from decisions.journal import render
+from decisions.kinds import first_of
 from decisions.narrate import cut
 from lanes import look, submit
 from runs import Ended, NoSuchRun, Refused, answer, cancel, ended, find
@@ -235,7 +236,11 @@ class Talk:
         """An answer, where the turn has asked; else the next request."""
         if self._asks is not None:
             run_id, question = self._asks
-            await answer(self._here.client, run_id, read_answer(question, text))
+            try:
+                said = read_answer(question, text)
+            except ValidationError as error:
+                raise Refused(first_of(error)) from None
+            await answer(self._here.client, run_id, said)
         else:
             await self._ask(text, WhenBusy.queue)
 
@@ -271,7 +276,7 @@ class Talk:
                 request_client="perdure chat",
             )
         except ValidationError as error:
-            raise Refused(error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")) from None
+            raise Refused(first_of(error)) from None
         submitted = await submit(self._here.client, self._here.settings.task_queue, self._id, request)
         return submitted, ids.turn_run_id(self._id, request.request_id)
 

@@ -72,6 +72,13 @@ def _project_above(here: Path) -> Path | None:
     return next((each for each in here.parents if (each / "perdure.toml").is_file()), None)
 
 
+def wrong_usage(error: ValidationError) -> click.UsageError:
+    """What a contract does not take, by its field."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "payload")
+    return click.UsageError(f"{where}: {first['msg'].removeprefix('Value error, ')}")
+
+
 def complain(line: str) -> None:
     """Errors are shown to others and pasted into tickets: no secret of the environment is in one."""
     print(secrets_of(os.environ).redact(f"perdure: {line}"), file=sys.stderr)

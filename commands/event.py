@@ -17,6 +17,7 @@ from temporalio.service import RPCError
 from activities.topic import NotAwaited, publish
 from commands.common import as_json_option, console, examples, go
 from contracts.topic import MESSAGE_CREATED, Event
+from contracts.value import once_each
 from decisions.kinds import first_of
 from decisions.narrate import cut
 from decisions.topic import event_id
@@ -102,7 +103,8 @@ async def _published(client: Client, task_queue: str, line: int, written: bytes)
 def _read(written: bytes) -> Event:
     """Raises NotAwaited."""
     try:
-        found = from_json(written)
+        from_json(written)  # refuses at once what is nested too deep
+        found = json.loads(written, object_pairs_hook=once_each)
     except ValueError as error:
         raise NotAwaited(f"not JSON: {error}") from None
     if not isinstance(found, dict) or found.get("type") != MESSAGE_CREATED:

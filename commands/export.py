@@ -52,7 +52,7 @@ def _encoded(text: str) -> bytes:
 
 def _write(path: Path, data: bytes) -> None:
     """As a whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
+    part = path.parent / f".{path.name}.part"
     try:
         part.write_bytes(data)
         part.replace(path)

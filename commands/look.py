@@ -23,7 +23,7 @@ from commands.terminal import Screen
 from contracts.run import RunStatus
 from decisions import ids
 from decisions.endings import handoff_sections
-from runs import Found, below, ended, find, find_follow_up, follow_up_state, listing, state
+from runs import Found, below, ended, find, find_follow_up, follow_up_state, grown_at, listing, state
 from session import Needs, session
 from settings import load
 from watch import Watch, happening_json
@@ -85,14 +85,16 @@ def show(run_id: str, as_json: bool) -> None:
             found = await find(here.client, run_id)
             view = await state(here.client, run_id)
             end = None if found.is_open else await ended(here.client, run_id)
+            as_of = None if view else await grown_at(here.client, found)
             tree = await below(here.client, found)
         if as_json:
             said = view.model_dump(mode="json") if view else run_row(found)
+            said |= {"as_of": as_of.isoformat()} if as_of else {}
             told = {"end": dataclasses.asdict(end), "handoff": handoff_sections(end.handoff) or None} if end else {}
             rows = [subtask_row(depth, each) for depth, each in tree]
             click.echo(json.dumps({**said, "end": None, "handoff": None, **told, "subtasks": rows}))
         else:
-            print_run(console, found, view, end, settings.workspaces / folder_name(found.run_id))
+            print_run(console, found, view, end, settings.workspaces / folder_name(found.run_id), as_of=as_of)
             if tree:
                 print_tree(console, tree)
         return 0

@@ -7,6 +7,7 @@ started with the leave to decide.
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from functools import wraps
 from importlib.metadata import version
 from time import monotonic
@@ -28,7 +29,7 @@ from contracts.signals import CancelRequest, Decision, HumanInput
 from decisions import ids
 from decisions.narrate import cut
 from decisions.question import DIRECTED, TEXTUAL
-from runs import NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, listing, start, state
+from runs import NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, grown_at, listing, start, state
 from session import Session
 from settings import ProjectError
 
@@ -182,7 +183,9 @@ class Door:
         goal: Annotated[str, Field(description="what to do, in words")],
         agent: Annotated[str | None, Field(description="one of the agents; the default one if left out")] = None,
         context: Annotated[dict[str, Any] | None, Field(description="facts that the agent is told")] = None,
-        dedupe_key: Annotated[str | None, Field(description="the same key finds the same run again")] = None,
+        dedupe_key: Annotated[
+            str | None, Field(min_length=1, description="the same key finds the same run again")
+        ] = None,
     ) -> StartedRun:
         """Start an agent run and return at once with its run_id. With a dedupe_key a repeat starts no second run."""
         settings = self._here.settings
@@ -215,7 +218,10 @@ class Door:
         if found.is_wedged:
             return told.model_copy(update={"note": f"wedged, it needs its operator: {found.wedged_by}"})
         if found.is_open:
-            silent = "" if view else "no worker answers now: this is what the server knows"
+            seconds = 0.0 if view else (datetime.now(UTC) - await grown_at(self._client, found)).total_seconds()
+            silent = (
+                "" if view else f"no worker answers now: this is what the server knows, {max(seconds, 0):.0f} s old"
+            )
             return told.model_copy(update={"note": silent})
         return await self._with_end(told)
 

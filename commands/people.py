@@ -6,7 +6,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from commands.common import console, examples, go, run_argument
+from commands.common import console, examples, go, run_argument, wrong_usage
 from contracts.run import RunStatus
 from contracts.signals import CancelRequest, Decision, HumanInput
 from runs import answer, cancel, ended
@@ -68,8 +68,7 @@ def _send(run_id: str, **said: str | None) -> None:
     try:
         body = HumanInput.model_validate(said)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise click.UsageError(f"{first['loc'][0]}: {first['msg']}") from None
+        raise wrong_usage(error) from None
 
     async def main() -> int:
         async with session(load(), Needs.answers) as here:
@@ -89,10 +88,14 @@ def cancel_(run_id: str, reason: str | None) -> None:
 
     A side effect that is running is finished first, and its result kept.
     """
+    try:
+        body = CancelRequest(reason=reason, by="perdure cancel")
+    except ValidationError as error:
+        raise wrong_usage(error) from None
 
     async def main() -> int:
         async with session(load(), Needs.work) as here:
-            await cancel(here.client, run_id, CancelRequest(reason=reason, by="perdure cancel"))
+            await cancel(here.client, run_id, body)
             console.print("asked to stop; waiting for what is running …")
             end = await ended(here.client, run_id)
         console.print(end.status)

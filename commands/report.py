@@ -71,12 +71,21 @@ def print_tree(console: Console, below: list[tuple[int, Found]]) -> None:
     console.print(Padding(table, (0, 0, 0, 4), expand=False))
 
 
-def print_run(console: Console, found: Found, view: RunView | None, end: Ended | None, files: Path) -> None:
+def print_run(
+    console: Console,
+    found: Found,
+    view: RunView | None,
+    end: Ended | None,
+    files: Path,
+    *,
+    as_of: datetime | None = None,
+) -> None:
     colour, started = COLOURS.get(RunStatus(found.status), "white"), age(found.execution.start_time)
     console.print(f"[bold]{escape(found.run_id)}[/]  [{colour}]{found.status}[/]  started {started} ago")
     if view is None and found.is_open:
         silent = "a wedged run does not answer" if found.is_wedged else "no worker answers now"
-        console.print(f"  [yellow]{silent}; this is what the server knows[/]")
+        old = f", {age(as_of)} old" if as_of else ""
+        console.print(f"  [yellow]{silent}; this is what the server knows{old}[/]")
         console.print(f"  agent    {escape(found.agent)}")
         if found.waiting_for:
             console.print(f"  waits    {escape(found.waiting_for)}")

@@ -9,10 +9,10 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from activities.workspace import Workspace, folder_name
-from commands.common import as_json_option, console, examples, go, run_argument
+from commands.common import as_json_option, console, examples, go, run_argument, wrong_usage
 from commands.completion import agent_names
 from commands.follow import follow, follow_json
-from contracts.events import StartEvent
+from contracts.events import ResumePayload, StartEvent
 from decisions import ids
 from runs import Refused, find, listing, run_id_of, start
 from runs import fork as fork_run
@@ -129,6 +129,10 @@ def fork(run_id: str, step: int, say: str | None, detach: bool, as_json: bool) -
 
     The run may be finished, too. What the first run did afterwards is not undone; the agent is told of it.
     """
+    try:
+        ResumePayload(run_id=run_id, step=step, say=say)
+    except ValidationError as error:
+        raise wrong_usage(error) from None
     go(lambda: _going_on(run_id, step, say, detach=detach, as_json=as_json))
 
 
@@ -162,14 +166,14 @@ def start_event(
         told[key] = value
     if max_steps is not None:
         told["max_steps"] = max_steps
+    if dedupe_key == "":  # as of a variable that is not set: two starts would be two runs
+        raise click.UsageError("--dedupe-key is empty; leave it out, or say by what the start is known")
     start_key = ids.start_key(dedupe_key) if dedupe_key else None
     payload = {"goal": goal, "context": told, "agent": agent}
     try:
         return StartEvent.model_validate({"type": "agentic.start", "payload": payload, "dedupe_key": start_key})
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "payload")
-        raise click.UsageError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise wrong_usage(error) from None
 
 
 def _with_file(event: StartEvent, goal: str, workspace: Workspace, here: Session) -> StartEvent:

@@ -12,6 +12,13 @@ MOST_TIME = 2**53  # milliseconds; what JSON can say exactly
 MESSAGE_CREATED = "evt.adapter.message.created"
 
 
+def flat(value: dict[str, Any]) -> dict[str, Any]:
+    """Raises ValueError for what is nested too deep to be passed on."""
+    if depth(value) > MOST_DEPTH:
+        raise ValueError(f"it may be nested {MOST_DEPTH} deep")
+    return value
+
+
 class Message(CamelValue):
     """A message that somebody wrote on a chat platform, as its adapter tells it. `raw` is the adapter's own part."""
 
@@ -34,9 +41,7 @@ class Message(CamelValue):
     @field_validator("raw")
     @classmethod
     def _is_flat(cls, raw: dict[str, Any] | None) -> dict[str, Any] | None:
-        if depth(raw) > MOST_DEPTH:
-            raise ValueError(f"it may be nested {MOST_DEPTH} deep")
-        return raw
+        return raw and flat(raw)
 
 
 class Event(Value):
@@ -48,6 +53,11 @@ class Event(Value):
     headers: dict[str, Any] = Field(default_factory=dict)
     """Kept with it, and read by nobody here."""
     data: Message
+
+    @field_validator("headers")
+    @classmethod
+    def _are_flat(cls, headers: dict[str, Any]) -> dict[str, Any]:
+        return flat(headers)
 
 
 class Subscription(CamelValue):

@@ -1,6 +1,7 @@
 """The base classes: what lies in history is read tolerantly, what comes from outside strictly."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 from unicodedata import category
 
@@ -57,6 +58,15 @@ def depth(value: Any) -> int:
     if not isinstance(value, dict | list):
         return 0
     return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
+
+
+def once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, for `json.loads`. Raises ValueError where a name is there twice: nobody knows which counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
 
 
 def printable(text: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 RESUMED = ".r"
+RUN = "run:"
 FOLLOW_UP = "wf:"
 SCHEDULE = "schedule:"
 MOST_AGENT = 160  # characters of an agent's name in the id of a conversation, which has 200
@@ -15,12 +16,12 @@ MOST_PLAIN = 800  # bytes of a run id that is made of others; the server takes 1
 
 
 def run_workflow_id(run_id: str) -> str:
-    return f"run:{run_id}"
+    return RUN + run_id
 
 
 def run_id_of(workflow_id: str) -> str:
     """The id after `run:`; a workflow started under another id is its own run id."""
-    return workflow_id.removeprefix("run:")
+    return workflow_id.removeprefix(RUN)
 
 
 def addressed(named: str) -> str:

@@ -3,6 +3,7 @@
 The workflow and the worker's cache build the same chain from the same values, each for itself.
 """
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -76,6 +77,15 @@ def goal_part(goal: str, context: dict[str, Any]) -> Part:
         lines = "\n".join(f"- {key}: {_plain(value)}" for key, value in context.items())
         text = f"{goal}\n\nContext:\n{lines}"
     return Part(kind=PartKind.goal, content=[{"type": "text", "text": text}])
+
+
+def too_large(parts: Sequence[Part]) -> str | None:
+    """Why a run cannot begin with these; None where it can."""
+    size = sum(len(to_json(part)) for part in parts)
+    if size <= PAGE_BYTES:
+        return None
+    took = f"goal and context take {size:,} bytes of conversation, and {PAGE_BYTES:,} is the most"
+    return f"{took}: put the rest into a file that a tool can read"
 
 
 def brief_part(text: str) -> Part:

@@ -20,7 +20,7 @@ from contracts.value import sparse
 from decisions.conversation import RETRY_AFTER
 from decisions.narrate import cut
 from lanes import NotTaken
-from runs import NoSuchRun, NotReachable, Refused
+from runs import NoSuchRun, NotReachable, Refused, TooLarge
 
 MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "2"}  # seconds, where it is a server that is away
@@ -99,6 +99,7 @@ def handlers(secrets: Secrets) -> dict[Any, Callable[[Request, Any], Coroutine[A
         RequestValidationError: _of_validation,
         NoSuchRun: lambda error: Failure(404, str(error)),
         NotTaken: _of_lane,
+        TooLarge: lambda error: Failure(413, str(error)),
         Refused: lambda error: Failure(409, str(error), kind=Kind.refused),
         NotAwaited: lambda error: Failure(422, str(error), kind=Kind.not_awaited),
         NotReachable: lambda error: Failure(503, str(error), headers=AGAIN),

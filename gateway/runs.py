@@ -10,9 +10,6 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Query, Response
 from pydantic import Field
-from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
-from temporalio.client import Client
 
 from contracts.events import StartEvent, ToolResultEvent
 from contracts.run import RunView
@@ -23,7 +20,7 @@ from gateway.access import By, Here, Route, RunId, needs
 from gateway.live import Stream, followed, position_of
 from gateway.problems import Failure, Kind, described
 from gateway.tokens import Scope
-from runs import Found, Refused, answer, cancel, ended, find, page, start, state, tool_result
+from runs import Found, Refused, answer, cancel, ended, find, grown_at, page, start, state, tool_result
 from settings import ProjectError
 
 QUERY_PATIENCE = timedelta(seconds=1.5)  # of two that a reader waits where no worker is
@@ -177,22 +174,8 @@ async def read_run(here: Here, run_id: RunId) -> Told:
     client = here.session.client
     found = await find(client, run_id)
     view = await state(client, run_id, QUERY_PATIENCE)
-    age = 0.0 if view else (datetime.now(UTC) - await _latest(client, found)).total_seconds()
+    age = 0.0 if view else (datetime.now(UTC) - await grown_at(client, found)).total_seconds()
     return Told(known=known(found), answered=view is not None, age_seconds=max(age, 0.0), state=view)
-
-
-async def _latest(client: Client, found: Found) -> datetime:
-    """When the run's history last grew."""
-    if found.execution.close_time is not None:
-        return found.execution.close_time
-    answer = await client.workflow_service.get_workflow_execution_history_reverse(
-        GetWorkflowExecutionHistoryReverseRequest(
-            namespace=client.namespace,
-            execution=WorkflowExecution(workflow_id=found.execution.id, run_id=found.execution.run_id),
-            maximum_page_size=1,
-        )
-    )
-    return answer.history.events[0].event_time.ToDatetime(UTC)
 
 
 @router.get(

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, fi
 from contracts.duration import Duration
 from contracts.limits import LimitOverrides
 from contracts.tool import Approval, Effect
-from contracts.value import MOST_DEPTH, Edge, depth
+from contracts.value import MOST_DEPTH, Edge, depth, once_each
 from decisions import builtins
 from decisions.providers import DEFAULT
 from settings.problems import NESTED, ProjectError, first_fault, text_of
@@ -185,7 +185,7 @@ class ModelSettings(Edge):
 
 class FetchSettings(Edge):
     allow_hosts: tuple[str, ...] = ()
-    """`host` or `host:port` whose private addresses may be fetched; others are refused."""
+    """`host` or `host:port` whose private addresses may be fetched, and whose ports a redirect may lead to."""
 
 
 class OutboxSettings(Edge):
@@ -281,7 +281,7 @@ def _with_schemas(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
         if isinstance(schema, str):
             path = folder / schema
             try:
-                tool["input_schema"] = json.loads(text_of(path))
+                tool["input_schema"] = json.loads(text_of(path), object_pairs_hook=once_each)
             except (ValueError, RecursionError) as error:
                 why = NESTED if isinstance(error, RecursionError) else error
                 raise ProjectError(f"{path} (input_schema of tool {name}): {why}") from None

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from activities.mcp_server import HttpServer, McpServer, StdioServer
-from contracts.value import MOST_DEPTH, depth
+from contracts.value import MOST_DEPTH, depth, once_each
 from decisions.mcp import is_server_name
 from settings.problems import NESTED, ProjectError, text_of
 
@@ -50,7 +50,7 @@ def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, McpServer]:
     if not path.is_file():
         return {}
     try:
-        file = json.loads(text_of(path), object_pairs_hook=_once_each)
+        file = json.loads(text_of(path), object_pairs_hook=once_each)
         is_flat = depth(file) <= MOST_DEPTH
     except ValueError as error:
         raise ProjectError(f"{path}: {error}") from None
@@ -62,14 +62,6 @@ def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, McpServer]:
     if not isinstance(entries, dict):
         raise ProjectError(f'{path}: expected {{"mcpServers": {{…}}}}')
     return {name: _server(path, name, entry, env) for name, entry in entries.items()}
-
-
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return found
 
 
 def _server(path: Path, name: str, entry: Any, env: Mapping[str, str]) -> McpServer:

@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import from_json
+from temporalio.api.common.v1 import Payload
 
 from contracts.agent import Opening
 from contracts.tool import Effect, ToolCall, ToolError, ToolOutcome
 from contracts.turn import ModelTurn, PassedOver, TurnRequest, Usage
-from contracts.value import Terse
+from contracts.value import Terse, Undecodable
 from converter import TolerantPayloadConverter, data_converter
 from decisions.builtins import ROUTES
 from decisions.limits import DEFAULTS
@@ -70,6 +72,20 @@ def test_a_default_that_is_in_no_history_never_changes() -> None:
 )
 def test_history_has_what_is_not_at_its_default(value: Terse, written: str) -> None:
     assert CONVERTER.to_payloads([value])[0].data.decode() == written
+
+
+@pytest.mark.parametrize("written", [b'{"a": 1, "a": 2}', b'[{"b": {"a": 1, "c": 2, "a": 1}}]'])
+def test_what_says_two_things_under_one_name_is_not_read(written: bytes) -> None:
+    payload = Payload(metadata={"encoding": b"json/plain"}, data=written)
+    untyped: list[Any] = [Any]
+    for hints in (None, untyped):
+        assert CONVERTER.from_payloads([payload], hints) == [Undecodable(reason="'a' is there twice")]
+
+
+@pytest.mark.parametrize("written", [b'{"a": {"a": [{"a": 1}, {"a": 1}]}}', b'{"a": 1e999}', b'"\\u00fc"'])
+def test_what_says_one_thing_is_read_as_it_was(written: bytes) -> None:
+    payload = Payload(metadata={"encoding": b"json/plain"}, data=written)
+    assert CONVERTER.from_payloads([payload]) == [from_json(written)]
 
 
 def test_elsewhere_it_is_whole() -> None:

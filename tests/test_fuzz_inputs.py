@@ -182,6 +182,16 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
+@pytest.mark.parametrize("schema", ['{"type": "object", "type": "array"}', "[" * DEEP, NUMBER, "", "{"])
+def test_a_schema_in_a_file_of_its_own_is_told_in_one_line(schema: str, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text(schema)
+    text = "[tools.x]\nkind = 'signal'\ndescription = 'd'\ninput_schema = 'schema.json'\n"
+    why = must_be_taken_or_told("perdure.toml", tmp_path, text.encode())
+    assert why is not None
+    assert "schema.json (input_schema of tool x)" in why
+    assert "twice" in why or "array" not in schema
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from random import Random
 from typing import Any
@@ -14,6 +14,8 @@ from pydantic import BaseModel
 from temporalio.api.common.v1 import Payload
 from temporalio.exceptions import ApplicationError
 
+from activities import mail_message
+from activities.model import read_arguments
 from activities.topic import NotAwaited
 from commands import event as published
 from contracts.conversation import DropRequest, SteerRequest, SubmitRequest
@@ -202,6 +204,39 @@ def must_be_one_line(why: str) -> None:
     assert why.strip()
     assert len(why) <= 600
     assert len(why.splitlines()) == 1, why
+
+
+def of_a_workflow(data: bytes) -> None:
+    read(StartEvent, [decoded(data)])
+
+
+READERS: dict[str, tuple[Callable[[bytes], object], type[Exception]]] = {
+    "the gateway": (read_json, Failure),
+    "a workflow": (of_a_workflow, ApplicationError),
+    "an event's file": (published._read, NotAwaited),
+    "a message's file": (lambda data: mail_message.read(data, "p"), mail_message.NotAMessage),
+    "a model": (lambda data: read_arguments(data.decode()), ValueError),
+}
+
+
+@pytest.mark.parametrize("data", [b"[" * 10_000 + b"]" * 10_000, b'{"a":' * 10_000 + b"1" + b"}" * 10_000], ids=len)
+@pytest.mark.parametrize("reader", READERS)
+def test_what_is_nested_ten_thousand_deep_is_refused_within_a_tenth_of_a_second(reader: str, data: bytes) -> None:
+    reads, refusal = READERS[reader]
+    took = []
+    for _ in range(3):
+        began = time.process_time()
+        with pytest.raises(refusal):
+            reads(data)
+        took.append(time.process_time() - began)
+    assert min(took) < 0.1
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_name_that_is_there_twice_is_refused_wherever_json_is_read(reader: str) -> None:
+    reads, refusal = READERS[reader]
+    with pytest.raises(refusal, match="twice"):
+        reads(json.dumps({**EVENT, "message_id": "m"}).replace('"type"', '"type": "x", "type"').encode())
 
 
 SEEDS = st.integers(0, 2**32)

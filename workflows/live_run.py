@@ -35,7 +35,7 @@ from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
 from decisions.journal import handed_on
 from decisions.limits import DEFAULTS, in_force, set_in
 from decisions.question import DECISIONS, refusal
-from decisions.transcript import PAGE_BYTES, Transcript, brief_part, goal_part
+from decisions.transcript import Transcript, brief_part, goal_part, too_large
 from workflows import attributes
 from workflows.halt import Halt
 from workflows.handlers import invalid, read
@@ -298,9 +298,8 @@ def _begun(event: BeginEvent) -> LiveRun:
     transcript = Transcript()
     for part in parts:
         transcript.append(part)
-    if transcript.size > PAGE_BYTES:
-        took = f"goal and context take {transcript.size:,} bytes of conversation, and {PAGE_BYTES:,} is the most"
-        raise invalid(f"{took}: put the rest into a file that a tool can read")
+    if why := too_large(parts):
+        raise invalid(why)
     state = _new(payload).model_copy(update=changes)
     run = LiveRun(state.model_copy(update={"limits": in_force(state, DEFAULTS)}), transcript, ())
     run.after, run.opening, run.choices = event.after, tuple(parts), event.choices

@@ -1,5 +1,6 @@
 """`collect`: what of a subtask reaches others, and what is counted where nobody can tell."""
 
+import os
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +94,20 @@ async def test_a_long_outcome_is_cut_and_lies_beside_it_as_a_whole(tmp_path: Pat
     assert len(end.outcome.encode()) <= 1000
     assert end.artifacts == ("artifacts/a/outcome.md",)
     assert (tmp_path / "lead" / "artifacts" / "a" / "outcome.md").read_text() == "ä" * 2000
+
+
+async def test_what_is_large_is_handed_on_as_a_file_and_only_its_name_is_told(tmp_path: Path) -> None:
+    theirs = project(tmp_path).workspace("child")
+    theirs.create()
+    for name, size in (("large", 50_000_000), ("too-large", 70_000_000)):
+        (theirs.root / "artifacts" / name).touch()
+        os.truncate(theirs.root / "artifacts" / name, size)
+    end = await collected(tmp_path, done("x" * 1_900_000), view("artifacts/large", "artifacts/too-large"))
+    assert end.artifacts == ("artifacts/a/large", "artifacts/a/outcome.md")
+    assert len(end.model_dump_json()) < 2000
+    for run in ("lead", "other"):
+        sizes = {path.name: path.stat().st_size for path in (tmp_path / run / "artifacts" / "a").iterdir()}
+        assert sizes == {"large": 50_000_000, "outcome.md": 1_900_000}
 
 
 async def test_of_a_run_that_answers_nothing_the_whole_share_is_taken_for_used(tmp_path: Path) -> None:

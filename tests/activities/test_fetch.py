@@ -426,6 +426,17 @@ async def test_one_private_address_among_public_ones_blocks_the_name(context: Ca
     assert "two.faced is at 10.0.0.1, which is not a public address" in message
 
 
+async def test_a_public_address_of_this_machine_is_not_reached_by_its_name(
+    context: CallContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What listens there is ours: the Temporal server, its Web UI, a codec server, the gateway."""
+    monkeypatch.setattr("activities.guard.is_own", lambda address: str(address) == "93.184.216.34")
+    tool = FetchTool(frozenset(), resolver=resolving(runner_test=["93.184.216.34"]))
+    for port in (7233, 8233, 8081, 80):
+        kind, message = error_of(await tool.run({"url": f"http://runner.test:{port}/"}, context))
+        assert (kind, "runner.test is at 93.184.216.34" in message) == ("blocked", True)
+
+
 async def test_the_address_that_was_checked_is_the_one_connected_to(server: Server, context: CallContext) -> None:
     asked: list[str] = []
 
@@ -539,6 +550,33 @@ async def test_a_redirect_to_what_is_blocked_is_not_taken(fetch: Fetch, server: 
     where = target.format(port=server.server_port, other=server.server_port + 1)
     assert error_of(await fetch(f"/to?url={where}"))[0] == "blocked"
     assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("target", ["http://other.test:22/", "https://other.test:8443/", "http://inside.test:6379/"])
+async def test_a_redirect_to_a_port_that_nobody_asked_for_is_not_taken(
+    server: Server, context: CallContext, target: str
+) -> None:
+    resolver = resolving(inside_test=["127.0.0.1"])  # the other one must not even be resolved
+    tool = FetchTool(frozenset({f"inside.test:{server.server_port}"}), resolver=resolver)
+    outcome = await tool.run({"url": f"http://inside.test:{server.server_port}/to?url={target}"}, context)
+    kind, message = error_of(outcome)
+    assert kind == "blocked"
+    assert f"it leads to another port, {target}" in message
+    assert len(server.seen) == 1
+
+
+async def test_a_redirect_may_lead_to_a_port_that_is_allowed(server: Server, context: CallContext) -> None:
+    other = Server()
+    thread = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        tool = FetchTool(frozenset({server.address, other.address}))
+        outcome = await tool.run({"url": f"{server.url}/to?url={other.url}/text"}, context)
+    finally:
+        other.shutdown()
+        other.server_close()
+        thread.join()
+    assert outcome.result.endswith("hello")
 
 
 @pytest.mark.parametrize("target", ["http://[", "http://a..b:x/", "http://[::1%5d/"])

@@ -1,7 +1,10 @@
 """The Messages API as the SDK speaks it: what is sent, what is read, and a name for every failure."""
 
+import asyncio
+import struct
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 
 import anthropic
@@ -116,7 +119,9 @@ async def test_an_empty_reply_has_no_blocks(server: ScriptedModel) -> None:
         ([fails(400, message="request exceeds the available context length")], "ContextTooLong", True),
         ([fails(429)], "RateLimited", False),
         ([fails(500)], "ModelUnavailable", False),
+        ([fails(502)], "ModelUnavailable", False),
         ([fails(503)], "ModelUnavailable", False),
+        ([fails(504)], "ModelUnavailable", False),
         ([fails(529)], "ModelUnavailable", False),
         ([cut(says("x"))], "ModelUnavailable", False),
         ([cut(says("x"), error="overloaded_error")], "ModelUnavailable", False),
@@ -161,6 +166,25 @@ async def test_no_connection_may_pass() -> None:
     assert (failure.type, failure.non_retryable) == ("ModelUnavailable", False)
 
 
+async def test_a_name_that_does_not_resolve_may_pass(server: ScriptedModel) -> None:
+    server.base_url = "http://no-such-provider.invalid"
+    failure = await fault(server)
+    assert (failure.type, failure.non_retryable) == ("ModelUnavailable", False)
+
+
+async def test_a_connection_that_is_reset_may_pass(server: ScriptedModel) -> None:
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+    listener = await asyncio.start_server(reset, "127.0.0.1", 0)
+    server.base_url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    async with listener:
+        failure = await fault(server)
+    assert (failure.type, failure.non_retryable) == ("ModelUnavailable", False)
+
+
 @pytest.mark.parametrize("script", [[fails(401, message=f"bad key {KEY}")], [fails(500, message=f"{KEY} {KEY}")]])
 async def test_a_key_that_a_server_repeats_is_taken_out(server: ScriptedModel) -> None:
     failure = await fault(server)
@@ -189,6 +213,8 @@ def test_an_error_without_a_body_is_named_too() -> None:
         '{"a": "\\ud800"}',
         "{} {}",
         "{}],[{}",
+        '{"a": 1, "a": 2}',
+        '{"a": [{"b": 1, "b": 1}]}',
     ],
 )
 def test_arguments_that_history_cannot_hold_are_refused(written: str) -> None:

@@ -47,7 +47,15 @@ def test_limits_are_found_among_the_free_entries_of_a_context() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_steps": 0}, {"max_steps": -1}, {"max_steps": "many"}, {"max_turns": 10**9}, {"max_reframes": -1}]
+    "wrong",
+    [
+        {"max_steps": 0},
+        {"max_steps": -1},
+        {"max_steps": "many"},
+        {"max_turns": 10**9},
+        {"max_reframes": -1},
+        {"max_depth": 50},
+    ],
 )
 def test_a_limit_that_makes_no_sense_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(wrong))):

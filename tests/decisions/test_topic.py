@@ -141,6 +141,8 @@ def test_an_event_that_is_nested_too_deep_to_be_passed_on_is_refused() -> None:
     assert TaskResolved(task_id="t", event=event("r", raw=raw)).event is not None
     with pytest.raises(ValueError, match="nested 50 deep"):
         event("r", raw={"deep": nested(MOST_DEPTH)})
+    with pytest.raises(ValueError, match="nested 50 deep"):
+        Event.model_validate({**event("r").model_dump(), "headers": {"deep": nested(MOST_DEPTH)}})
 
 
 def test_an_event_beyond_the_limit_is_named_with_its_size() -> None:

@@ -28,6 +28,11 @@ USAGE: dict[str, Row] = {
     "a limit that is no number": ({}, (*GO, "-c", "max_steps=many"), {}, 2, ("max_steps",)),
     "no steps at all": ({}, (*GO, "--max-steps", "0"), {}, 2, ("--max-steps",)),
     "no scope, of which there are many": ({}, ("token", "create", "t"), {}, 2, ("--scope", "runs:start, runs:read")),
+    "a key of nothing": ({}, (*GO, "--dedupe-key", ""), {}, 2, ("--dedupe-key", "empty")),
+    "less than no money": ({}, (*GO, "-c", "budget_usd=-1"), {}, 2, ("budget_usd", "greater than 0")),
+    "a fork that is told nothing": ({}, ("fork", "r1", "--step", "0", "--say", ""), {}, 2, ("say", "at least 1")),
+    "a reason without end": ({}, ("cancel", "r1", "--reason", "x" * 2001), {}, 2, ("reason", "at most 2000")),
+    "an answer by a name without end": ({}, ("answer", "r1", "x", "--by", "x" * 201), {}, 2, ("by", "at most 200")),
     "an unknown decision": ({}, ("answer", "r1", "--decision", "maybe"), {}, 2, ("maybe",)),
 }
 
@@ -130,6 +135,14 @@ PROJECT: dict[str, Row] = {
         1,
         ("192.0.2.1:7233", "TEMPORAL_TLS"),
     ),
+    "a far Temporal that is called almost as this machine": (
+        {},
+        GO,
+        {"TEMPORAL_ADDRESS": "localhost.example.com:7233"},
+        1,
+        ("localhost.example.com:7233 is not on this machine", "TEMPORAL_TLS"),
+    ),
+    "every address of this machine": ({}, GO, {"TEMPORAL_ADDRESS": "0.0.0.0:7233"}, 1, ("0.0.0.0", "TEMPORAL_TLS")),
     "an unknown profile": ({}, GO, {"TEMPORAL_PROFILE": "moon"}, 1, ("moon",)),
     "a broken profile file": (
         {"profile.toml": "[profile"},
@@ -199,6 +212,14 @@ def test_a_port_in_use_is_one_line(make_project: Callable[..., Any]) -> None:
         (("show", ""), "no run"),
         (("run", "x", "--id", " "), "a run id has 1 to 900 bytes"),
         (("run", "x", "--id", "x" * 901), "a run id has 1 to 900 bytes"),
+        (("run", "x", "--id", "é" * 500), "a run id has 1 to 900 bytes"),
+        (("run", "x", "--id", "run:x"), "a run id does not begin with run: or wf:"),
+        (("run", "x", "--id", "wf:x"), "a run id does not begin with run: or wf:"),
+        (("run", "x", "--id", "a\nb"), "a run id has characters that can be printed, unlike a b"),
+        (("run", "x", "--id", "a\x1b[2Jb"), "a run id has characters that can be printed, unlike a\\x1b[2Jb"),
+        (("show", "x" * 1001), "there is no run x"),
+        (("resume", "x" * 1001), "there is no run x"),
+        (("cancel", "x" * 1001), "there is no run x"),
     ],
 )
 def test_a_run_that_does_not_exist_is_one_line(worked: Any, command: tuple[str, ...], words: str) -> None:

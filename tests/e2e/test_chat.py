@@ -7,6 +7,7 @@ import re
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -177,6 +178,31 @@ def test_a_pipe_is_answered_to_its_end(project: Project) -> None:
     said = project.perdure("chat", "pipe", typed="one\ntwo\n")
     assert said.code == 0
     assert said.out.index("you said one") < said.out.index("you said two")
+
+
+def test_what_is_too_long_is_told_and_the_conversation_goes_on(project: Project) -> None:
+    """Also where it would have been an answer."""
+    endless, told = "x" * 200_001, "String should have at most 200000 characters"
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    command = [sys.executable, str(ROOT / "cli.py"), "chat", "endless"]
+    with subprocess.Popen(command, cwd=project.folder, env=project.environment({}), **pipes) as chat:
+        gives_up = threading.Timer(2 * PATIENCE, chat.kill)
+        gives_up.start()
+        typed, shown = chat.stdin, chat.stdout
+        assert typed
+        assert shown
+        for line, words in (
+            (endless, f"goal: {told}"),
+            ("ask me", "answer it with"),
+            (endless, f"text: {told}"),
+            ("red", "I heard red"),
+        ):
+            typed.write(f"{line}\n")
+            typed.flush()
+            assert any(words in said for said in shown), words
+        typed.close()
+        assert chat.wait() == 0
+        gives_up.cancel()
 
 
 @pytest.mark.parametrize(

@@ -218,6 +218,17 @@ def test_two_starts_with_one_dedupe_key_are_one_run(served: Any) -> None:
     assert rows.count(started) == 1
 
 
+async def test_what_is_shown_of_a_run_without_a_worker_says_how_old_it_is(served: Any) -> None:
+    there = {"TEMPORAL_ADDRESS": served.address, "PERDURE_TASK_QUEUE": "nobody-works-here"}
+    assert served.project.perdure("run", "--detach", "--id", "deserted", "produce a critique", **there).code == 0
+    shown, told = (served.project.perdure("show", "deserted", *more, **there) for more in ((), ("--json",)))
+    assert re.search(r"no worker answers now; this is what the server knows, \d+ s old", shown.out)
+    row = json.loads(told.out)
+    assert row["status"] == "queued"
+    assert row["as_of"] >= row["started_at"]
+    await served.client.get_workflow_handle("run:deserted").terminate("its test is over")
+
+
 def test_another_goal_under_the_id_of_a_run_is_refused(served: Any) -> None:
     assert served.project.perdure("run", "--detach", "--id", "once", "produce a critique").code == 0
     again = served.project.perdure("run", "--detach", "--id", "once", "a wholly other goal")

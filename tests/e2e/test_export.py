@@ -199,3 +199,8 @@ def test_what_cannot_be_exported_is_refused_in_one_line(exported: Exported) -> N
     nowhere = exported.project.perdure("trace", "whole", "--export", "no/such/folder/x.json")
     assert (nowhere.code, nowhere.out) == (1, "")
     assert nowhere.err == "perdure: no/such/folder/x.json: No such file or directory\n"
+    exported.project.folder.joinpath("taken").mkdir()
+    for folder in ("/", ".", "taken"):
+        taken = exported.project.perdure("trace", "whole", "--export", folder)
+        assert (taken.code, taken.out, len(taken.err.splitlines())) == (1, "", 1)
+        assert taken.err.startswith(f"perdure: {folder}: ")

@@ -78,20 +78,24 @@ def test_bad_events_are_refused_by_their_line_and_the_others_go_on(worked: Any) 
         json.dumps(reply(None)),
         json.dumps({"type": "evt.adapter.message.created", "data": {"platform": "discord"}}),
         json.dumps(reply("m9", "big", "x" * 3_000_000)),
+        json.dumps(reply("m9", "twice")).replace('"platform"', '"platform": "slack", "platform"'),
+        "[" * 10_000 + "]" * 10_000,
         json.dumps(reply("m9", "b")),
     ]
     told = perdure(worked, "event", "-", "--json", typed="\ufeff" + "\n".join(lines))
     rows = [json.loads(line) for line in told.out.splitlines()]
     assert told.code == 1
-    assert [row["line"] for row in rows if row["topic"]] == [1, 9]
+    assert [row["line"] for row in rows if row["topic"]] == [1, 11]
     refused = {row["line"]: row["refused"] for row in rows if row["refused"]}
-    assert list(refused) == [3, 4, 5, 6, 7, 8]
+    assert list(refused) == [3, 4, 5, 6, 7, 8, 9, 10]
     for line, words in (
         (3, "not JSON"),
         (4, "only evt.adapter.message.created is taken, not evt.adapter.reaction.added"),
         (6, "it replies to no message, so nothing awaits it"),
         (7, "data.channelId: Field required"),
         (8, "and 262,144 is the most"),
+        (9, "not JSON: 'platform' is there twice"),
+        (10, "not JSON: recursion limit exceeded"),
     ):
         assert words in refused[line]
     gone = perdure(worked, "event", "no-such-file.json")

@@ -212,7 +212,8 @@ async def test_beside_a_configured_temporal_without_a_worker_it_says_so(served: 
         await told(it, "cancel_run", run_id=run_id)
     assert "no worker runs now" in started_run["note"]
     assert (state["status"], state["is_over"]) == ("queued", False)
-    assert "no worker answers now" in state["note"]
+    assert state["note"].startswith("no worker answers now: this is what the server knows, ")
+    assert state["note"].endswith(" s old")
     assert "no worker answers for run" in line
 
 
@@ -226,6 +227,11 @@ async def test_what_is_wrong_is_said_in_one_line(clerk: Any) -> None:
             await refused(it, "start_run", goal="x", context={"max_steps": "many"}),
             await refused(it, "wait_for_run", run_id="nobody", seconds=3600),
             await refused(it, "run_state", run_id="wf:tasks"),
+            await refused(it, "start_run", goal="x", dedupe_key=""),
+            await refused(it, "start_run", goal="x", context={"notes": "x" * 5_000_000}),
+            await refused(it, "cancel_run", run_id="nobody"),
+            await refused(it, "answer_question", run_id="nobody", question_id="q1", text="x"),
+            await refused(it, "run_state", run_id="x" * 1001),
         ]
     expected = (
         "there is no run nobody",
@@ -235,6 +241,11 @@ async def test_what_is_wrong_is_said_in_one_line(clerk: Any) -> None:
         "max_steps",
         "seconds: Input should be less than or equal to 50",
         "is a follow-up",
+        "dedupe_key: String should have at least 1 character",
+        "and 480,000 is the most",
+        "there is no run nobody",
+        "there is no run nobody",
+        "there is no run x",
     )
     for line, words in zip(lines, expected, strict=True):
         assert words in line

@@ -1,11 +1,14 @@
 """Runs over HTTP: started once, read, answered, cancelled, and told of what came from outside."""
 
 import asyncio
+import json
+from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
 
+from gateway.runs import QUERY_PATIENCE
 from tests.gateway.conftest import Door, House
 
 PROBLEM = "application/problem+json"
@@ -144,11 +147,43 @@ async def test_a_bad_start_is_refused_with_its_field(door: Door, body: dict[str,
     assert answer.headers["Content-Type"] == PROBLEM
 
 
+async def test_a_start_that_no_run_could_begin_with_is_refused(door: Door) -> None:
+    body = {"payload": {"goal": "x", "context": {"notes": "x" * 500_000}}}
+    answer = await door.post("/v1/runs", body, **{"Idempotency-Key": uuid4().hex})
+    assert (answer.status_code, answer.headers["Content-Type"]) == (413, PROBLEM)
+    assert "480,000 is the most" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "body"),
+    [
+        ("GET", "", None),
+        ("GET", "/events", None),
+        ("GET", "/result", None),
+        ("POST", "/cancel", {}),
+        ("POST", "/answer", {"text": "x"}),
+        ("POST", "/tool-results", {"payload": {"run_id": "{id}", "step": 1, "tool": "lookup", "status": "ok"}}),
+    ],
+)
+async def test_a_run_that_never_was_is_told_at_every_door(
+    door: Door, method: str, more: str, body: dict[str, Any] | None
+) -> None:
+    long = "x" * 1001
+    async with door.http as http:
+        for named, status in (("nobody", 404), (long, 422)):
+            content = json.dumps(body).replace("{id}", named) if body is not None else None
+            headers = {"Content-Type": "application/json"} if content else {}
+            answer = await http.request(method, f"/v1/runs/{named}{more}", content=content, headers=headers)
+            assert (answer.status_code, answer.headers["Content-Type"]) == (status, PROBLEM)
+            assert long not in answer.text
+
+
 async def test_a_run_that_no_worker_knows_is_told_as_the_server_knows_it(house: House) -> None:
     with house.gateway(PERDURE_TASK_QUEUE="nobody-works-here") as lonely:
         run_id = await lonely.start()
         began = asyncio.get_running_loop().time()
         told = (await lonely.get(f"/v1/runs/{run_id}")).json()
+        assert QUERY_PATIENCE.total_seconds() < 2
         assert asyncio.get_running_loop().time() - began < 10  # 2 s on a quiet machine
         assert (told["answered"], told["state"], told["known"]["status"]) == (False, None, "queued")
         assert told["age_seconds"] > 0

@@ -80,6 +80,20 @@ async def test_a_request_that_answers_or_cancels_needs_the_scope_for_it(
     assert (await door.post(path, body)).status_code == 202
 
 
+async def test_who_may_not_answer_leaves_the_question_open(door: Door, tokens: dict[str, str]) -> None:
+    run_id = await door.waiting("charge: the card")
+    question = (await door.get(f"/v1/runs/{run_id}")).json()["state"]["question"]
+    for name, token in {**tokens, "nobody's": "pdr_wrong"}.items():
+        if name != "human:answer":
+            said = {"decision": "approve", "question_id": question["id"], "call": question["call"]}
+            for more, body in (("answer", said), ("cancel", {})):
+                refused = await door.post(f"/v1/runs/{run_id}/{more}", body, Authorization=f"Bearer {token}")
+                assert refused.status_code == (401 if name == "nobody's" else 403)
+    told = (await door.get(f"/v1/runs/{run_id}")).json()["state"]
+    assert (told["status"], told["question"], told["ignored"]) == ("waiting_on_human", question, [])
+    assert (await door.post(f"/v1/runs/{run_id}/cancel", {})).status_code == 202
+
+
 async def test_the_matrix_names_every_route(door: Door) -> None:
     paths = (await door.get("/openapi.json")).json()["paths"]
     served = {(method.upper(), path) for path, methods in paths.items() for method in methods}

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.converter import PayloadCodec
 from temporalio.exceptions import CancelledError
 
+import activities.run
 from contracts.tool import Approval, Effect, ToolKind
 from testkit.model_server import calls, says, slow
 from testkit.tools import ScriptedTool
@@ -190,6 +192,59 @@ async def test_many_cancels_are_one(world: Any) -> None:
             await stop(run, door)
         await is_canceled(run)
         assert await it.failed_tasks(run) == 0
+
+
+class Closing:
+    """A run's last activity, which waits until the test lets it finish the files."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self._finish = activities.run._finish_files
+        monkeypatch.setattr("activities.run._finish_files", self._held)
+
+    def _held(self, *args: Any) -> None:
+        self.begun.set()
+        assert self.go_on.wait(30)
+        self._finish(*args)
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_run_that_is_cancelled_while_it_closes_ends_as_it_was_about_to(
+    world: Any, door: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    closing = Closing(monkeypatch)
+    async with world([FINISH]) as it:
+        run = await it.start(run_id=f"closing-{it.queue}")
+        await it.until(closing.begun.is_set)
+        await stop(run, door)
+        await stop(run, door)
+        await it.state(run)  # the cancels are in the run by now
+        closing.go_on.set()
+        assert (await asyncio.wait_for(run.result(), 15))["type"] == "agent.completed"
+        assert (await run.describe()).status is WorkflowExecutionStatus.COMPLETED
+        assert await it.failed_tasks(run) == 0
+    trace = (tmp_path / f"closing-{it.queue}" / "trace.jsonl").read_text()
+    assert trace.count('"event": "agent.completed"') == 1
+    assert "agent_run.cancelled" not in trace
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_cancelled_run_that_is_cancelled_again_while_it_closes_is_cancelled_once(
+    world: Any, door: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    closing = Closing(monkeypatch)
+    async with world([calls(("ask_human", {"question": "Which?"}))]) as it:
+        run = await it.start(run_id=f"closing-{it.queue}")
+        await it.until_state(run, question=True)
+        await stop(run, door)
+        await it.until(closing.begun.is_set)
+        await stop(run, door)
+        await it.state(run)
+        closing.go_on.set()
+        await is_canceled(run)
+        assert await it.failed_tasks(run) == 0
+    trace = (tmp_path / f"closing-{it.queue}" / "trace.jsonl").read_text()
+    assert trace.count('"event": "agent_run.cancelled"') == 1
 
 
 async def test_a_cancelled_run_keeps_its_files_and_tells_no_ending(world: Any, tmp_path: Any) -> None:

@@ -15,6 +15,12 @@ from testkit.tools import ScriptedTool
 FINISH = calls(("finish", {"outcome": "done"}))
 GOOD = {"type": "agentic.start", "payload": {"goal": "x"}}
 DEEP = RawValue(Payload(metadata={"encoding": b"json/plain"}, data=b"[" * 10_000 + b"]" * 10_000))
+TWICE = RawValue(
+    Payload(
+        metadata={"encoding": b"json/plain"},
+        data=b'{"type": "agentic.start", "payload": {"goal": "a", "goal": "b"}, "text": "a", "text": "b"}',
+    )
+)
 ODD = RawValue(Payload(metadata={"encoding": b"json/odd"}, data=b"?"))
 REFERENCE = {"encoding": b"json/protobuf", "messageType": b"temporal.api.sdk.v1.ExternalStorageReference"}
 NOWHERE = RawValue(Payload(metadata=REFERENCE, data=b'{"driverName": "perdure", "claimData": {"key": "no/such"}}'))
@@ -63,6 +69,7 @@ async def failure_of(it: Any, run: Any) -> ApplicationError:
         ([start_with(goal="x", agent="")], "payload.agent"),
         ([start_with(goal="x" * 200_001)], "payload.goal"),
         ([DEEP], "not readable as JSON"),
+        ([TWICE], "not readable as JSON: 'goal' is there twice"),
         ([ODD], "not readable as JSON"),
         ([NOWHERE], "kept outside of Temporal, and cannot be had"),
         ([TORN], "kept outside of Temporal, and cannot be had"),
@@ -118,6 +125,7 @@ BAD_BODIES: list[list[Any]] = [
     [{"question_id": 1}],
     [{"decision": "perhaps"}],
     [DEEP],
+    [TWICE],
     [ODD],
     [NOWHERE],
     [TORN],

@@ -46,6 +46,15 @@ async def test_a_wait_without_end_is_not_honoured_beyond_a_minute(world: Any) ->
         await run.cancel()
 
 
+async def test_a_rate_limit_without_end_fails_the_run_by_its_name(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("activities.turn.PAUSES", (0.01,) * 5)
+    async with world([fails(429, retry_after=0.01)]) as it:
+        run = await it.start()
+        assert (await failure_of(run)).type == "RateLimited"
+        assert (await it.state(run))["status"] == "failed"
+        assert len(it.model.requests) == 6
+
+
 @pytest.mark.parametrize("status", [400, 401, 403, 404])
 async def test_a_refusal_ends_the_run_at_once_and_never_shows_the_key(
     world: Any, status: int, caplog: pytest.LogCaptureFixture
@@ -61,7 +70,7 @@ async def test_a_refusal_ends_the_run_at_once_and_never_shows_the_key(
     assert KEY not in caplog.text
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 529])
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 529])
 async def test_an_overloaded_provider_is_asked_again(world: Any, status: int) -> None:
     async with world([fails(status, then=FINISH)]) as it:
         assert (await (await it.start()).result())["type"] == "agent.completed"
@@ -92,6 +101,7 @@ async def test_a_stream_that_is_cut_is_asked_for_again_and_leaves_nothing_behind
         '"text"',
         "[1]",
         '{"a": "\\ud800"}',
+        '{"n": 1, "n": 2}',
         "[" * 9999,
     ],
 )
