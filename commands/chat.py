@@ -81,6 +81,8 @@ def chat(conversation_id: str, agent: str | None, message: str | None, when_busy
             talk = Talk(here, conversation_id, agent, console)
             if message is not None:
                 return await talk.once(message, WhenBusy(when_busy), as_json=as_json)
+            if here.rehearsal:
+                console.print(f"[yellow]{escape(here.rehearsal)}[/]", soft_wrap=True)
             return await talk.on()
 
     go(main)

@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 from pydantic import ValidationError
+from rich.markup import escape
 
 from commands.common import console, examples, go, run_argument
 from contracts.run import RunStatus
@@ -74,8 +75,8 @@ def _send(run_id: str, **said: str | None) -> None:
     async def main() -> int:
         async with session(load(), Needs.answers) as here:
             await answer(here.client, run_id, body)
-            worked_on = await here.has_worker()
-        console.print("accepted" if worked_on else f"accepted; no worker runs now: perdure watch {run_id} brings one")
+            lack = await here.no_worker(run_id)
+        console.print(escape(f"accepted; {lack}" if lack else "accepted"), soft_wrap=True)
         return 0
 
     go(main)
@@ -94,6 +95,8 @@ def cancel_(run_id: str, reason: str | None) -> None:
         async with session(load(), Needs.work) as here:
             await cancel(here.client, run_id, CancelRequest(reason=reason, by="perdure cancel"))
             console.print("asked to stop; waiting for what is running …")
+            if lack := await here.no_worker():
+                console.print(f"[yellow]{lack}[/]")
             end = await ended(here.client, run_id)
         console.print(end.status)
         return 0 if end.status == RunStatus.cancelled else 1
