@@ -169,6 +169,26 @@ async def test_a_run_without_a_handoff_shows_none(shop: Shop) -> None:
     assert "handoff" not in shop.perdure("show", "stopped").out
 
 
+async def test_a_misspelt_decision_is_told_with_those_that_the_open_question_takes(shop: Shop) -> None:
+    def refused(run_id: str, decision: str) -> str:
+        done = shop.perdure("answer", run_id, "--decision", decision)
+        assert (done.code, done.out) == (2, "")
+        return str(done.err).partition(" (see ")[0]
+
+    await shop.starts("note it", "misspelt")
+    await shop.waits("misspelt")
+    said = (
+        "perdure: --decision 'aprove' is none (did you mean approve?); question q1 takes one of: approve, approve_tool"
+    )
+    assert refused("misspelt", "aprove") == f"{said}, deny"
+    assert shop.perdure("cancel", "misspelt").code == 0
+    assert refused("misspelt", "aprove").endswith("keep_old, continue, stop")
+    await shop.starts("ask", "in words")
+    await shop.waits("in words")
+    assert refused("in words", "yes") == "perdure: --decision 'yes' is none; question q1 takes: a text"
+    assert shop.perdure("cancel", "in words").code == 0
+
+
 def test_an_answer_that_no_run_takes_is_wrong_usage(shop: Shop) -> None:
     refused = shop.perdure("approve", "noting", "--by", "x" * 300)
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
