@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from contracts.duration import Duration
-from contracts.value import Terse, Value, sparse
+from contracts.value import JsonResult, Terse, Value, sparse
 
 RETRY_DELAYS = (0.5, 2.0, 8.0)  # seconds (B1)
 CALL_MARGIN = timedelta(seconds=5)  # an activity's timeout over the tool's own, which speaks first
@@ -108,7 +108,7 @@ class ToolOutcome(Terse):
     """
 
     status: Literal["ok", "error"] = "ok"
-    result: Any = None
+    result: JsonResult = None
     error: ToolError | None = None
     artifacts: tuple[str, ...] = ()
     duration_ms: int = 0
