@@ -26,7 +26,7 @@ from commands.wrapping import Wrapping
 from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, TurnEnd, WhenBusy
 from contracts.journal import Journal
 from contracts.run import QuestionView, RunStatus
-from contracts.signals import CancelRequest
+from contracts.signals import CancelRequest, HumanInput
 from decisions import ids
 from decisions.calls import text_of
 from decisions.journal import render
@@ -237,7 +237,7 @@ class Talk:
         """An answer, where the turn has asked; else the next request."""
         if self._asks is not None:
             run_id, question = self._asks
-            await answer(self._here.client, run_id, read_answer(question, text))
+            await answer(self._here.client, run_id, self._page.says(read_answer(question, text)))
         else:
             await self._ask(text, WhenBusy.queue)
 
@@ -370,6 +370,10 @@ class Page:
                 self._screen.show(happening, time)
             case _:
                 self._screen.show(happening, time)
+
+    def says(self, answer: HumanInput) -> HumanInput:
+        """An answer that is given here."""
+        return self._screen.says(answer)
 
     def _write(self, text: str) -> None:
         self._written += text
