@@ -44,7 +44,6 @@ def gateway(host: str, port: int, *, behind_tls: bool) -> None:
             )
         webhooks = webhooks_of(settings.file.gateway.webhooks, os.environ)
         stop = stopping()
-        console.print("starting …")
         with listen(host, port) as listener:
             async with session(settings, Needs.work) as here:
                 if here.ui is None:  # else the worker beside it logs to its file

@@ -16,7 +16,6 @@ async def test_alone_it_brings_the_server_and_a_worker(make_project: Callable[..
     project = make_project()
     token = await asyncio.to_thread(make_token, project, "me", "runs:start", "runs:read", "human:answer")
     with project.running("gateway", "--port", "0") as process:
-        assert process.until("") == "starting …\n"
         url = process.until("gateway").split()[1]
         process.until("No model is configured, so the rehearsal model answers")
         process.until("Ctrl-C")
