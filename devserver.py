@@ -110,7 +110,7 @@ async def embedded(
     The SDK's default `Runtime` comes to be here: a caller that wants its own sets it before.
     Raises `ServerDidNotStart`.
     """
-    wish = _Wish(_prepared(home), port, ui_port, dynamic_config or {})
+    wish = _Wish(prepared(home), port, ui_port, dynamic_config or {})
     deadline = time.monotonic() + START_TIMEOUT
     async with _holding(wish.home / "users.lock", fcntl.LOCK_SH, deadline):
         async with _holding(wish.home / "start.lock", fcntl.LOCK_EX, deadline):
@@ -130,7 +130,8 @@ def address_of(home: Path) -> str | None:
     return at["address"] if at else None
 
 
-def _prepared(home: Path) -> Path:
+def prepared(home: Path) -> Path:
+    """The folder of the state, which is there then. Raises ServerDidNotStart."""
     home = home.resolve()
     try:
         home.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from contracts.mcp import Pin, PinState
 from contracts.tool import ToolKind, ToolRoute
 from decisions.mcp import SEPARATOR, difference, effect_of, is_looser, server_of, states, tool_name
 from settings import McpToolSettings, ProjectError, Settings
+from settings.problems import meant
 
 if TYPE_CHECKING:
     from activities.mcp_connection import Connections, Unreachable
@@ -142,11 +143,13 @@ def _offer(settings: Settings, connections: "Connections", pins: Pins, *, is_str
 def _route(name: str, kept: Pin, settings: Settings) -> ToolRoute:
     local = settings.file.tools.get(name, McpToolSettings(kind="mcp"))
     if not isinstance(local, McpToolSettings):
-        raise ProjectError(f'perdure.toml: tools.{name}: it is a tool of an MCP server, so it takes kind = "mcp" only')
+        told = 'it is a tool of an MCP server, so it takes kind = "mcp" only'
+        raise ProjectError(f"{settings.at('tools', name, 'kind')}: {told}")
     hinted = effect_of(kept.annotations)
     if local.effect is not None and is_looser(local.effect, hinted):
         told = f"its server's annotations make it {hinted}, and {local.effect} would be looser"
-        raise ProjectError(f"perdure.toml: tools.{name}.effect: {told}; read is loosest, then keyed, then once")
+        at = settings.at("tools", name, "effect")
+        raise ProjectError(f"{at}: {told}; read is loosest, then keyed, then once")
     return ToolRoute(
         name=name,
         kind=ToolKind.mcp,
@@ -165,9 +168,10 @@ def _no_strangers(settings: Settings, tools: Mapping[str, Tool]) -> None:
             continue
         server = server_of(name)
         if server not in settings.servers:
-            raise ProjectError(f"perdure.toml: tools.{name}: there is no MCP server {server or name!r} in .mcp.json")
+            told = f"there is no MCP server {server or name!r} in .mcp.json{meant(server or name, settings.servers)}"
+            raise ProjectError(f"{settings.at('tools', name)}: {told}")
         if name not in tools and any(server_of(each) == server for each in tools):
-            raise ProjectError(f"perdure.toml: tools.{name}: {_no_such(name, server, tools)}")
+            raise ProjectError(f"{settings.at('tools', name)}: {_no_such(name, server, tools)}")
 
 
 def _named(
@@ -183,12 +187,13 @@ def _named(
         elif name in tools:
             yield name
         elif is_strict or server in pins:
-            raise ProjectError(f"agent {agent.name}: tools: {_no_such(name, server, tools)}")
+            raise ProjectError(f"{settings.roster.at(agent.name, 'tools', name)}: {_no_such(name, server, tools)}")
 
 
 def _no_such(name: str, server: str | None, tools: Mapping[str, Tool]) -> str:
-    there = ", ".join(each for each in tools if server_of(each) == server) or "none"
-    return f"{NAME} has no {name!r}; of {server} it has: {there} (perdure tools --accept {server} takes what is new)"
+    there = [each for each in tools if server_of(each) == server]
+    told = f"{NAME} has no {name!r}{meant(name, there)}; of {server} it has: {', '.join(there) or 'none'}"
+    return f"{told} (perdure tools --accept {server} takes what is new)"
 
 
 async def standings(settings: Settings) -> list[Standing]:
@@ -226,7 +231,8 @@ async def accept(settings: Settings, what: str | None) -> list[Standing]:
     server = what and (server_of(what) or what)
     if server and server not in settings.servers:
         known = ", ".join(settings.servers) or "none"
-        raise ProjectError(f"there is no MCP server {server!r} in .mcp.json; the servers are: {known}")
+        near = meant(server, settings.servers)
+        raise ProjectError(f"there is no MCP server {server!r} in .mcp.json{near}; the servers are: {known}")
     tool = what[len(f"{server}{SEPARATOR}") :] if what and what != server else None
     connections = _connections(settings)
     try:

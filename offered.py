@@ -115,13 +115,13 @@ def _tool(
             try:
                 return PythonTool(route, described.target, described.description)
             except BadTarget as error:
-                raise ProjectError(f"perdure.toml: tools.{name}.target: {error}") from None
+                raise ProjectError(f"{settings.at('tools', name, 'target')}: {error}") from None
         case HttpToolSettings():
             return HttpTool(route, _schema(name, described), described.url, client)
         case QueueToolSettings():
             if described.task_queue == settings.task_queue:
                 theirs = f"{described.task_queue!r} is the task queue of this project's own worker: name another one"
-                raise ProjectError(f"perdure.toml: tools.{name}.task_queue: {theirs}")
+                raise ProjectError(f"{settings.at('tools', name, 'task_queue')}: {theirs}")
             queue = QueueRoute(**described.model_dump(include=set(QueueRoute.model_fields)))
             return QueueTool(route.model_copy(update={"queue": queue}), _schema(name, described))
         case SignalToolSettings():

@@ -53,6 +53,8 @@ V = TypeVar("V")
 
 QUERY_PATIENCE = timedelta(seconds=3)  # a run without a worker answers no query
 CAUSE = "cause=WorkflowTaskFailedCause"
+# Ends of which a run itself has told, with its last step; one that is terminated says nothing more.
+_TOLD_ENDS = (WorkflowExecutionStatus.COMPLETED, WorkflowExecutionStatus.FAILED, WorkflowExecutionStatus.CANCELED)
 MOST_ID_BYTES = 900  # the server takes 1,000 for the whole workflow id
 
 
@@ -182,9 +184,20 @@ async def resume(client: Client, task_queue: str, run_id: str) -> WorkflowHandle
 async def fork(client: Client, task_queue: str, run_id: str, step: int, say: str | None) -> WorkflowHandle[Any, Any]:
     """A new run that goes on from what any run was after `step`. Raises NoSuchRun, Refused."""
     origin = await find(client, run_id)
+    last = await _last_step(client, origin)
+    if last is not None and step > last:
+        raise Refused(f"there is no step {step} in run {origin.run_id} to fork after; the steps are 0 to {last}")
     event = ResumeEvent(type="agentic.resume", payload=ResumePayload(run_id=origin.run_id, step=step, say=say))
     told = f"fork of {origin.run_id} after step {step}{f': {say}' if say else ''}"
     return await _start(client, task_queue, event, new_run_id(), told)
+
+
+async def _last_step(client: Client, found: "Found") -> int | None:
+    """None where only the run knows, and no worker is there to ask it."""
+    if found.execution.status in _TOLD_ENDS:
+        return found.steps
+    view = await state(client, found.run_id)
+    return view.step if view else None
 
 
 async def _start(

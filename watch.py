@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.failure.v1 import Failure
@@ -26,6 +26,7 @@ from contracts.context import ContextFull, Summary
 from contracts.delegation import DelegationRequest, DelegationState
 from contracts.events import ToolRequestEvent
 from contracts.run import QuestionView, RunStatus
+from contracts.signals import HumanInput
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, TurnRequest
 from decisions import ids
@@ -33,7 +34,7 @@ from decisions.narrate import cut
 from runs import NoSuchRun, find, first_kept, is_kept, state
 
 # What else is told to the trace, people see anyway: as a call, a summary, a question, or the end.
-TOLD_TO_PEOPLE = ("agent.guardrail.escalated", "agent.exhaustion.soft_limit")
+TOLD_TO_PEOPLE = ("agent.guardrail.escalated", "agent.exhaustion.soft_limit", "refused")
 QUEUED = "queued"  # no name of an activity of ours
 LOOK_EVERY = 0.3  # seconds between looks at what is not in history yet
 GIVEN_UP = "branch tokens"  # of the server's message
@@ -135,6 +136,13 @@ class Signalled:
 
 
 @dataclass(frozen=True)
+class Answered:
+    """A person has said something to the open question; by signal, it may have been no answer to it."""
+
+    answer: HumanInput
+
+
+@dataclass(frozen=True)
 class Rotated:
     """The run continued as new."""
 
@@ -180,6 +188,7 @@ Happening = (
     | Waiting
     | Resumed
     | Signalled
+    | Answered
     | Rotated
     | Live
     | Held
@@ -339,11 +348,22 @@ class Watch:
                 upsert = event.upsert_workflow_search_attributes_event_attributes
                 return await self._status(dict(upsert.search_attributes.indexed_fields))
             case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED:
-                return [Signalled(event.workflow_execution_signaled_event_attributes.signal_name)]
+                signalled = event.workflow_execution_signaled_event_attributes
+                said = await self._answered(signalled.input) if signalled.signal_name == "human_input" else []
+                return [Signalled(signalled.signal_name), *said]
+            case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_UPDATE_ACCEPTED:
+                update = event.workflow_execution_update_accepted_event_attributes.accepted_request.input
+                return await self._answered(update.args) if update.name == "answer" else []
             case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
                 return [Rotated()]
             case _:
                 return [Over()] if event.event_type in _ENDS else []
+
+    async def _answered(self, given: Payloads) -> list[Happening]:
+        values = await self.client.data_converter.decode(given.payloads) if self._waiting else []
+        with suppress(ValidationError):
+            return [Answered(HumanInput.model_validate(value)) for value in values[:1]]
+        return []
 
     async def _scheduled_event(self, event: HistoryEvent) -> list[Happening]:
         scheduled = event.activity_task_scheduled_event_attributes

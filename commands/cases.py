@@ -32,7 +32,7 @@ def _case(value: Any, where: str) -> Case:
         case = Case.model_validate(value)
         start_of(case, None).model_dump_json()
     except ValidationError as error:
-        name, expected = first_fault(error)
+        name, expected = first_fault(error, Case)
         name = [each for each in name if each != "payload"]
         raise ProjectError(f"{where}: {'.'.join(name)}: {expected}") from None
     except ValueError as error:  # YAML can say what JSON cannot, as a value that holds itself

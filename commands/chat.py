@@ -26,7 +26,7 @@ from commands.wrapping import Wrapping
 from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, TurnEnd, WhenBusy
 from contracts.journal import Journal
 from contracts.run import QuestionView, RunStatus
-from contracts.signals import CancelRequest
+from contracts.signals import CancelRequest, HumanInput
 from decisions import ids
 from decisions.calls import text_of
 from decisions.journal import render
@@ -82,6 +82,8 @@ def chat(conversation_id: str, agent: str | None, message: str | None, when_busy
             talk = Talk(here, conversation_id, agent, console)
             if message is not None:
                 return await talk.once(message, WhenBusy(when_busy), as_json=as_json)
+            if here.rehearsal:
+                console.print(f"[yellow]{escape(here.rehearsal)}[/]", soft_wrap=True)
             return await talk.on()
 
     go(main)
@@ -240,7 +242,7 @@ class Talk:
                 said = read_answer(question, text)
             except ValidationError as error:
                 raise Refused(first_of(error)) from None
-            await answer(self._here.client, run_id, said)
+            await answer(self._here.client, run_id, self._page.says(said))
         else:
             await self._ask(text, WhenBusy.queue)
 
@@ -373,6 +375,10 @@ class Page:
                 self._screen.show(happening, time)
             case _:
                 self._screen.show(happening, time)
+
+    def says(self, answer: HumanInput) -> HumanInput:
+        """An answer that is given here."""
+        return self._screen.says(answer)
 
     def _write(self, text: str) -> None:
         self._written += text

@@ -65,8 +65,8 @@ def evaluate(file: Path, agent: str | None, repeat: int, concurrency: int, min_p
         await _check_tools(cases, settings)
         stop = stopping()
         async with session(settings, Needs.work) as here:
-            if not await here.has_worker():
-                raise NotReachable("no worker on this task queue yet; start one: perdure worker")
+            if lack := await here.no_worker():
+                raise NotReachable(lack)
             show = None if as_json else lambda result: print_score(console, result)
             evaluation = Evaluation(here, agent, asyncio.Semaphore(concurrency), show)
             results = await evaluation.unless(stop, evaluation.all(cases, repeat))

@@ -36,8 +36,8 @@ async def follow(here: Session, run_id: str, console: Console) -> int:
     console.print(f"[bold]run[/]   {escape(run_id)}")
     if page := here.page_of(run_id):
         console.print(f"[bold]page[/]  {page}", soft_wrap=True)
-    if here.ui is None and not await here.has_worker():  # beside an embedded server the command works itself
-        console.print("[yellow]no worker on this task queue yet; start one: perdure worker[/]")
+    if lack := await here.no_worker():
+        console.print(f"[yellow]{lack}[/]")
     if await _left(_show(here, run_id, screen), run_id):
         return DETACHED
     end = await ended(here.client, run_id)

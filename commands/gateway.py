@@ -4,6 +4,7 @@ import ipaddress
 import os
 
 import click
+from rich.markup import escape
 
 from commands.common import console, examples, go
 from commands.follow import stopping
@@ -53,6 +54,8 @@ def gateway(host: str, port: int, *, behind_tls: bool) -> None:
                 console.print(f"task queue {settings.task_queue}")
                 if here.ui:
                     console.print(f"Web UI     {here.ui}")
+                if here.rehearsal:
+                    console.print(f"[yellow]{escape(here.rehearsal)}[/]", soft_wrap=True)
                 if not has_tokens:
                     console.print(
                         "no tokens yet; make one: perdure token create NAME --scope runs:read", soft_wrap=True

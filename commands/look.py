@@ -47,6 +47,8 @@ def list_(waiting: bool, follow_ups: bool, limit: int | None, as_json: bool) -> 
         async with session(load(), Needs.nothing) as here:
             found = [each async for each in listing(here.client, waiting=waiting, follow_ups=follow_ups, limit=most)]
             asks = [each async for each in listing(here.client, waiting=True, limit=most)] if is_overview else []
+            is_any_open = any(each.is_open for each in (*found, *asks))
+            lack = await here.no_worker() if is_any_open and not as_json else None
         if as_json:
             for each in found:
                 click.echo(json.dumps(run_row(each)))
@@ -58,6 +60,8 @@ def list_(waiting: bool, follow_ups: bool, limit: int | None, as_json: bool) -> 
             print_list(console, list(asking.values()), [each for each in found if each.run_id not in asking])
             if is_overview and len(asks) == most:
                 console.print("[dim]perhaps more wait for a person: perdure list --waiting[/]")
+            if lack:
+                console.print(f"[yellow]{lack}[/]")
         return 0
 
     go(main)

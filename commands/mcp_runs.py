@@ -195,8 +195,7 @@ class Door:
         event = StartEvent.model_validate({"type": "agentic.start", "payload": payload, "dedupe_key": key})
         handle = await start(self._client, settings.task_queue, event)
         run_id = ids.run_id_of(handle.id)
-        note = "" if await self._here.has_worker() else "no worker runs now: it goes on once one does (perdure worker)"
-        return StartedRun(run_id=run_id, page=self._here.page_of(run_id), note=note)
+        return StartedRun(run_id=run_id, page=self._here.page_of(run_id), note=await self._here.no_worker(run_id) or "")
 
     async def run_state(self, run_id: str) -> ToldRun:
         """What a run does now: status, step, plan, last finding, open question, cost, and its outcome at the end."""

@@ -35,6 +35,7 @@ def dev(port: int | None, ui_port: int | None) -> None:
     async def main() -> int:
         settings = load()
         stop = stopping()  # a signal while it is still starting counts too
+        console.print("starting …")
         async with session(settings, Needs.work, port=port, ui_port=ui_port) as here:
             console.print(f"Temporal   {here.client.service_client.config.target_host}")
             if here.ui:

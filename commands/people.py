@@ -1,19 +1,30 @@
 """What people say to a run: `perdure answer`, `approve`, `deny` and `cancel`."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import click
 from pydantic import ValidationError
+from rich.markup import escape
 
 from commands.common import console, examples, go, run_argument, wrong_usage
 from contracts.run import RunStatus
 from contracts.signals import CancelRequest, Decision, HumanInput
-from runs import answer, cancel, ended
+from decisions.question import TEXTUAL
+from runs import NoSuchRun, Refused, answer, cancel, ended, find, state
 from session import Needs, session
 from settings import load
+from settings.problems import meant
 
 DECISIONS = [each.value for each in Decision]  # of an enum, click would take the names
+
+
+class DecisionType(click.Choice[str]):
+    """Another word is no usage error yet: the question that is open tells which of these it takes."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002 - click's signature
+        return str(value)
 
 
 def names_what_it_answers(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,14 +41,33 @@ def names_what_it_answers(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("answer", epilog=examples('answer RUN "the second one"', "answer RUN --decision run_again"))
 @run_argument
 @click.argument("text", required=False)
-@click.option("--decision", type=click.Choice(DECISIONS), help="What the question takes, where that is no text.")
+@click.option("--decision", type=DecisionType(DECISIONS), help="What the question takes, where that is no text.")
 @names_what_it_answers
 def answer_(run_id: str, text: str | None, decision: str | None, **named: str | None) -> None:
     """Answer the open question of a run.
 
     TEXT is the answer in words, or the result for the decision use_result.
     """
+    if decision is not None and decision not in DECISIONS:
+        go(lambda: _refuse(run_id, decision))
     _send(run_id, text=text, decision=decision, **named)
+
+
+async def _refuse(run_id: str, decision: str) -> int:
+    """Raises click.UsageError with the decisions that the open question takes; with all of them where none is open."""
+    question = None
+    async with session(load(), Needs.answers) as here:
+        with suppress(NoSuchRun, Refused):
+            found = await find(here.client, run_id)
+            view = await state(here.client, found.run_id) if found.is_open else None
+            question = view.question if view else None
+    if question is None:
+        takes, words = "there are", DECISIONS
+    elif question.kind in TEXTUAL:
+        takes, words = f"question {question.id} takes", ["a text"]
+    else:
+        takes, words = f"question {question.id} takes one of", list(question.options)
+    raise click.UsageError(f"--decision {decision!r} is none{meant(decision, words)}; {takes}: {', '.join(words)}")
 
 
 @click.command(epilog=examples("approve RUN", "approve RUN --call DIGEST", "approve RUN --tool"))
@@ -73,8 +103,8 @@ def _send(run_id: str, **said: str | None) -> None:
     async def main() -> int:
         async with session(load(), Needs.answers) as here:
             await answer(here.client, run_id, body)
-            worked_on = await here.has_worker()
-        console.print("accepted" if worked_on else f"accepted; no worker runs now: perdure watch {run_id} brings one")
+            lack = await here.no_worker(run_id)
+        console.print(escape(f"accepted; {lack}" if lack else "accepted"), soft_wrap=True)
         return 0
 
     go(main)
@@ -97,6 +127,8 @@ def cancel_(run_id: str, reason: str | None) -> None:
         async with session(load(), Needs.work) as here:
             await cancel(here.client, run_id, body)
             console.print("asked to stop; waiting for what is running …")
+            if lack := await here.no_worker():
+                console.print(f"[yellow]{lack}[/]")
             end = await ended(here.client, run_id)
         console.print(end.status)
         return 0 if end.status == RunStatus.cancelled else 1

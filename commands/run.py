@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from activities.workspace import Workspace, folder_name
-from commands.common import as_json_option, console, examples, go, run_argument, wrong_usage
+from commands.common import as_json_option, complain, console, examples, go, run_argument, wrong_usage
 from commands.completion import agent_names
 from commands.follow import follow, follow_json
 from contracts.events import ResumePayload, StartEvent
@@ -62,10 +62,6 @@ def run(
     async def main() -> int:
         settings = load()
         settings.check_agent(event.payload.agent)
-        if settings.rehearses and not as_json and not detach:
-            why = settings.why_rehearsal
-            said = f"{why[0].upper()}{why[1:]}, so the rehearsal model answers, by rule. For a real one set"
-            console.print(f"[yellow]{escape(said)} ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL.[/]", soft_wrap=True)
         async with session(settings, Needs.nothing if detach else Needs.work) as here:
             begun, named = event, run_id
             if len(whole) > MOST_GOAL:
@@ -76,10 +72,11 @@ def run(
                 raise Refused(f"there is a run {run_id} already, and it is not started again: perdure watch {run_id}")
             started = handle.id.removeprefix("run:")
             if detach:
-                click.echo(json.dumps({"run_id": started}) if as_json else started)
-                return 0
+                return await _detached(here, started, as_json=as_json)
             if as_json:
                 return await follow_json(here, started, every=False)
+            if here.rehearsal:
+                console.print(f"[yellow]{escape(here.rehearsal)}[/]", soft_wrap=True)
             others = [each.run_id async for each in listing(here.client) if each.is_open and each.run_id != started]
             if others:
                 console.print(f"[dim]other open runs go on too: {escape(', '.join(others[:5]))} (perdure list)[/]")
@@ -145,9 +142,17 @@ async def _going_on(run_id: str, step: int | None, say: str | None, *, detach: b
             handle = await fork_run(here.client, settings.task_queue, run_id, step, say)
         started = handle.id.removeprefix("run:")
         if detach:
-            click.echo(json.dumps({"run_id": started}) if as_json else started)
-            return 0
+            return await _detached(here, started, as_json=as_json)
         return await (follow_json(here, started, every=False) if as_json else follow(here, started, console))
+
+
+async def _detached(here: Session, run_id: str, *, as_json: bool) -> int:
+    """The id, for whoever reads it; beside it, for a person, who answers and what is missing."""
+    click.echo(json.dumps({"run_id": run_id}) if as_json else run_id)
+    if not as_json:
+        for line in filter(None, (here.rehearsal, await here.no_worker(run_id))):
+            complain(line)
+    return 0
 
 
 def start_event(

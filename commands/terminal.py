@@ -33,6 +33,7 @@ from decisions.ids import call_digest
 from decisions.narrate import call_line, cut
 from runs import Ended
 from watch import (
+    Answered,
     Called,
     Calling,
     Crowded,
@@ -79,6 +80,7 @@ class Screen:
         self._calls: dict[str, Exact] = {}  # of the latest turn, by digest
         self._held = False
         self._said = ""
+        self._own: HumanInput | None = None  # what was answered here: whoever typed it sees it
 
     @property
     def is_live(self) -> bool:
@@ -133,6 +135,8 @@ class Screen:
             case Thought():
                 self.hears(happening, time)
                 self._thought(happening)
+            case Answered(answer):
+                self._answered(answer)
             case Crowded() | Shortened() | Noticed() | Signalled() | Rotated():
                 self._aside(happening, at)
             case Calling(call):
@@ -263,6 +267,18 @@ class Screen:
         else:
             print_question(self.console, question, self._calls.get(question.call or ""))
 
+    def says(self, answer: HumanInput) -> HumanInput:
+        """An answer that is given here."""
+        self._own = answer
+        return answer
+
+    def _answered(self, answer: HumanInput) -> None:
+        """What a person has decided, or said, and who."""
+        own, self._own = self._own, None
+        if answer != own:
+            said = ": ".join(filter(None, (answer.decision, answer.text)))
+            self._line(f"  [yellow]←[/] {escape(cut(answer.by or 'a person', 60))}  ", cut(said, 300))
+
     @property
     def facts(self) -> str:
         """`2 steps · 3 turns · 12,345 (67% cached) → 1,234 tokens · USD 0.0123 · 42 s`."""
@@ -300,7 +316,7 @@ class Screen:
                     self.console.print()
                     return None
                 said = line
-            return read_answer(question, said)
+            return self.says(read_answer(question, said))
         except asyncio.CancelledError:
             self.console.print()  # below the prompt that nobody needs any more
             raise
@@ -319,6 +335,9 @@ def _mark(*, is_good: bool) -> str:
 
 def _noticed(event: dict[str, Any]) -> str:
     """A full context is told by what is done about it."""
+    if event["event"] == "refused":
+        step = f"  [dim]step {event['step']}[/]" if event["step"] else ""
+        return f"[red]✗[/] {escape(cut(event['call'], 100))}{step}  {event['kind']}: {escape(cut(event['error'], 300))}"
     if event.get("ladder") == "thrash":
         return f"[yellow]![/] goes in circles: {RUNGS[event['stage']]}"
     return "" if "ladder" in event else "[yellow]![/] the time is used up: one last turn"

@@ -9,7 +9,7 @@ from contracts.conversation import MAX_ID_LENGTH, Choice, Headers
 from contracts.delegation import Assignment
 from contracts.limits import LimitOverrides, limits_in
 from contracts.tool import ToolError
-from contracts.value import Edge, Value, sparse
+from contracts.value import Edge, JsonResult, Value, sparse
 
 
 class StartPayload(Edge):
@@ -128,7 +128,7 @@ class ToolResultPayload(Edge):
     tool: str
     """As the request had it."""
     status: Literal["ok", "error"]
-    result: Any = None
+    result: JsonResult = None
     """With `ok`; at most 512 KiB as JSON. More than 64 KiB becomes an artifact with an excerpt."""
     error: ToolError | None = None
     """With `error`."""

@@ -1,11 +1,12 @@
 """The base classes: what lies in history is read tolerantly, what comes from outside strictly."""
 
+import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 from unicodedata import category
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 
@@ -80,6 +81,22 @@ def printable(text: str) -> str:
 
 def _is_blank(sign: str) -> bool:
     return sign in _JOINERS or category(sign) == "Zs"
+
+
+def _in_json(value: Any) -> Any:
+    match value:
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case dict():
+            return {name: _in_json(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_in_json(inner) for inner in value]
+        case _:
+            return value
+
+
+# NaN and the infinities are no numbers of JSON, and would be null at the next process: they become their names.
+JsonResult = Annotated[Any, AfterValidator(_in_json)]
 
 
 class Undecodable(Value):

@@ -104,6 +104,14 @@ def question_in(call: Call) -> str | None:
     return text if call.outcome is None and isinstance(text, str) and text.strip() else None
 
 
+def was_refused(call: Call) -> bool:
+    """Whether it ended without being made, and so without an activity or a run that tells of it."""
+    fault = call.outcome.error.kind if call.outcome and call.outcome.error else None
+    if call.kind is ToolKind.builtin:
+        return fault not in (None, ToolFault.subtask_failed)
+    return fault in (ToolFault.denied, ToolFault.budget)
+
+
 def needs_approval(state: RunState, call: Call) -> bool:
     """Whether a person has to approve it first: an approval is for exactly one call, or for a tool in this run."""
     route = next((r for r in state.tools if r.name == call.tool), None)

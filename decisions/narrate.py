@@ -9,6 +9,7 @@ from contracts.delegation import DelegationRequest, DelegationState, Spent, Subt
 from contracts.question import Question, QuestionKind
 from contracts.run import Call, Ending, PendingView, QuestionView, RunState, RunStatus, RunView
 from contracts.tool import ToolOutcome
+from contracts.value import printable
 from decisions.builtins import DELEGATE
 from decisions.delegation import call_told
 from decisions.question import TEXTUAL
@@ -20,6 +21,11 @@ def cut(text: str, length: int) -> str:
     """One line of at most `length` characters."""
     line = " ".join(text.split())
     return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def notice(signal: str, why: str) -> str:
+    """Of a signal that had no effect. Whoever sent it chose its name, and a terminal may be where it is read."""
+    return cut(printable(f"{signal}: {why}"), 300)
 
 
 def turn_summary(state: RunState) -> str:

@@ -34,12 +34,13 @@ from settings.file import (
     SignalToolSettings,
     ToolSettings,
     WorkerSettings,
+    place_of,
     read_file,
     urls_of,
 )
 from settings.mcp import NAME as MCP_FILE
 from settings.mcp import named_secrets, read_servers, server_urls
-from settings.problems import ProjectError
+from settings.problems import ProjectError, meant
 
 if TYPE_CHECKING:
     from activities.payload_store import PayloadStore
@@ -67,7 +68,7 @@ REHEARSAL = "rehearsal"
 
 @dataclass(frozen=True)
 class Settings:
-    """`folder` is the project's; `home` holds state, `workspaces` a folder for each run.
+    """`folder` is the project's, and `path` its file; `home` holds state, `workspaces` a folder for each run.
 
     `store` is the URL of the object store that holds the runs' segments and ledgers; None: the workspaces do.
     `payloads` keeps what is too large for Temporal's history; None: history has it.
@@ -76,6 +77,7 @@ class Settings:
     """
 
     folder: Path
+    path: Path
     home: Path
     workspaces: Path
     store: str | None
@@ -114,10 +116,15 @@ class Settings:
         own = f" (the providers of perdure.toml are: {others})" if others else ""
         return f"the model {names[0]} has no key and no address{own}"
 
+    def at(self, *where: str) -> str:
+        """Where a setting of the project's file stands."""
+        return place_of(self.path, where)
+
     def agent(self, name: str) -> Agent:
         """Raises ProjectError where there is none of this name."""
         if name not in self.agents:
-            raise ProjectError(f"there is no agent {name!r}; the agents are: {', '.join(self.agents)}")
+            near = meant(name, self.agents)
+            raise ProjectError(f"there is no agent {name!r}{near}; the agents are: {', '.join(self.agents)}")
         return self.agents[name]
 
     def check_agent(self, name: str | None) -> None:
@@ -148,6 +155,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     holders = [*names.values(), *(each.secret_env for each in file.gateway.webhooks.values())]
     return Settings(
         folder=root,
+        path=path,
         home=home,
         workspaces=Path(env.get("PERDURE_WORKSPACE") or home / "runs").resolve(),
         store=env.get("PERDURE_STORE") or None,

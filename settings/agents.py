@@ -14,7 +14,7 @@ from contracts.value import Edge
 from decisions import builtins
 from decisions.mcp import server_of
 from settings.file import NATIVE_TOOLS, ModelNames
-from settings.problems import ProjectError, first_fault, text_of, yaml_of
+from settings.problems import ProjectError, first_fault, meant, text_of, yaml_line, yaml_of
 
 
 class _FrontMatter(Edge):
@@ -48,6 +48,11 @@ class Roster:
     files: Mapping[str, Path]
     faults: Mapping[Path, ProjectError]
 
+    def at(self, agent: str, setting: str, item: str) -> str:
+        """Where an item of an agent's setting stands."""
+        path = self.files.get(agent)
+        return place_in(path, setting, item=item) if path else f"agent {agent}: {setting}"
+
     def check(self) -> None:
         """Raises ProjectError, the first fault."""
         for fault in self.faults.values():
@@ -80,26 +85,39 @@ def read_agents(folder: Path, tools: tuple[str, ...], servers: Collection[str] =
 
 def _must_be_new(agent: Agent, path: Path, files: Mapping[str, Path]) -> None:
     if agent.name in files:
-        raise ProjectError(f"{path}: name: agent {agent.name!r} is in {files[agent.name].name} already")
+        raise ProjectError(f"{place_in(path, 'name')}: agent {agent.name!r} is in {files[agent.name].name} already")
 
 
 def _must_be_known(kind: str, setting: str, named: tuple[str, ...], there: tuple[str, ...], path: Path) -> None:
     strangers = [name for name in named if name not in there]
     if strangers:
-        known = ", ".join(there)
-        raise ProjectError(f"{path}: {setting}: there is no {kind} {strangers[0]!r}; the {kind}s are: {known}")
+        told = f"there is no {kind} {strangers[0]!r}{meant(strangers[0], there)}; the {kind}s are: {', '.join(there)}"
+        raise ProjectError(f"{place_in(path, setting, item=strangers[0])}: {told}")
+
+
+def place_in(path: Path, *where: str, item: str | None = None) -> str:
+    """A setting of an agent's file, or an item of it, for whoever has to mend it: the file, its line, its name."""
+    head, _ = _parts(path)
+    line = yaml_line(head, where, item)
+    return ": ".join(filter(None, (f"{path}{f', line {line}' if line else ''}", ".".join(where))))
+
+
+def _parts(path: Path) -> tuple[str, str]:
+    """The front matter, each line of it with the number that it has in the file; and the body."""
+    parts = re.match(r"\A---[ \t]*\n(.*?\n)??---[ \t]*(?:\n|\Z)(.*)\Z", text_of(path), re.DOTALL)
+    if parts is None:
+        raise ProjectError(f'{path}: expected front matter between two lines "---"')
+    return f"\n{parts[1] or ''}", parts[2]
 
 
 def _read_agent(path: Path) -> Agent:
     """Markdown with front matter; the body is the system prompt."""
-    parts = re.match(r"\A---[ \t]*\n(.*?\n)??---[ \t]*(?:\n|\Z)(.*)\Z", text_of(path), re.DOTALL)
-    if parts is None:
-        raise ProjectError(f'{path}: expected front matter between two lines "---"')
+    front, body = _parts(path)
     try:
-        head = _FrontMatter.model_validate(yaml_of(parts[1] or "") or {})
+        head = _FrontMatter.model_validate(yaml_of(front) or {})
     except ValidationError as error:
-        where, expected = first_fault(error)
-        raise ProjectError(f"{path}: {'.'.join(where)}: {expected}") from None
+        where, expected = first_fault(error, _FrontMatter)
+        raise ProjectError(f"{place_in(path, *where)}: {expected}") from None
     except ValueError as error:
         raise ProjectError(f"{path}: {error}") from None
     return Agent(
@@ -110,6 +128,6 @@ def _read_agent(path: Path) -> Agent:
         tools=tuple(dict.fromkeys(name for name in head.tools if name not in builtins.NAMES)),
         peers=tuple(dict.fromkeys(head.peers)),
         limits=head.limits,
-        prompt=parts[2],
+        prompt=body,
         mailbox=head.mailbox,
     )

@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -265,10 +266,8 @@ def read_file(path: Path) -> ProjectFile:
         at_end = f"at line {len(text.splitlines())}, the end of the file"
         raise ProjectError(f"{path}: {str(error).replace('at end of document', at_end)}") from None
     except ValidationError as error:
-        where, expected = first_fault(error)
-        line = _line_of(text, where)
-        at = f"{path}, line {line}" if line else str(path)
-        raise ProjectError(f"{at}: {'.'.join(where)}: {expected}") from None
+        where, expected = first_fault(error, ProjectFile)
+        raise ProjectError(f"{_place(path, text, where)}: {expected}") from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, or thousands of brackets
         raise ProjectError(f"{path}: {NESTED if isinstance(error, RecursionError) else error}") from None
 
@@ -288,15 +287,25 @@ def _with_schemas(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
     return tables
 
 
-def _line_of(text: str, where: list[str]) -> int | None:
+def place_of(path: Path, where: Sequence[str]) -> str:
+    """A setting of a file that was read, for whoever has to mend it: the file, its line, its name."""
+    return _place(path, text_of(path), where)
+
+
+def _place(path: Path, text: str, where: Sequence[str]) -> str:
+    line = _line_of(text, where)
+    return f"{path}{f', line {line}' if line else ''}: {'.'.join(where)}"
+
+
+def _line_of(text: str, where: Sequence[str]) -> int | None:
     """The line of a setting: its key below its table's header, or the header itself."""
-    best, table = None, ""
+    best, table, name = None, "", ".".join(where)
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
             table = header[1].replace('"', "").replace(" ", "")
-            if ".".join(where).startswith(table):
+            if name.startswith(table) or (best is None and table.startswith(f"{name}.")):
                 best = number
-        elif (key := re.match(r'\s*"?([\w.-]+)"?\s*=', line)) and f"{table}.{key[1]}".strip(".") == ".".join(where):
+        elif (key := re.match(r'\s*"?([\w.-]+)"?\s*=', line)) and f"{table}.{key[1]}".strip(".") == name:
             return number
     return best
 

@@ -15,7 +15,7 @@ from temporalio.api.common.v1 import Payload
 from temporalio.exceptions import ApplicationError
 
 from activities import mail_message
-from activities.model import read_arguments
+from activities.messages import read_arguments
 from activities.topic import NotAwaited
 from commands import event as published
 from contracts.conversation import DropRequest, SteerRequest, SubmitRequest

@@ -98,7 +98,10 @@ async def test_an_allow_list_names_tools_one_by_one(folder: Folder) -> None:
 
 async def test_a_tool_that_is_not_in_the_lock_file_is_refused_by_name(folder: Folder) -> None:
     folder.agent("h__lok")
-    with pytest.raises(ProjectError, match=r"mcp\.lock\.json has no 'h__lok'; of h it has: h__(look|act), h__"):
+    with pytest.raises(
+        ProjectError,
+        match=r"a\.md, line 2: .*\.json has no 'h__lok' \(did you mean h__look\?\); of h it has: h__(look|act), h__",
+    ):
         await folder.see()
 
 

@@ -14,12 +14,12 @@ from commands.console import SafeConsole
 from commands.terminal import Screen
 from contracts.context import ContextFull, Summary
 from contracts.run import QuestionView
-from contracts.signals import Decision
+from contracts.signals import Decision, HumanInput
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, Usage
 from decisions.ids import call_digest
 from runs import Ended
-from watch import Called, Crowded, Happening, Noticed, Shortened, Started, Thought
+from watch import Answered, Called, Crowded, Happening, Noticed, Shortened, Started, Thought
 
 SUMMARY = Summary(
     text="So far.",
@@ -70,6 +70,19 @@ def test_a_typed_line_is_read_as_an_option_a_decision_or_a_text(
     assert answer.model_dump(exclude_none=True, exclude={"question_id"}) == meant
 
 
+REFUSED = {"event": "refused", "step": None, "call": "delegate", "kind": "unknown_agent", "error": "no such peer"}
+
+
+def test_what_was_answered_here_is_not_told_again() -> None:
+    seen = StringIO()
+    screen = Screen(Console(file=seen, width=120))
+    own = screen.says(HumanInput(question_id="q1", text="the second one"))
+    screen.show(Answered(own))
+    assert seen.getvalue() == ""
+    screen.show(Answered(own))  # somebody else, to a later question
+    assert "the second one" in seen.getvalue()
+
+
 @pytest.mark.parametrize(
     ("happening", "says"),
     [
@@ -83,6 +96,9 @@ def test_a_typed_line_is_read_as_an_option_a_decision_or_a_text(
         ),
         (Noticed({"event": "agent.exhaustion.soft_limit"}), "one last turn"),
         (Noticed({"event": "agent.guardrail.escalated", "ladder": "recovery", "stage": "prune"}), ""),
+        (Noticed(REFUSED), "✗ delegate  unknown_agent: no such peer"),
+        (Answered(HumanInput(decision=Decision.approve, by="eva")), "← eva  approve"),
+        (Answered(HumanInput(text="the second one")), "← a person  the second one"),
     ],
 )
 def test_what_a_run_does_about_itself_is_told_in_a_line(happening: Happening, says: str) -> None:

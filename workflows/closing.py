@@ -1,6 +1,7 @@
 """The end of a turn: its results enter the conversation, and the run looks whether it goes in circles."""
 
 from decisions import loop
+from decisions.calls import was_refused
 from decisions.thrash import sighting
 from decisions.transcript import call_part, note_part
 from workflows import events
@@ -11,6 +12,8 @@ def close_turn(run: LiveRun) -> None:
     """Hands the results of a turn to the conversation, in the order of its tool uses."""
     for call in run.state.calls:
         run.transcript.append(call_part(call))
+        if was_refused(call):
+            events.refused(run, call)
     before = run.state.sighted
     closed = loop.closed_turn(run.state)
     run.state = closed.state

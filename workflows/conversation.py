@@ -120,20 +120,25 @@ class Conversation:
             self._turn = asyncio.create_task(self._watched(self._lane.active.queued))
         while True:
             await workflow.wait_condition(lambda: self._due is not None)
-            match self._due:
-                case _Due.errand:
-                    await self._run_errand()
-                case _Due.turn_is_over:
-                    self._close_turn()
-                case _Due.end:
-                    await self._give_up(self._halt.reason or "")
-                    return
-                case _Due.stop_of_turn:
-                    self._stop_turn(self._halt.reason or "")
-                case _Due.leave:
-                    return
-                case _Due.turn:
-                    await self._dispatch()
+            if self._due is _Due.leave:
+                return
+            if self._due is _Due.end:
+                await self._give_up(self._halt.reason or "")
+                return
+            await self._see_to(self._due)
+
+    async def _see_to(self, due: _Due | None) -> None:
+        match due:
+            case _Due.errand:
+                await self._run_errand()
+            case _Due.turn_is_over:
+                self._close_turn()
+            case _Due.stop_of_turn:
+                self._stop_turn(self._halt.reason or "")
+            case _Due.turn:
+                await self._dispatch()
+            case _:
+                raise AssertionError(f"{due} is nothing to do")
 
     @property
     def _due(self) -> _Due | None:

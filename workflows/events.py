@@ -7,7 +7,7 @@ from temporalio import workflow
 from activities.observation import count
 from contracts.run import Call
 from contracts.tool import ToolOutcome
-from decisions import metrics
+from decisions import metrics, narrate
 from workflows.live_run import LiveRun
 
 
@@ -24,6 +24,22 @@ def emit(run: LiveRun, name: str, *, is_traced: bool = True, **figures: Any) -> 
     number = run.state.events + 1
     told = {"key": f"event:{number}", "at": workflow.now().isoformat(timespec="milliseconds"), **event}
     run.update(events=number, untold=(*run.state.untold, told))
+
+
+def refused(run: LiveRun, call: Call) -> None:
+    """A call that was not made is told to the trace alone: of those that were, their activities tell it."""
+    error = call.outcome.error if call.outcome else None
+    line = {
+        "key": f"refused:{call.tool_use_id}",
+        "at": workflow.now().isoformat(timespec="milliseconds"),
+        "event": "refused",
+        "step": call.step,
+        "tool": call.tool,
+        "call": narrate.call_line(call.tool, call.arguments),
+        "kind": error.kind if error else None,
+        "error": error.message[:500] if error else None,
+    }
+    run.update(untold=(*run.state.untold, line))
 
 
 def untold(run: LiveRun) -> tuple[dict[str, Any], ...]:

@@ -31,7 +31,7 @@ class LiveFollowUp:
     def ignore(self, signal: str, why: str) -> None:
         """What had no effect is told, in the log and in the state, and harms nothing."""
         workflow.logger.warning("%s ignored: %s", signal, why)
-        notice = narrate.cut(f"{signal}: {why}", 300)
+        notice = narrate.notice(signal, why)
         ignored = (*self.state.ignored, notice)[-followup.MOST_NOTED :]
         self.become(self.state.model_copy(update={"ignored": ignored}))
 

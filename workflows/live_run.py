@@ -130,7 +130,7 @@ class LiveRun:
     def ignore(self, signal: str, why: str) -> None:
         """What had no effect is told, in the log and in the state, and harms nothing."""
         workflow.logger.warning("%s ignored: %s", signal, why)
-        notice = narrate.cut(f"{signal}: {why}", 300)
+        notice = narrate.notice(signal, why)
         self.update(ignored=(*self.state.ignored, notice)[-KEPT_NOTICES:])
         self.tell()
 

@@ -92,7 +92,7 @@ class EventTopic:
     def _ignore(self, signal: str, why: str) -> None:
         workflow.logger.warning("%s ignored: %s", signal, why)
         if isinstance(self._known, TopicState):
-            notice = narrate.cut(f"{signal}: {why}", 300)
+            notice = narrate.notice(signal, why)
             ignored = (*self._known.ignored, notice)[-topic.MOST_NOTED :]
             self._known = self._known.model_copy(update={"ignored": ignored})
 

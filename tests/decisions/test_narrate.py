@@ -22,6 +22,12 @@ def test_a_cut_text_is_one_line_of_at_most_the_length(text: str, length: int) ->
     assert line.splitlines() in ([], [line])
 
 
+def test_a_notice_of_a_signal_holds_nothing_that_a_terminal_obeys() -> None:
+    said = narrate.notice("\x1b[31mred\u202e", "no such\nsignal " * 100)
+    assert said.startswith(r"\x1b[31mred\u202e: no such signal")
+    assert len(said) == 300
+
+
 def test_what_fits_is_not_cut() -> None:
     assert narrate.cut("  a \n b ", 3) == "a b"
     assert narrate.cut("abcd", 3) == "ab…"

@@ -108,6 +108,8 @@ def test_a_page_says_where_it_starts_and_where_the_live_parts_do(start: int) -> 
     [
         (ToolOutcome(result="text"), "text"),
         (ToolOutcome(result={"a": [1, 2.5, None]}), '{"a":[1,2.5,null]}'),
+        (ToolOutcome(result={"a": [float("nan"), float("-inf")]}), '{"a":["NaN","-Infinity"]}'),
+        (ToolOutcome(result=float("inf")), "Infinity"),
         (ToolOutcome(result=0), "0"),
         (ToolOutcome(result=False), "false"),
         (ToolOutcome(result=""), "(no output)"),

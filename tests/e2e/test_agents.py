@@ -61,12 +61,16 @@ def test_a_person_sees_the_same_in_a_table(office: Any) -> None:
 
 
 BROKEN = {
-    "broken": ("no front matter", 'expected front matter between two lines "---"'),
-    "lonely": ("---\npeers: [nobody]\n---\n", "peers: there is no agent 'nobody'; the agents are: broken, clerk"),
-    "lost": ("---\ntools: [teleport]\n---\n", "tools: there is no tool 'teleport'; the tools are: fetch"),
-    "odd": ("---\ncolour: red\n---\n", "colour: no such setting in this version"),
-    "scribe": ("", "expected front matter"),  # a peer of another one, and told of once
-    "twin": ("---\nname: clerk\n---\n", "name: agent 'clerk' is in clerk.md already"),
+    "broken": ("no front matter", ': expected front matter between two lines "---"'),
+    "lonely": (
+        "---\npeers: [nobody]\n---\n",
+        ", line 2: peers: there is no agent 'nobody'; the agents are: broken, clerk",
+    ),
+    "lost": ("---\ntools:\n- teleport\n---\n", ", line 3: tools: there is no tool 'teleport'; the tools are: fetch"),
+    "odd": ("---\ncolour: red\n---\n", ", line 2: colour: no such setting in this version"),
+    "open": ("---\ntools: [fetch\n---\n", ": while parsing a flow sequence, line 2, column 8"),
+    "scribe": ("", ": expected front matter"),  # a peer of another one, and told of once
+    "twin": ("---\nname: clerk\n---\n", ", line 2: name: agent 'clerk' is in clerk.md already"),
 }
 
 
@@ -78,7 +82,7 @@ def test_each_broken_file_is_one_line_beside_the_others(office: Any) -> None:
     assert "charge (once)" in done.out
     lines = dict(zip(BROKEN, sorted(done.err.splitlines()), strict=True))
     for name, (_, says) in BROKEN.items():
-        assert lines[name].startswith(f"perdure: {office.folder}/agents/{name}.md: {says}")
+        assert lines[name].startswith(f"perdure: {office.folder}/agents/{name}.md{says}")
     errors = [row["error"] for row in json.loads(office.perdure("agents", "--json").out) if "error" in row]
     assert sorted(errors) == [line.removeprefix("perdure: ") for line in lines.values()]
     refused = office.perdure("run", "anything")

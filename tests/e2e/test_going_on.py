@@ -63,8 +63,8 @@ def test_a_failed_run_is_resumed_and_a_finished_one_forked(project: Any) -> None
         assert forked.code == 0
         assert json.loads(forked.out.splitlines()[-1])["status"] == "completed"
         gone = project.perdure("fork", "first.r2", "--step", "9")
-        assert gone.code == 1
-        assert "there is no finished step 9 to fork after; the steps are 0 to 2" in gone.out
+        assert (gone.code, gone.out) == (1, "")
+        assert gone.err == "perdure: there is no step 9 in run first.r2 to fork after; the steps are 0 to 2\n"
         nobody = project.perdure("resume", "nobody")
         assert (nobody.code, nobody.err) == (1, "perdure: there is no run nobody\n")
         last = model.requests[-1]["messages"]

@@ -34,6 +34,7 @@ NOTE = calls(("note", {"text": "milk"}), text="Frame: a list for the shop")
 SCRIPTS: dict[str, list[Any]] = {
     "note it": [NOTE, NOTE, FINISH],
     "ask": [calls(("ask_human", {"question": "Which shop?"})), FINISH],
+    "ask nothing": [calls(("ask_human", {})), FINISH],
     "give up": [calls(("escalate", {"reason": "the shop is [closed]"}), text="Frame: buy milk")],
     "break": [fails(401, message="no such key")],
 }
@@ -107,6 +108,9 @@ async def test_a_call_is_approved_by_its_digest_and_another_denied_with_a_reason
     page = await shop.client.get_workflow_handle("run:noting").query("transcript")
     told = [part["content"][0]["content"] for part in page["parts"] if part["kind"] == "result"]
     assert told[:2] == ["noted milk", "denied: a person denied this call: one is enough"]
+    traced = shop.perdure("trace", "noting").out.splitlines()
+    assert [line for line in traced if "←" in line] == ["  ← eva  approve", "  ← a person  deny: one is enough"]
+    assert "  ✗ note milk  step 2  denied: a person denied this call: one is enough" in traced
     late = shop.perdure("deny", "noting")
     assert (late.code, len(late.err.splitlines())) == (1, 1)
 
@@ -167,6 +171,33 @@ async def test_a_run_without_a_handoff_shows_none(shop: Shop) -> None:
     assert shop.perdure("cancel", "stopped").code == 0
     assert json.loads(shop.perdure("show", "stopped", "--json").out)["handoff"] is None
     assert "handoff" not in shop.perdure("show", "stopped").out
+
+
+async def test_a_call_of_a_built_in_tool_that_was_refused_is_traced(shop: Shop) -> None:
+    await shop.starts("ask nothing", "asked nothing")
+    assert (await ended(shop.client, "asked nothing")).status == RunStatus.completed
+    refused = "  ✗ ask_human  step 1  invalid_arguments: `question` is required: ask one question, in a sentence"
+    assert refused in shop.perdure("trace", "asked nothing").out.splitlines()
+
+
+async def test_a_misspelt_decision_is_told_with_those_that_the_open_question_takes(shop: Shop) -> None:
+    def refused(run_id: str, decision: str) -> str:
+        done = shop.perdure("answer", run_id, "--decision", decision)
+        assert (done.code, done.out) == (2, "")
+        return str(done.err).partition(" (see ")[0]
+
+    await shop.starts("note it", "misspelt")
+    await shop.waits("misspelt")
+    said = (
+        "perdure: --decision 'aprove' is none (did you mean approve?); question q1 takes one of: approve, approve_tool"
+    )
+    assert refused("misspelt", "aprove") == f"{said}, deny"
+    assert shop.perdure("cancel", "misspelt").code == 0
+    assert refused("misspelt", "aprove").endswith("keep_old, continue, stop")
+    await shop.starts("ask", "in words")
+    await shop.waits("in words")
+    assert refused("in words", "yes") == "perdure: --decision 'yes' is none; question q1 takes: a text"
+    assert shop.perdure("cancel", "in words").code == 0
 
 
 def test_an_answer_that_no_run_takes_is_wrong_usage(shop: Shop) -> None:

@@ -15,6 +15,15 @@ import pytest
 from testkit.model_server import ScriptedModel, calls, fails
 
 KEY = "sk-canary-9b1d"  # must turn up nowhere
+SLOW = """
+import time
+
+time.sleep(4)
+
+def look() -> str:
+    "Looks."
+    return "seen"
+"""
 
 
 def test_a_worker_serves_a_configured_server_until_sigterm(served: Any, critique: str) -> None:
@@ -51,6 +60,48 @@ async def test_dev_stops_at_a_signal_and_leaves_nothing_running(
     await until(lambda: not locked(project.home / "server.lock"))
     with pytest.raises(ProcessLookupError):
         os.kill(server, 0)
+
+
+async def test_an_answer_right_after_dev_was_started_waits_for_its_worker(make_project: Callable[..., Any]) -> None:
+    """The worker takes its time here, and whoever answers meanwhile is not told that there is none."""
+    project = make_project()
+    with project.running("run", "--id", "asking", "say hello") as run:
+        await asyncio.to_thread(run.until, "perdure answer asking")
+        await asyncio.to_thread(run.signalled, signal.SIGINT)
+    project.write("slow_tools.py", SLOW)
+    project.write("perdure.toml", '[tools.look]\nkind = "python"\ntarget = "slow_tools:look"\neffect = "read"\n')
+    with project.running("dev") as dev:
+        assert await asyncio.to_thread(dev.until, "") == "starting …\n"
+        answered = await asyncio.to_thread(project.perdure, "answer", "asking", "https://example.org")
+        await asyncio.to_thread(dev.until, "Ctrl-C")
+    assert (answered.code, answered.out, answered.err) == (0, "accepted\n", "")
+
+
+def test_whoever_starts_lists_or_cancels_a_run_that_no_worker_takes_hears_so(served: Any) -> None:
+    perdure, there = served.project.perdure, {"TEMPORAL_ADDRESS": served.address, "PERDURE_TASK_QUEUE": "deserted"}
+    lack = "no worker runs now; start one: perdure worker"
+    started = perdure("run", "--detach", "--id", "alone", "say hello", **there)
+    assert (started.code, started.out) == (0, "alone\n")
+    assert started.err.splitlines()[-1] == f"perdure: {lack}"
+    assert perdure("list", **there).out.splitlines()[-1] == lack
+    with served.project.running("cancel", "alone", **there) as cancel:
+        assert cancel.until("no worker") == f"{lack}\n"
+    beside = perdure("run", "--detach", "--id", "alone too", "say hello")
+    assert beside.err.splitlines()[-1] == "perdure: no worker runs now: perdure watch 'alone too' brings one"
+    assert perdure("list").out.splitlines()[-1] == "no worker runs now: perdure dev brings one"
+
+
+def test_whoever_starts_a_run_without_a_model_hears_that_the_rehearsal_answers(served: Any) -> None:
+    perdure, there = served.project.perdure, {"TEMPORAL_ADDRESS": served.address, "PERDURE_TASK_QUEUE": "rehearsed"}
+    started = perdure("run", "--detach", "say hello").err.splitlines()[0]
+    assert started.startswith(
+        "perdure: No model is configured, so the rehearsal model answers, by rule. For a real one"
+    )
+    elsewhere = perdure("run", "--detach", "say hello", **there).err.splitlines()[0]
+    assert "is configured here; where the worker has none either, the rehearsal model answers" in elsewhere
+    assert "rehearsal" not in perdure("run", "--detach", "say hello", ANTHROPIC_API_KEY=KEY, **there).err
+    assert perdure("run", "--detach", "--json", "say hello").err == ""
+    assert "No model is configured" in perdure("chat", typed="").out
 
 
 def test_no_short_command_ever_ends_by_a_signal(served: Any) -> None:

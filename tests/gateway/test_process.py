@@ -17,6 +17,7 @@ async def test_alone_it_brings_the_server_and_a_worker(make_project: Callable[..
     token = await asyncio.to_thread(make_token, project, "me", "runs:start", "runs:read", "human:answer")
     with project.running("gateway", "--port", "0") as process:
         url = process.until("gateway").split()[1]
+        process.until("No model is configured, so the rehearsal model answers")
         process.until("Ctrl-C")
         headers = {"Authorization": f"Bearer {token}"}
         async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=60) as http:

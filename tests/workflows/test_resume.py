@@ -287,11 +287,25 @@ async def test_a_fork_of_step_zero_has_only_the_goal(world: Any) -> None:
     assert len(tool.calls) == 2
 
 
+async def test_a_run_that_is_open_or_was_terminated_is_forked_after_any_of_its_steps_and_no_other(world: Any) -> None:
+    async with world(Script(charged(1), calls(("ask_human", {"question": "more?"}))), charge()) as it:
+        run = await it.start()
+        await it.until_state(run, status="waiting_on_human")
+        await it.until_state(await forked(it, run, 1), status="waiting_on_human", step=2)
+        with pytest.raises(Refused, match="the steps are 0 to 2"):
+            await forked(it, run, 3)
+        await run.terminate()
+        await it.until_state(await forked(it, run, 1), status="waiting_on_human", step=2)
+
+
 async def test_a_step_that_is_not_there_is_refused_with_those_that_are(world: Any) -> None:
     async with world(Script(charged(1), FINISH), charge()) as it:
         run = await it.start()
         await run.result()
-        again = await forked(it, run, 7)
+        with pytest.raises(Refused, match=r"there is no step 7 in run .* to fork after; the steps are 0 to 1"):
+            await forked(it, run, 7)
+        payload = {"run_id": run.id.removeprefix("run:"), "step": 7}
+        again = await it.start_raw({"type": "agentic.resume", "payload": payload})  # by another door
         with pytest.raises(WorkflowFailureError) as failure:
             await again.result()
         assert isinstance(failure.value.cause, ApplicationError)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ import pytest
 from activities.http_tool import HttpTool
 from contracts.agent import ToolSchema
 from contracts.tool import Effect, ToolKind, ToolRoute, failed
+from runs import fork
 from testkit.model_server import calls
 from testkit.tools import ScriptedTool
 
@@ -174,6 +176,25 @@ async def test_odd_results_never_stop_a_run(world: Any, result: Any) -> None:
         run, _ = await outcome_of(it)
         assert await it.failed_tasks(run) == 0
     assert len(look.calls) == 2
+
+
+@pytest.mark.parametrize("kind", [ToolKind.python, ToolKind.signal])
+async def test_what_is_no_number_of_json_is_told_by_its_name_and_carried_so(world: Any, kind: ToolKind) -> None:
+    """History would have null for it, and who reads the run from there another conversation than the worker had."""
+    look = ScriptedTool("look", lambda *_: {"mean": [math.nan, math.inf, 0.5]}, kind=kind)
+    async with world([calls(("look", {})), FINISH], look) as it:
+        run = await it.start(run_id=it.queue)
+        if kind is ToolKind.signal:
+            await it.until_pending(run, 1)
+            await it.send_result(run, 1, "look", result={"mean": [math.nan, math.inf, 0.5]})
+        await run.result()
+        again = await fork(it.client, it.queue, it.queue, 1, None)
+        await again.result()
+        assert (await it.results(run))[0][1] == '{"mean":["NaN","Infinity",0.5]}'
+    for request in it.model.requests[1:]:
+        blocks = [block for message in request["messages"] for block in message["content"]]
+        told = [block["content"] for block in blocks if block["type"] == "tool_result"]
+        assert told == ['{"mean":["NaN","Infinity",0.5]}']
 
 
 async def test_a_large_result_from_outside_is_refused_and_the_run_goes_on(world: Any) -> None:
