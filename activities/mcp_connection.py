@@ -30,6 +30,7 @@ from activities.mcp_listing import listed
 from activities.mcp_server import HttpServer, McpServer, StdioServer
 from activities.mcp_stdio import MOST_LINE, Process, started
 from contracts.mcp import Pin
+from decisions.faults import fault_line
 from decisions.mcp import visible
 
 START = 20.0  # seconds for a server to start and to say what it has
@@ -264,8 +265,7 @@ def _leaf(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"[:300]
+        return fault_line(error)[:300]
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"there is no {error.filename!r} here"
     said = str(error).strip().splitlines()

@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from contracts.mcp import Pin, PinFile, PinnedServer
+from decisions.faults import fault_line
 from decisions.mcp import is_sound
 
 NAME = "mcp.lock.json"
@@ -37,9 +38,7 @@ def read_lock(path: Path) -> dict[str, dict[str, Pin]]:
     except OSError as error:
         raise BadLock(f"{path}: {error.strerror}") from None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadLock(f"{path}: {where}{': ' if where else ''}{first['msg']}") from None
+        raise BadLock(f"{path}: {fault_line(error, 'the file')}") from None
     for server, pinned in file.servers.items():
         for tool, kept in pinned.tools.items():
             if not is_sound(kept):

@@ -17,6 +17,7 @@ from activities.toolkit import CallContext, TransientFailure
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
 from contracts.tool import ToolOutcome, ToolRoute, failed
+from decisions.faults import fault_line
 
 NEVER_SENT = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)  # another attempt would be as wrong
 MOST_THREADS = 32  # calls of one plain function at the same time
@@ -60,7 +61,7 @@ class PythonTool:
         try:
             checked = self._arguments.model_validate(arguments)
         except ValidationError as error:
-            return failed(ToolFault.invalid_arguments, _first(error))
+            return failed(ToolFault.invalid_arguments, fault_line(error, "arguments"))
         values = {name: getattr(checked, name) for name in type(checked).model_fields}
         if self._takes_key:
             values[KEY_PARAMETER] = context.idempotency_key
@@ -119,8 +120,3 @@ def _model(name: str, fields: dict[str, Any], target: str) -> type[BaseModel]:
         return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
     except (PydanticUserError, NameError) as error:
         raise BadTarget(f"{target}: a parameter cannot be described to a model: {error}") from error
-
-
-def _first(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(str(p) for p in first['loc']) or 'arguments'}: {first['msg']}"

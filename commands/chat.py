@@ -29,8 +29,8 @@ from contracts.run import QuestionView, RunStatus
 from contracts.signals import CancelRequest, HumanInput
 from decisions import ids
 from decisions.calls import text_of
+from decisions.faults import fault_line
 from decisions.journal import render
-from decisions.kinds import first_of
 from decisions.narrate import cut
 from lanes import look, submit
 from runs import Ended, NoSuchRun, Refused, answer, cancel, ended, find
@@ -241,7 +241,7 @@ class Talk:
             try:
                 said = read_answer(question, text)
             except ValidationError as error:
-                raise Refused(first_of(error)) from None
+                raise Refused(fault_line(error)) from None
             await answer(self._here.client, run_id, self._page.says(said))
         else:
             await self._ask(text, WhenBusy.queue)
@@ -278,7 +278,7 @@ class Talk:
                 request_client="perdure chat",
             )
         except ValidationError as error:
-            raise Refused(first_of(error)) from None
+            raise Refused(fault_line(error)) from None
         submitted = await submit(self._here.client, self._here.settings.task_queue, self._id, request)
         return submitted, ids.turn_run_id(self._id, request.request_id)
 

@@ -22,6 +22,7 @@ from commands.completion import run_ids
 from commands.console import SafeConsole
 from commands.follow import DETACHED
 from contracts.duration import Duration
+from decisions.faults import fault_line
 from decisions.narrate import cut
 from devserver import ServerDidNotStart
 from runs import NoSuchRun, NotReachable, Refused, leave
@@ -74,9 +75,7 @@ def _project_above(here: Path) -> Path | None:
 
 def wrong_usage(error: ValidationError) -> click.UsageError:
     """What a contract does not take, by its field."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "payload")
-    return click.UsageError(f"{where}: {first['msg'].removeprefix('Value error, ')}")
+    return click.UsageError(fault_line(error, without="payload"))
 
 
 def complain(line: str) -> None:

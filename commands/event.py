@@ -18,7 +18,7 @@ from activities.topic import NotAwaited, publish
 from commands.common import as_json_option, console, examples, go
 from contracts.topic import MESSAGE_CREATED, Event
 from contracts.value import once_each
-from decisions.kinds import first_of
+from decisions.faults import fault_line
 from decisions.narrate import cut
 from decisions.topic import event_id
 from session import Needs, session
@@ -113,7 +113,7 @@ def _read(written: bytes) -> Event:
     try:
         return Event.model_validate(found)
     except ValidationError as error:
-        raise NotAwaited(first_of(error)) from None
+        raise NotAwaited(fault_line(error)) from None
 
 
 def _print(told: Told, *, as_json: bool) -> None:

@@ -27,6 +27,7 @@ from contracts.question import QuestionKind
 from contracts.run import QuestionView, RunStatus
 from contracts.signals import CancelRequest, Decision, HumanInput
 from decisions import ids
+from decisions.faults import fault_line
 from decisions.narrate import cut
 from decisions.question import DIRECTED, TEXTUAL
 from runs import NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, grown_at, listing, start, state
@@ -98,14 +99,8 @@ class _OneLine(MCPServer[Any]):
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
             if isinstance(error.__cause__, ValidationError):
-                raise ToolError(f"{name}: {_fault(error.__cause__)}") from None
+                raise ToolError(f"{name}: {fault_line(error.__cause__, without='payload')}") from None
             raise
-
-
-def _fault(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "payload")
-    return f"{where}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def server_of(here: Session, *, may_approve: bool) -> MCPServer[Any]:
@@ -163,7 +158,7 @@ def _in_a_line(tool: Callable[P, Awaitable[R]], redact: Callable[[str], str]) ->
         except (NoSuchRun, Refused, NotReachable, ProjectError) as error:
             raise ToolError(redact(cut(str(error), 500))) from None
         except ValidationError as error:
-            raise ToolError(redact(_fault(error))) from None
+            raise ToolError(redact(fault_line(error, without="payload"))) from None
         except RPCError as error:
             raise ToolError(redact(f"Temporal does not do it: {cut(error.message, 300)}")) from None
 

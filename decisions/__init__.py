@@ -5,6 +5,7 @@ limits      which limit is in force, and which is used up
 builtins    the tools that are decisions themselves, and their schemas
 calls       a reply of the model -> the calls it asks for, in batches
 mcp         tools of MCP servers: names, effects, and what has changed of them
+faults      what is wrong with a value that was given, in a line
 framing     frame and plan, read from the first turn
 loop        the run's state machine: what to do next, and what each answer makes of the state
 conversation  a lane: which requests it takes, and in which order they become turns

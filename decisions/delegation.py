@@ -28,6 +28,7 @@ from contracts.mail_outside import MailReply, ReplyVerdict
 from contracts.run import Call, RunState
 from contracts.tool import ToolOutcome, failed
 from decisions import ids
+from decisions.faults import fault_line
 from decisions.limits import spent
 
 MOST_OUTCOME = 16 * 1024  # bytes of a subtask's outcome, as others are told of it
@@ -55,8 +56,7 @@ def planned(state: RunState, call: Call, owner: str) -> DelegationRequest | Tool
     try:
         asked = DelegateArguments.model_validate(call.arguments)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        return failed(ToolFault.invalid_arguments, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return failed(ToolFault.invalid_arguments, fault_line(error))
     left = _left(state)
     return _refusal(state, asked.subtasks, left, owner) or DelegationRequest(
         run_id=owner,

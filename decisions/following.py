@@ -11,6 +11,7 @@ from contracts.run import Call, RunState
 from contracts.tool import ToolOutcome, failed
 from decisions import ids, kind_reply, kinds
 from decisions.builtins import WORKFLOW_CREATE, WORKFLOW_TASK_CREATE
+from decisions.faults import fault_line
 from decisions.narrate import cut
 from decisions.resume import origin_of
 from decisions.topic import platform_name
@@ -26,7 +27,7 @@ def commanded(state: RunState, call: Call) -> FollowUpCommands | ToolOutcome:
     try:
         return _commands(state, call)
     except ValidationError as error:
-        return failed(ToolFault.invalid_arguments, kinds.first_of(error))
+        return failed(ToolFault.invalid_arguments, fault_line(error))
     except ValueError as error:
         return failed(ToolFault.invalid_arguments, str(error))
 

@@ -5,8 +5,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from contracts.followup import Task
-from contracts.value import printable
 from decisions import kind_notify, kind_prompt, kind_reply, kind_wait
+from decisions.faults import fault_line
 from decisions.kind import Kind, KindInput
 
 KINDS: dict[str, Kind] = {
@@ -21,7 +21,7 @@ def refusal(name: str, given: dict[str, Any]) -> str | None:
     try:
         KINDS[name].input.model_validate(given)
     except ValidationError as error:
-        return f"input of {KINDS[name].name}: {first_of(error)}"
+        return f"input of {KINDS[name].name}: {fault_line(error)}"
     return None
 
 
@@ -29,10 +29,3 @@ def read(task: Task) -> tuple[Kind, KindInput]:
     """A task that was taken: its kind, and its input as that reads it."""
     kind = KINDS[task.kind]
     return kind, kind.input.model_validate(task.input)
-
-
-def first_of(error: ValidationError) -> str:
-    """The first fault in one line, without the input."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "input"
-    return printable(f"{where}: {first['msg'].removeprefix('Value error, ')}")

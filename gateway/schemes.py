@@ -18,7 +18,7 @@ from standardwebhooks.webhooks import EmptyWebhookSecretError, WebhookVerificati
 from standardwebhooks.webhooks import Webhook as StandardWebhook
 
 from contracts.topic import MESSAGE_CREATED, Event
-from decisions.kinds import first_of
+from decisions.faults import fault_line
 from decisions.narrate import cut
 from settings import ProjectError
 from settings.file import WebhookSettings
@@ -70,7 +70,7 @@ class Webhook:
         try:
             return _READERS[self.scheme](headers, value)
         except ValidationError as error:
-            raise Unusable(first_of(error)) from None
+            raise Unusable(fault_line(error)) from None
         except (KeyError, TypeError, ValueError, AttributeError):
             raise Unusable(f"the body is no event of the scheme {self.scheme}") from None
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from contracts.value import Edge
+from decisions.faults import fault_line
 from settings import ProjectError
 
 VARIABLE = "PERDURE_TOKENS"  # `name:sha256:scope+scope,…`, for where there is no file
@@ -146,9 +147,7 @@ def _read(path: Path) -> tuple[Token, ...]:
     try:
         return TokenFile.model_validate_json(path.read_bytes()).tokens
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise Unreadable(f"{path}: {where}: {first['msg']}") from None
+        raise Unreadable(f"{path}: {fault_line(error, 'the file')}") from None
 
 
 def tokens_of(home: Path, environment: Mapping[str, str]) -> Tokens:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from activities.mcp_server import HttpServer, McpServer, StdioServer
 from contracts.value import MOST_DEPTH, depth, once_each
+from decisions.faults import fault_line
 from decisions.mcp import is_server_name
 from settings.problems import NESTED, ProjectError, text_of
 
@@ -85,8 +86,7 @@ def _server(path: Path, name: str, entry: Any, env: Mapping[str, str]) -> McpSer
             return HttpServer(name, http.url, http.headers, lacks)
         stdio = _Stdio.model_validate(expanded)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise ProjectError(f"{at}.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+        raise ProjectError(f"{at}.{fault_line(error)}") from None
     folder = path.resolve().parent
     return StdioServer(name, stdio.command, stdio.args, stdio.env, folder / (stdio.cwd or "."), lacks)
 

@@ -12,6 +12,7 @@ from temporalio.exceptions import ApplicationError
 
 from contracts.failures import RunFailure
 from contracts.value import Undecodable, printable
+from decisions.faults import fault_line
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -25,9 +26,7 @@ def read(model: type[M], args: Sequence[Any]) -> M:
     try:
         return model.model_validate(args[0])
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "input"
-        raise invalid(f"{where}: {first['msg']}") from None
+        raise invalid(fault_line(error)) from None
 
 
 def read_optional(model: type[M], args: Sequence[Any]) -> M:

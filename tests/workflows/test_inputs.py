@@ -56,7 +56,7 @@ async def failure_of(it: Any, run: Any) -> ApplicationError:
         ([{"type": "agentic.start"}], "payload"),
         ([start_with()], "payload.goal"),
         ([start_with(goal="")], "payload.goal"),
-        ([start_with(goal=" \n ")], "payload.goal: Value error, the goal is empty"),
+        ([start_with(goal=" \n ")], "payload.goal: the goal is empty"),
         ([start_with(goal=5)], "payload.goal"),
         ([start_with(goal=None)], "payload.goal"),
         ([start_with(goal="x", colour="red")], "payload.colour"),
