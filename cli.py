@@ -6,12 +6,13 @@ Every command prints for a person, or JSON where a program reads (`--json`). An 
 import io
 import os
 import sys
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
 import click
+
+from leaving import leave
 
 # Where each command is, and the first line of its help: to list them must not take the time to load them.
 SECTIONS = {
@@ -132,11 +133,7 @@ def main() -> NoReturn:
         code = 130
     except SystemExit as end:  # click's, of a completion
         code = end.code if isinstance(end.code, int) else 0
-    # As `runs.leave`, which takes half a second to load: help and completion must not wait for it.
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+    leave(code)
 
 
 if __name__ == "__main__":

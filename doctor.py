@@ -11,6 +11,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from codec import VARIABLE
+from connection import configured_address, register_search_attributes
 from contracts.mcp import PinState
 from contracts.reconcile import Finding, Problem, ReconcileReport
 from decisions.narrate import cut
@@ -18,7 +19,7 @@ from decisions.providers import DEFAULT, provider_of
 from devserver import ServerDidNotStart
 from mcp_tools import Standing, standings
 from reconcile import latest_look
-from runs import NotReachable, configured_address, register_search_attributes
+from refusals import NotReachable
 from session import Needs, session
 from settings import Deployment, ProjectError, Settings, load
 

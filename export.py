@@ -30,8 +30,9 @@ from contracts.transcript import Page, Segment
 from decisions.export import Told, shown, told
 from decisions.narrate import cut
 from decisions.transcript import Transcript
+from found import Found, below, find
 from history import History
-from runs import Found, below, ended, find, state
+from runs import ended, state
 
 MOST_INLINE = 256 * 1024  # bytes of an artifact that stands in the record itself
 MOST_ARTIFACTS = 10_000

@@ -19,7 +19,7 @@ from temporalio.common import RawValue
 
 from contracts.export import ExportedExecution
 from contracts.value import depth
-from runs import Found, first_kept
+from found import Found, first_kept
 
 MOST_NESTED = 100  # levels of a payload that are told as JSON
 

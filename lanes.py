@@ -17,7 +17,8 @@ from activities import conversation
 from contracts.conversation import LaneFault, LaneView, SubmitRequest, Submitted
 from decisions import ids
 from decisions.narrate import cut
-from runs import QUERY_PATIENCE, NoSuchRun, NotReachable, Refused
+from refusals import NoSuchRun, NotReachable, Refused
+from runs import QUERY_PATIENCE
 
 PATIENCE = 30.0  # seconds in which a submit is tried again
 PAUSE, MOST_PAUSE = 0.25, 4.0  # seconds between tries, which grow: callers of other processes try again too

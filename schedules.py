@@ -31,7 +31,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from contracts.events import StartEvent
 from decisions import ids
 from decisions.narrate import cut, markdown
-from runs import NotReachable, Refused, must_fit
+from refusals import NotReachable, Refused
+from runs import must_fit
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 # A start that was missed for longer, with the server down, is not made up for.

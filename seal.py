@@ -24,7 +24,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from codec import UNREADABLE, VARIABLE, AesGcmCodec, key_id_of
 from decisions.narrate import cut
-from runs import NotReachable
+from refusals import NotReachable
 
 PATIENCE = timedelta(seconds=5)  # for an answer that takes milliseconds
 

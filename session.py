@@ -14,9 +14,10 @@ from urllib.parse import quote
 from temporalio.client import Client
 
 from activities.workspace import folder_name
+from connection import configured_address, connect, register_search_attributes
 from decisions import ids
 from devserver import NAMESPACE, DevServer, embedded, prepared
-from runs import NotReachable, configured_address, connect, register_search_attributes
+from refusals import NotReachable
 from seal import affix, check
 from settings import Settings
 from telemetry import log_to

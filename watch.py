@@ -31,7 +31,9 @@ from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, TurnRequest
 from decisions import ids
 from decisions.narrate import cut
-from runs import NoSuchRun, find, first_kept, is_kept, state
+from found import find, first_kept, is_kept
+from refusals import NoSuchRun
+from runs import state
 
 # What else is told to the trace, people see anyway: as a call, a summary, a question, or the end.
 TOLD_TO_PEOPLE = ("agent.guardrail.escalated", "agent.exhaustion.soft_limit", "refused")

@@ -38,11 +38,13 @@ from activities.tool import ToolCalls
 from activities.transcript import Transcripts
 from activities.turn import Turns
 from answering import RECOVERY, WORKFLOWS, of_runs, workflow_runner
+from connection import connect, register_search_attributes
+from leaving import leave
 from mcp_tools import offering
 from models import model_of
 from offered import project_of
 from reconcile import reconciling
-from runs import NotReachable, connect, leave, register_search_attributes
+from refusals import NotReachable
 from seal import affix
 from settings import Deployment, ProjectError, Settings, WorkerSettings, load
 from telemetry import NoMetrics, log_to_stderr, quiet_core, telling

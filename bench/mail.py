@@ -16,9 +16,10 @@ from pathlib import Path
 from activities.mail_folder import MailFolder
 from bridge import Bridge
 from commands.mail import carrying
+from connection import connect, register_search_attributes
 from decisions.ids import mailbox_workflow_id
 from devserver import embedded
-from runs import connect, leave, register_search_attributes
+from leaving import leave
 from settings import load
 from worker import working
 

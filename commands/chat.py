@@ -32,8 +32,10 @@ from decisions.calls import text_of
 from decisions.faults import fault_line
 from decisions.journal import render
 from decisions.narrate import cut
+from found import find
 from lanes import look, submit
-from runs import Ended, NoSuchRun, Refused, answer, cancel, ended, find
+from refusals import NoSuchRun, Refused
+from runs import Ended, answer, cancel, ended
 from session import Needs, Session, session
 from settings import load
 from watch import Failed, Happening, Held, Live, Resumed, Retrying, Started, Thought, Waiting, Watch

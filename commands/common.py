@@ -25,7 +25,8 @@ from contracts.duration import Duration
 from decisions.faults import fault_line
 from decisions.narrate import cut
 from devserver import ServerDidNotStart
-from runs import NoSuchRun, NotReachable, Refused, leave
+from leaving import leave
+from refusals import NoSuchRun, NotReachable, Refused
 from settings import ProjectError, load
 from telemetry import NoMetrics, quiet_core
 

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 if TYPE_CHECKING:
-    from runs import Found
+    from found import Found
     from settings import Settings
 
 PATIENCE = 0.3  # seconds for the server: a person has pressed a key and waits
@@ -66,8 +66,9 @@ def _settings() -> "Settings | None":
 
 async def _listed(settings: "Settings", found: "list[Found]", *, waiting: bool) -> None:
     """Adds what there is to `found`, as it comes: what came in time counts."""
+    from connection import configured_address, connect
     from devserver import address_of
-    from runs import configured_address, connect, listing
+    from found import listing
     from telemetry import quiet_core
 
     address = None if configured_address() else address_of(settings.home)

@@ -28,8 +28,10 @@ from decisions import builtins
 from decisions.evaluation import faults, rate
 from decisions.export import told
 from decisions.narrate import cut
+from found import find
 from history import History
-from runs import Ended, NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, start, state
+from refusals import NoSuchRun, NotReachable, Refused
+from runs import Ended, answer, cancel, ended, start, state
 from session import Needs, Session, session
 from settings import ProjectError, Settings, load
 from watch import Waiting, Watch

@@ -20,7 +20,9 @@ from contracts.journal import Journal
 from contracts.run import QuestionView, RunStatus
 from decisions import ids
 from decisions.resume import RESUMABLE
-from runs import NoSuchRun, Refused, answer, ended, leave, state
+from leaving import leave
+from refusals import NoSuchRun, Refused
+from runs import answer, ended, state
 from session import Session
 from watch import Over, Resumed, Waiting, Watch, happening_json
 

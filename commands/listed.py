@@ -8,7 +8,7 @@ from rich.text import Text
 
 from commands.report import COLOURS, age, harmless
 from contracts.run import RunStatus
-from runs import Found
+from found import Found
 
 GAP = 2
 LEAST_TOLD = 12  # columns that are worth a word of what a run waits for

@@ -23,7 +23,8 @@ from commands.terminal import Screen
 from contracts.run import RunStatus
 from decisions import ids
 from decisions.endings import handoff_sections
-from runs import Found, below, ended, find, find_follow_up, follow_up_state, grown_at, listing, state
+from found import Found, below, find, find_any, grown_at, listing
+from runs import ended, follow_up_state, state
 from session import Needs, session
 from settings import load
 from watch import Watch, happening_json
@@ -108,7 +109,7 @@ def show(run_id: str, as_json: bool) -> None:
 
 async def _show_follow_up(named: str, *, as_json: bool) -> int:
     async with session(load(), Needs.answers) as here:
-        found, state = await find_follow_up(here.client, named), await follow_up_state(here.client, named)
+        found, state = await find_any(here.client, named), await follow_up_state(here.client, named)
     if as_json:
         click.echo(json.dumps(state.model_dump(mode="json") if state else run_row(found)))
     else:

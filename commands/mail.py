@@ -30,7 +30,7 @@ from contracts.mailbox import Redeliver
 from decisions import ids
 from decisions.mail_mode import Patience
 from decisions.narrate import cut
-from runs import leave
+from leaving import leave
 from session import Needs, Session, session
 from settings import Settings, load
 from telemetry import log_to

@@ -30,7 +30,9 @@ from decisions import ids
 from decisions.faults import fault_line
 from decisions.narrate import cut
 from decisions.question import DIRECTED, TEXTUAL
-from runs import NoSuchRun, NotReachable, Refused, answer, cancel, ended, find, grown_at, listing, start, state
+from found import find, grown_at, listing
+from refusals import NoSuchRun, NotReachable, Refused
+from runs import answer, cancel, ended, start, state
 from session import Session
 from settings import ProjectError
 

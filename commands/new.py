@@ -11,7 +11,7 @@ import click
 from rich.markup import escape
 
 from commands.common import complain, console, examples
-from runs import leave
+from leaving import leave
 
 # Where each file of `project/` goes.
 LAYOUT = {

@@ -12,7 +12,9 @@ from commands.common import console, examples, go, run_argument, wrong_usage
 from contracts.run import RunStatus
 from contracts.signals import CancelRequest, Decision, HumanInput
 from decisions.question import TEXTUAL
-from runs import NoSuchRun, Refused, answer, cancel, ended, find, state
+from found import find
+from refusals import NoSuchRun, Refused
+from runs import answer, cancel, ended, state
 from session import Needs, session
 from settings import load
 from settings.problems import meant

@@ -20,7 +20,8 @@ from decisions.followup import questions
 from decisions.narrate import cut
 from decisions.question import DIRECTED, TEXTUAL
 from decisions.reconcile import MEND
-from runs import Ended, Found
+from found import Found
+from runs import Ended
 
 if TYPE_CHECKING:
     from activities.toolkit import Tool

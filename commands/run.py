@@ -14,9 +14,11 @@ from commands.completion import agent_names
 from commands.follow import follow, follow_json
 from contracts.events import ResumePayload, StartEvent
 from decisions import ids
-from runs import Refused, find, listing, run_id_of, start
+from found import find, listing
+from refusals import Refused
 from runs import fork as fork_run
 from runs import resume as resume_run
+from runs import run_id_of, start
 from session import Needs, Session, session
 from settings import load
 

@@ -18,7 +18,8 @@ from temporalio.service import RPCError
 
 from gateway.access import Gateway
 from gateway.problems import Failure, Kind
-from runs import NoSuchRun, NotReachable, Refused, ended
+from refusals import NoSuchRun, NotReachable, Refused
+from runs import ended
 from watch import Position, Watch, happening_json
 
 V = TypeVar("V")

@@ -20,7 +20,7 @@ from contracts.value import sparse
 from decisions.conversation import RETRY_AFTER
 from decisions.narrate import cut
 from lanes import NotTaken
-from runs import NoSuchRun, NotReachable, Refused, TooLarge
+from refusals import NoSuchRun, NotReachable, Refused, TooLarge
 
 MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "2"}  # seconds, where it is a server that is away

@@ -13,9 +13,9 @@ from moto.server import ThreadedMotoServer
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
+from connection import register_search_attributes
 from converter import data_converter
 from devserver import DYNAMIC_CONFIG
-from runs import register_search_attributes
 
 TEMPORAL = str(Path(sys.executable).parent / "temporal")
 

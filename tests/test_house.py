@@ -24,9 +24,10 @@ NOT_SHIPPED = {"bench", "tests", "docs", "examples", "agents", "build"}
 # The wiring: a module, or a package, imports only from the lines above its own, so none of them goes round in a circle.
 LAYERS = {"contracts", "decisions", "activities", "workflows", "testkit"}
 ORDER = (
-    ("telemetry", "supervisor", "codec"),
+    ("telemetry", "supervisor", "codec", "leaving", "refusals"),
     ("settings", "converter"),
-    ("devserver", "models", "runs"),
+    ("devserver", "models", "connection", "found"),
+    ("runs",),
     ("watch", "seal", "reconcile", "lanes", "bridge", "mcp_tools", "history", "schedules", "answering"),
     ("offered", "export"),
     ("worker",),

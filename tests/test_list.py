@@ -13,7 +13,7 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes
 
 from activities.attributes import AGENT_NAME, AGENT_STATUS, WAITING_FOR
 from commands.listed import print_list
-from runs import Found
+from found import Found
 
 LONG = (
     "human: Which of the two pages do you mean, the one about the tide mill or 潮汐磨坊 the one about its keeper? " * 2

@@ -14,8 +14,9 @@ from typing import NoReturn
 
 from temporalio.client import Client
 
+from connection import connect, register_search_attributes
 from devserver import DevServer, embedded
-from runs import connect, leave, register_search_attributes
+from leaving import leave
 from tests.chaos.report import page, versions
 from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.chaos.stage import Row, Stage

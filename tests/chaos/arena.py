@@ -24,7 +24,8 @@ from contracts.question import QuestionKind
 from contracts.run import Snapshot
 from contracts.signals import Decision, HumanInput
 from decisions.ids import run_workflow_id
-from runs import NoSuchRun, NotReachable, Refused, answer, start
+from refusals import NoSuchRun, NotReachable, Refused
+from runs import answer, start
 from testkit.model_server import Answer, ScriptedModel
 from tests.chaos.crash_points import Trap
 from tests.chaos.killable import Project

@@ -19,8 +19,10 @@ from activities.rehearsal import RehearsalTransport
 from activities.secrets import NO_SECRETS
 from bridge import Bridge
 from commands.mail import carrying
+from connection import connect
+from leaving import leave
 from offered import project_of
-from runs import NotReachable, connect, leave
+from refusals import NotReachable
 from settings import Settings, load
 from supervisor import _die_with_parent
 from telemetry import log_to, quiet_core

@@ -15,7 +15,7 @@ import lanes
 from activities.messages_sse import Json
 from contracts.conversation import LaneView, SubmitRequest, Submitted, TurnEnd
 from decisions.ids import conversation_workflow_id, run_workflow_id, turn_run_id
-from runs import Refused
+from refusals import Refused
 from testkit.model_server import Answer, fails, says, slow
 from tests.chaos.arena import PATIENCE, Arena, unfailing
 from tests.chaos.auditor import Audit, judge_logs

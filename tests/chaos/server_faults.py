@@ -11,8 +11,8 @@ from random import Random
 
 from temporalio.client import Client
 
+from connection import connect, register_search_attributes
 from devserver import embedded
-from runs import connect, register_search_attributes
 from supervisor import CRASH_LOOP
 from tests.chaos.arena import pid_of, until
 from tests.chaos.auditor import audit

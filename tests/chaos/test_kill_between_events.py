@@ -16,10 +16,11 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle
 
 from activities.workspace import folder_name
+from connection import connect, register_search_attributes
 from contracts.events import StartEvent
 from devserver import embedded
 from examples.critique.site_server import serve
-from runs import connect, register_search_attributes, start
+from runs import start
 from supervisor import CRASH_LOOP
 from tests.chaos.killable import Project
 

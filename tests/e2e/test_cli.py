@@ -19,7 +19,7 @@ from temporalio.api.enums.v1 import EventType
 
 import cli
 from contracts.run import RunStatus
-from runs import NoSuchRun
+from refusals import NoSuchRun
 from runs import state as state_of
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|9[0-7])(?:;\d+)*m")

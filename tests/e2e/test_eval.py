@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runs import find, listing
+from found import find, listing
 from testkit.model_server import ScriptedModel, calls, fails, says, slow
 from tests.e2e.notes import CODE, PROJECT
 

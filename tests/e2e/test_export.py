@@ -12,7 +12,8 @@ from temporalio.client import Client
 from contracts.export import Export
 from converter import data_converter
 from devserver import embedded
-from runs import NoSuchRun, ended, state
+from refusals import NoSuchRun
+from runs import ended, state
 from testkit.model_server import ScriptedModel, calls, fails
 from tests.e2e.notes import CODE, PROJECT
 

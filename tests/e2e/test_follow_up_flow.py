@@ -6,9 +6,9 @@ import socket
 from typing import Any
 
 import lanes
+from connection import connect
 from contracts.conversation import LaneView, SubmitRequest
 from devserver import embedded
-from runs import connect
 from testkit.model_server import Reply, ScriptedModel, calls, says
 
 WAYS = ("before", "wrong", "timeout")

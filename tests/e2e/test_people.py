@@ -12,7 +12,8 @@ from contracts.run import RunStatus
 from converter import data_converter
 from decisions.ids import call_digest
 from devserver import embedded
-from runs import NoSuchRun, ended, state
+from refusals import NoSuchRun
+from runs import ended, state
 from testkit.model_server import ScriptedModel, calls, fails
 
 TOOL = """

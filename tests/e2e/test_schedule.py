@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from contracts.run import RunStatus
-from runs import ended, listing
+from found import listing
+from runs import ended
 
 QUEUE = "by-the-clock"  # nobody works on it
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from devserver import _binary
-from runs import find
+from found import find
 from testkit.model_server import calls
 from tests.replay.altered import Unguarded
 from tests.workflows.conftest import worlds

@@ -14,9 +14,10 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 
+from connection import connect, register_search_attributes
 from contracts.events import StartEvent
 from devserver import embedded
-from runs import connect, register_search_attributes, start
+from runs import start
 from testkit.model_server import Answer, ScriptedModel, calls
 from tests.browser import browsing, needs_browser, picture
 

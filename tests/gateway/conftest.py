@@ -12,9 +12,9 @@ import httpx
 import pytest
 from temporalio.client import Client
 
+from connection import register_search_attributes
 from converter import data_converter
 from devserver import embedded
-from runs import register_search_attributes
 from testkit.model_server import Answer, ScriptedModel, calls
 from tests.e2e.conftest import Process, Project, make_project, site, until, until_fixture
 

@@ -16,7 +16,8 @@ from time import monotonic
 
 from temporalio.client import Client, WorkflowFailureError
 
-from runs import ended, leave
+from leaving import leave
+from runs import ended
 from tests.conftest import SHORT_HISTORY, server
 from tests.replay.scenarios import SCENARIOS, Scenario
 from tests.workflows.conftest import World, worlds

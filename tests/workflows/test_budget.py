@@ -21,7 +21,8 @@ from contracts.failures import Escalation
 from contracts.run import RunState
 from contracts.turn import Usage
 from decisions.narrate import details
-from runs import ended, find, fork, resume
+from found import find
+from runs import ended, fork, resume
 from runs import state as state_of
 from settings import ProjectError, load
 from testkit.model_server import Answer, Reply, calls, fails, says

@@ -25,7 +25,7 @@ from answering import answering
 from codec import ENCRYPTED, AesGcmCodec
 from contracts.tool import Approval, Effect, ToolKind
 from converter import data_converter, encrypting
-from runs import NotReachable
+from refusals import NotReachable
 from seal import affix, check, seal_id
 from testkit.model_server import calls, fails, slow
 from testkit.tools import ScriptedTool

@@ -17,7 +17,8 @@ from contracts.conversation import SubmitRequest
 from contracts.run import RunView
 from contracts.tool import Effect
 from decisions import ids
-from runs import Refused, find
+from found import find
+from refusals import Refused
 from testkit.model_server import Reply, calls, says
 from testkit.tools import ScriptedTool
 from tests.workflows.lane import asking, begun, echo, ends, lane_of, look, new_id, run_of, say, texts, until_idle

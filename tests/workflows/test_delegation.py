@@ -20,7 +20,8 @@ from contracts.agent import Agent
 from contracts.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
 from converter import encrypting
-from runs import below, find, fork, listing, resume
+from found import below, find, listing
+from runs import fork, resume
 from testkit.model_server import Answer, Reply, calls, fails, says, slow
 from testkit.tools import ScriptedTool
 from tests.workflows.conftest import Run, World

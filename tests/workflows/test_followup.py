@@ -16,7 +16,7 @@ from codec import AesGcmCodec
 from contracts.followup import Outbound
 from contracts.tool import Effect, ToolKind, ToolOutcome
 from converter import encrypting
-from runs import listing
+from found import listing
 from testkit.model_server import calls
 from testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run

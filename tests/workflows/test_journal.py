@@ -15,7 +15,8 @@ from commands.report import print_run
 from contracts.failures import Escalation
 from contracts.journal import Journal
 from decisions.journal import DIGEST, digest, render
-from runs import ended, find, fork, resume
+from found import find
+from runs import ended, fork, resume
 from runs import state as state_of
 from testkit.model_server import Answer, calls, fails
 from testkit.tools import ScriptedTool

@@ -17,7 +17,8 @@ from activities.attributes import AGENT_STATUS
 from contracts.run import RunStatus
 from contracts.tool import Effect, ToolKind
 from decisions.loop import LAST_TURN
-from runs import ended, find, resume
+from found import find
+from runs import ended, resume
 from testkit.model_server import Answer, Reply, calls, fails, says
 from testkit.tools import ScriptedTool
 

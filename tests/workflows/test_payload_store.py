@@ -18,8 +18,8 @@ from activities.payload_store import PayloadStore
 from activities.remote_store import open_store
 from codec import AesGcmCodec
 from converter import LARGE, data_converter, encrypting, offloading
+from found import find
 from history import History
-from runs import find
 from testkit.model_server import calls
 
 FINISH = calls(("finish", {"outcome": "done"}))

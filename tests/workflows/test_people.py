@@ -21,7 +21,7 @@ from temporalio.service import RPCError
 from activities.tool import ToolCalls
 from contracts.tool import Approval, Effect, ToolKind
 from decisions.ids import call_digest
-from runs import listing
+from found import listing
 from testkit.model_server import calls
 from testkit.tools import ScriptedTool
 

@@ -12,7 +12,8 @@ from temporalio.exceptions import ApplicationError
 from activities.ledger import Entry
 from activities.store import LocalStores
 from contracts.tool import Approval, Effect, ToolOutcome
-from runs import NoSuchRun, Refused, fork, resume
+from refusals import NoSuchRun, Refused
+from runs import fork, resume
 from testkit.model_server import calls, fails, says
 from testkit.tools import ScriptedTool
 from tests.workflows.lane import echo, new_id, say, until_idle

@@ -1,0 +1,30 @@
+"""Why something could not be done with runs, as whoever asked should hear it."""
+
+from temporalio.service import RPCError, RPCStatusCode
+
+from decisions.narrate import cut
+
+
+class NotReachable(Exception):
+    """Temporal does not answer, or must not be spoken to as it is configured."""
+
+
+class NoSuchRun(Exception):
+    """There is no run of this id."""
+
+
+class Refused(Exception):
+    """The run, or the server, does not take what was sent."""
+
+
+class TooLarge(Refused):
+    """A run could not begin with as much as this start says."""
+
+
+def translated(error: RPCError, run_id: str) -> Exception:
+    if error.status is RPCStatusCode.NOT_FOUND:
+        closed = "already completed" in error.message
+        return Refused(f"run {run_id} has ended") if closed else NoSuchRun(f"there is no run {run_id}")
+    if error.status is RPCStatusCode.UNAVAILABLE:
+        return NotReachable(f"Temporal does not answer: {cut(error.message, 200)}")
+    return Refused(cut(error.message, 300))
