@@ -13,6 +13,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.workspace import ARTIFACTS, OutsideWorkspace, Workspace
 from contracts.delegation import SubtaskStatus
 from contracts.failures import RunFailure
+from decisions.endings import said_in
 
 MOST_FILES, MOST_FILE = 100, 64 * 1024 * 1024  # that are handed on; bytes of one
 
@@ -41,8 +42,8 @@ async def outcome_of(run: WorkflowHandle[Any, dict[str, Any]]) -> Outcome | None
     named = tuple(map(str, payload.get("artifacts", ())))
     if event["type"] == "agent.completed":
         partly = "(Partial: its time was used up.)\n\n" if payload.get("partial") else ""
-        return Outcome(SubtaskStatus.done, f"{partly}{payload['outcome']}", artifacts=named)
-    return Outcome(SubtaskStatus.escalated, f"{payload['reason']}: {payload['detail']}", "Escalated", named)
+        return Outcome(SubtaskStatus.done, f"{partly}{said_in(event)}", artifacts=named)
+    return Outcome(SubtaskStatus.escalated, said_in(event), "Escalated", named)
 
 
 def _failure(cause: BaseException) -> Outcome:

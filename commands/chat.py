@@ -19,7 +19,7 @@ from rich.text import Text
 from commands.asking import read_answer
 from commands.common import as_json_option, console, examples, go
 from commands.completion import agent_names
-from commands.follow import DETACHED, EXIT_CODES, stopping
+from commands.follow import DETACHED, exit_code, stopping
 from commands.report import COLOURS, ways_to_answer
 from commands.terminal import Screen
 from commands.wrapping import Wrapping
@@ -121,7 +121,7 @@ class Talk:
         end = await ended(self._here.client, run_id)
         told = {"conversation_id": self._id, "run_id": run_id, **dataclasses.asdict(end)}
         click.echo(json.dumps(told, ensure_ascii=False))
-        return EXIT_CODES.get(RunStatus(end.status), 1)
+        return exit_code(end)
 
     async def on(self) -> int:
         """Until the person leaves, or standard input ends and all of it is answered."""
@@ -313,7 +313,7 @@ class Talk:
             self._is_shown.clear()
         end = await ended(self._here.client, run_id)
         self._page.end(end)
-        return EXIT_CODES.get(RunStatus(end.status), 1)
+        return exit_code(end)
 
     async def _begun(self, run_id: str) -> bool:
         """Waits for a turn to begin; False where it was dropped."""

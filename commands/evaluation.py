@@ -25,6 +25,7 @@ from contracts.evaluation import Case, Expectation, Facts, Score
 from contracts.run import QuestionView, RunStatus
 from contracts.signals import CancelRequest
 from decisions import builtins
+from decisions.endings import said_in
 from decisions.evaluation import faults, rate
 from decisions.export import told
 from decisions.narrate import cut
@@ -196,9 +197,7 @@ class Evaluation:
             spent = own + (view.delegated or Spent())
         return Facts(
             status=end.status,
-            text=payload.get("outcome")
-            or end.message
-            or (f"{payload['reason']}: {payload['detail']}" if payload else ""),
+            text=said_in(end.event) if end.event else end.message,
             asked=tuple(asked),
             unanswered=unanswered,
             files=await asyncio.to_thread(self._files, run_id, payload.get("artifacts", ())),

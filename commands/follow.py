@@ -22,11 +22,11 @@ from decisions import ids
 from decisions.resume import RESUMABLE
 from leaving import leave
 from refusals import NoSuchRun, Refused
-from runs import answer, ended, state
+from runs import Ended, answer, ended, state
 from session import Session
 from watch import Over, Resumed, Waiting, Watch, happening_json
 
-EXIT_CODES = {RunStatus.completed: 0, RunStatus.escalated: 3, RunStatus.cancelled: 4}
+_EXIT_CODES = {RunStatus.completed: 0, RunStatus.escalated: 3, RunStatus.cancelled: 4}
 NEVER_BEGUN = (RunFailure.invalid_input, RunFailure.unknown_agent, RunFailure.not_resumable)
 DETACHED = 130
 LEARNS_EVERY = 1.0  # seconds
@@ -49,7 +49,7 @@ async def follow(here: Session, run_id: str, console: Console) -> int:
     folder = here.settings.workspaces / folder_name(run_id)
     for path in (end.event or {}).get("payload", {}).get("artifacts", ()):
         console.print(f"  → {near(folder / path)}", soft_wrap=True)
-    return EXIT_CODES.get(RunStatus(end.status), 1)
+    return exit_code(end)
 
 
 async def follow_json(here: Session, run_id: str, *, every: bool) -> int:
@@ -64,7 +64,11 @@ async def follow_json(here: Session, run_id: str, *, every: bool) -> int:
         return DETACHED
     end = await ended(here.client, run_id)
     print(json.dumps({"run_id": run_id, **dataclasses.asdict(end)}, ensure_ascii=False), flush=True)
-    return EXIT_CODES.get(RunStatus(end.status), 1)
+    return exit_code(end)
+
+
+def exit_code(end: Ended) -> int:
+    return _EXIT_CODES.get(RunStatus(end.status), 1)
 
 
 async def _left(following: Any, run_id: str) -> bool:

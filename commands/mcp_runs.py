@@ -27,6 +27,7 @@ from contracts.question import QuestionKind
 from contracts.run import QuestionView, RunStatus
 from contracts.signals import CancelRequest, Decision, HumanInput
 from decisions import ids
+from decisions.endings import said_in
 from decisions.faults import fault_line
 from decisions.narrate import cut
 from decisions.question import DIRECTED, TEXTUAL
@@ -224,7 +225,7 @@ class Door:
     async def _with_end(self, told: ToldRun) -> ToldRun:
         end = await ended(self._client, told.run_id)
         said = (end.event or {}).get("payload", {})
-        escalated = f"{said['reason']}: {said['detail']}" if "reason" in said else ""
+        escalated = said_in(end.event) if end.event and "reason" in said else ""
         update = {
             "status": end.status,
             "question": None,

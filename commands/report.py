@@ -15,7 +15,7 @@ from contracts.agent import Agent
 from contracts.followup import FollowUpState
 from contracts.question import QuestionKind
 from contracts.run import QuestionView, RunStatus, RunView
-from decisions.endings import handoff_sections
+from decisions.endings import handoff_sections, said_in
 from decisions.followup import questions
 from decisions.narrate import cut
 from decisions.question import DIRECTED, TEXTUAL
@@ -171,8 +171,8 @@ def ways_to_answer(run_id: str, question: QuestionView) -> tuple[str, ...]:
 
 def _print_end(console: Console, end: Ended, files: Path) -> None:
     payload = end.event["payload"] if end.event else {}
-    if payload:
-        console.print(f"  ended    {escape(payload.get('outcome') or payload['reason'] + ': ' + payload['detail'])}")
+    if end.event:
+        console.print(f"  ended    {escape(said_in(end.event))}")
     elif end.message:
         console.print(f"  [red]{end.kind}[/]  {escape(end.message)}")
     if end.handoff:

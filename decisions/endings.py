@@ -1,5 +1,8 @@
 """How a run's end is told: exactly one event, and what a person needs to take over."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from contracts.events import CompletedEvent, CompletedPayload, EscalatedEvent, EscalatedPayload
 from contracts.run import Ending, RunState, RunStatus
 
@@ -30,6 +33,13 @@ def ending_event(state: RunState) -> CompletedEvent | EscalatedEvent:
             handoff=handoff(state),
         )
     )
+
+
+def said_in(event: Mapping[str, Any]) -> str:
+    """What the event says: the outcome, or why there is none."""
+    payload = event["payload"]
+    said = payload["outcome"] if event["type"] == "agent.completed" else f"{payload['reason']}: {payload['detail']}"
+    return str(said)
 
 
 def ended_event(ending: Ending | None) -> str:

@@ -8,6 +8,7 @@ from temporalio.exceptions import ApplicationError, CancelledError, ChildWorkflo
 from contracts.conversation import TurnEnd
 from contracts.failures import RunFailure
 from contracts.reconcile import Standing
+from decisions.endings import said_in
 
 _STANDINGS = {
     Standing.completed: TurnEnd.completed,
@@ -30,10 +31,8 @@ def of_standing(standing: Standing) -> Ended:
 
 
 def of_event(event: dict[str, Any]) -> Ended:
-    payload = event["payload"]
-    if event["type"] == "agent.completed":
-        return Ended(TurnEnd.completed, payload["outcome"])
-    return Ended(TurnEnd.escalated, f"{payload['reason']}: {payload['detail']}")
+    end = TurnEnd.completed if event["type"] == "agent.completed" else TurnEnd.escalated
+    return Ended(end, said_in(event))
 
 
 def of_failure(error: ChildWorkflowError) -> Ended:
