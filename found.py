@@ -113,7 +113,7 @@ async def find_any(client: Client, run_id: str) -> Found:
     try:
         execution = await handle.describe()
     except RPCError as error:
-        raise translated(error, run_id) from None
+        raise translated(error, f"run {run_id}") from None
     return Found(ids.run_id_of(execution.id), execution)
 
 

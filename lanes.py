@@ -17,7 +17,7 @@ from activities import conversation
 from contracts.conversation import LaneFault, LaneView, SubmitRequest, Submitted
 from decisions import ids
 from decisions.narrate import cut
-from refusals import NoSuchRun, NotReachable, Refused
+from refusals import NotReachable, Refused, translated
 from runs import QUERY_PATIENCE
 
 PATIENCE = 30.0  # seconds in which a submit is tried again
@@ -79,11 +79,5 @@ async def look(client: Client, conversation_id: str) -> LaneView | None:
     except RPCError as error:
         if error.status in _SILENT:
             return None
-        raise _translated(error, conversation_id) from None
+        raise translated(error, f"conversation {conversation_id}") from None
     return view
-
-
-def _translated(error: RPCError, conversation_id: str) -> Exception:
-    if error.status is RPCStatusCode.NOT_FOUND:
-        return NoSuchRun(f"there is no conversation {conversation_id}")
-    return Refused(cut(error.message, 300))

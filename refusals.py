@@ -21,10 +21,11 @@ class TooLarge(Refused):
     """A run could not begin with as much as this start says."""
 
 
-def translated(error: RPCError, run_id: str) -> Exception:
+def translated(error: RPCError, named: str) -> Exception:
+    """What Temporal's client says of "run x", or of something else."""
     if error.status is RPCStatusCode.NOT_FOUND:
         closed = "already completed" in error.message
-        return Refused(f"run {run_id} has ended") if closed else NoSuchRun(f"there is no run {run_id}")
+        return Refused(f"{named} has ended") if closed else NoSuchRun(f"there is no {named}")
     if error.status is RPCStatusCode.UNAVAILABLE:
         return NotReachable(f"Temporal does not answer: {cut(error.message, 200)}")
     return Refused(cut(error.message, 300))

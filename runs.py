@@ -153,7 +153,7 @@ async def _asked(client: Client, run_id: str, answers: type[V], patience: timede
             RPCStatusCode.FAILED_PRECONDITION,
         ):
             return None
-        raise translated(error, run_id) from None
+        raise translated(error, f"run {run_id}") from None
 
 
 async def follow_up_state(client: Client, named: str, patience: timedelta = QUERY_PATIENCE) -> FollowUpState | None:
@@ -174,7 +174,7 @@ async def answer(client: Client, run_id: str, body: HumanInput) -> None:
         raise NotReachable("no worker took the answer within 20 s: is one running? (perdure worker)") from None
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
-            raise translated(error, run_id) from None
+            raise translated(error, f"run {run_id}") from None
         # An update that meets the end of its run is not found either.
         if (await find_any(client, run_id)).is_open:
             raise NotReachable(f"the answer got lost on its way to run {run_id}: send it again") from None
@@ -198,7 +198,7 @@ async def _signal(client: Client, run_id: str, name: str, body: Mapping[str, Any
     try:
         await handle.signal(name, body)
     except RPCError as error:
-        raise translated(error, run_id) from None
+        raise translated(error, f"run {run_id}") from None
 
 
 @dataclass(frozen=True)
@@ -231,6 +231,6 @@ async def ended(client: Client, run_id: str) -> Ended:
             return Ended(status, None, cause.type or "", cause.message, str(details.get("handoff", "")))
         return Ended(RunStatus.failed, None, type(cause).__name__, str(cause))
     except RPCError as error:
-        raise translated(error, run_id) from None
+        raise translated(error, f"run {run_id}") from None
     status = RunStatus.escalated if event["type"] == "agent.escalated" else RunStatus.completed
     return Ended(status, event, handoff=event.get("payload", {}).get("handoff", ""))
