@@ -278,7 +278,9 @@ def made_again(state: RunState, call: Call) -> tuple[RunState, Call]:
 
 def _changed(state: RunState, call: Call, **changes: Any) -> RunState:
     calls = state.calls
-    at = next(i for i, each in enumerate(calls) if each.tool_use_id == call.tool_use_id)
+    at = next((i for i, each in enumerate(calls) if each.tool_use_id == call.tool_use_id), None)
+    if at is None:
+        raise AssertionError(f"{call.tool} {call.tool_use_id} is no call of this turn")
     changed = (*calls[:at], calls[at].model_copy(update=changes), *calls[at + 1 :])
     return state.model_copy(update={"calls": changed})
 
