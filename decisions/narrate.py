@@ -64,6 +64,20 @@ def call_trace(key: str, step: int, tool: str, arguments: Mapping[str, Any], out
     }
 
 
+def refusal(call: Call) -> dict[str, Any]:
+    """The line of a call that was not made."""
+    error = call.outcome.error if call.outcome else None
+    return {
+        "key": f"refused:{call.tool_use_id}",
+        "event": "refused",
+        "step": call.step,
+        "tool": call.tool,
+        "call": call_line(call.tool, call.arguments),
+        "kind": error.kind if error else None,
+        "error": error.message[:500] if error else "",
+    }
+
+
 def waiting_for(question: Question) -> str:
     """The search attribute `WaitingFor`: "human: approve charge"."""
     about = {

@@ -12,8 +12,8 @@ def close_turn(run: LiveRun) -> None:
     """Hands the results of a turn to the conversation, in the order of its tool uses."""
     for call in run.state.calls:
         run.transcript.append(call_part(call))
-        if was_refused(call):
-            events.refused(run, call)
+    if refused := [call for call in run.state.calls if was_refused(call)]:
+        events.refused(run, refused)
     before = run.state.sighted
     closed = loop.closed_turn(run.state)
     run.state = closed.state

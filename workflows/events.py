@@ -1,5 +1,6 @@
 """The structured events of a run (B12): one log line each, with its figures, and a count; a replay tells none twice."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from temporalio import workflow
@@ -9,6 +10,8 @@ from contracts.run import Call
 from contracts.tool import ToolOutcome
 from decisions import metrics, narrate
 from workflows.live_run import LiveRun
+
+MOST_REFUSED = 20  # calls of a turn
 
 
 def emit(run: LiveRun, name: str, *, is_traced: bool = True, **figures: Any) -> None:
@@ -26,20 +29,16 @@ def emit(run: LiveRun, name: str, *, is_traced: bool = True, **figures: Any) -> 
     run.update(events=number, untold=(*run.state.untold, told))
 
 
-def refused(run: LiveRun, call: Call) -> None:
-    """A call that was not made is told to the trace alone: of those that were, their activities tell it."""
-    error = call.outcome.error if call.outcome else None
-    line = {
-        "key": f"refused:{call.tool_use_id}",
-        "at": workflow.now().isoformat(timespec="milliseconds"),
-        "event": "refused",
-        "step": call.step,
-        "tool": call.tool,
-        "call": narrate.call_line(call.tool, call.arguments),
-        "kind": error.kind if error else None,
-        "error": error.message[:500] if error else None,
-    }
-    run.update(untold=(*run.state.untold, line))
+def refused(run: LiveRun, calls: Sequence[Call]) -> None:
+    """Calls of a turn that were not made are told to the trace alone: of those that were, their activities tell it.
+
+    Through history, as all that the trace is told: so of a flood, only its beginning.
+    """
+    at = workflow.now().isoformat(timespec="milliseconds")
+    lines = [{"at": at, **narrate.refusal(call)} for call in calls[:MOST_REFUSED]]
+    if len(calls) > MOST_REFUSED:
+        lines[-1]["error"] += f" (and {len(calls) - MOST_REFUSED:,} more calls of this turn)"
+    run.update(untold=(*run.state.untold, *lines))
 
 
 def untold(run: LiveRun) -> tuple[dict[str, Any], ...]:

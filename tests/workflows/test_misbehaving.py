@@ -177,6 +177,10 @@ async def test_of_a_flood_in_one_reply_only_the_first_two_hundred_are_made(world
         await must_be_sound(it, run)
         told = [part["content"][0]["content"] for part in await all_parts(run) if part["kind"] == "result"]
         assert (await it.state(run))["step"] == 200
+        trace = it.project.workspace(run.id.removeprefix("run:")).read_own("trace.jsonl").decode().splitlines()
+    lines = [line for line in map(json.loads, trace) if line["event"] == "refused"]
+    assert len(lines) == 20
+    assert lines[-1]["error"].endswith("(and 1,880 more calls of this turn)")
     assert [text.startswith("too_many: ") for text in told] == [False] * 200 + [True] * 1_900
     assert sorted(arguments["n"] for arguments, _ in tool.calls) == list(range(200))
 
