@@ -202,7 +202,7 @@ def test_a_budget_of_nothing_is_refused_in_an_agent_file(tmp_path: Path, name: s
     (tmp_path / "agents").mkdir()
     written = json.dumps(value).replace("NaN", ".nan").replace("Infinity", ".inf")
     (tmp_path / "agents/thrifty.md").write_text(f"---\nlimits: {{{name}: {written}}}\n---\nSave.\n")
-    with pytest.raises(ProjectError, match=rf"thrifty.md: limits.{name}: ") as refused:
+    with pytest.raises(ProjectError, match=rf"thrifty.md, line 2: limits.{name}: ") as refused:
         load({}, tmp_path)
     assert "\n" not in str(refused.value)
 

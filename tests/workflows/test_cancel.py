@@ -184,16 +184,6 @@ async def test_a_native_cancel_before_the_first_task_lets_nothing_begin(world: A
         assert it.model.requests == []
 
 
-async def test_many_cancels_are_one(world: Any) -> None:
-    async with world([calls(("ask_human", {"question": "Which?"}))]) as it:
-        run = await it.start()
-        await it.until_state(run, question=True)
-        for door in ("signal", "signal", "native", "native", "both"):
-            await stop(run, door)
-        await is_canceled(run)
-        assert await it.failed_tasks(run) == 0
-
-
 class Closing:
     """A run's last activity, which waits until the test lets it finish the files."""
 
@@ -206,6 +196,18 @@ class Closing:
         self.begun.set()
         assert self.go_on.wait(30)
         self._finish(*args)
+
+
+async def test_many_cancels_are_one(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    closing = Closing(monkeypatch)
+    async with world([calls(("ask_human", {"question": "Which?"}))]) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        for door in ("signal", "signal", "native", "native", "both"):
+            await stop(run, door)
+        closing.go_on.set()
+        await is_canceled(run)
+        assert await it.failed_tasks(run) == 0
 
 
 @pytest.mark.parametrize("door", DOORS)

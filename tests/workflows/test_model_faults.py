@@ -173,7 +173,7 @@ async def test_a_reply_that_names_two_calls_alike_has_each_of_them_made_and_answ
 @pytest.mark.parametrize("size", [20_000, 120_000])
 async def test_a_reply_of_any_size_never_stops_a_run(world: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client takes long to read a large stream, so the bound is a tenth of what it is."""
-    monkeypatch.setattr("activities.model.MOST_BYTES", 100_000)
+    monkeypatch.setattr("activities.messages.MOST_BYTES", 100_000)
     long, quote = "x" * size, '"' * size  # a quotation mark takes two bytes of JSON
     replies = [
         calls(("look", {"text": long})),
