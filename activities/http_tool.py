@@ -22,6 +22,7 @@ MOST_BYTES = 64 * 1024 * 1024  # of an answer
 
 
 def asked(tool: str, arguments: dict[str, Any], context: CallContext) -> ToolRequestEvent:
+    """What is sent for a call that a worker makes."""
     payload = ToolRequestPayload(
         run_id=context.run_id,
         step=context.step,

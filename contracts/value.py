@@ -83,14 +83,21 @@ def _is_blank(sign: str) -> bool:
     return sign in _JOINERS or category(sign) == "Zs"
 
 
+_READABLE = 200  # levels; what is nested deeper, no reader of JSON takes, and it is refused where it would be kept
+
+
 def _in_json(value: Any) -> Any:
+    return _named(value, _READABLE)
+
+
+def _named(value: Any, levels: int) -> Any:
     match value:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        case dict():
-            return {name: _in_json(inner) for name, inner in value.items()}
-        case list() | tuple():
-            return [_in_json(inner) for inner in value]
+        case dict() if levels:
+            return {name: _named(inner, levels - 1) for name, inner in value.items()}
+        case list() | tuple() if levels:
+            return [_named(inner, levels - 1) for inner in value]
         case _:
             return value
 

@@ -156,7 +156,7 @@ async def test_a_long_error_is_cut(world: Any) -> None:
     assert 8000 < len(shown) < 8300
 
 
-@pytest.mark.parametrize("depth", [198, 199, 200, 230, 300])
+@pytest.mark.parametrize("depth", [198, 199, 200, 230, 300, 900])
 async def test_a_result_too_deep_to_be_read_back_is_told_instead_of_stopping_the_run(world: Any, depth: int) -> None:
     value: Any = 1
     for _ in range(depth):
