@@ -95,6 +95,9 @@ def call(number: Any, arguments: dict[str, Any]) -> None:  # noqa: C901, PLR0912
             for _ in range(1000):
                 sys.stderr.write(f"noise {os.environ.get('HOSTILE_TOKEN')} {'y' * 2000}\n")
             sys.stderr.flush()
+        case "blab":
+            sys.stderr.write("my key is token-canary-5521\n")
+            sys.stderr.flush()
         case "error":
             send({"jsonrpc": "2.0", "id": number, "error": {"code": -32603, "message": "it broke"}})
             return
