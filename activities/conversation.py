@@ -44,8 +44,9 @@ from decisions.resume import journal_of
 from decisions.transcript import Transcript, call_part
 
 # Requests to one lane on their way from this process. The server takes ten updates of a workflow in flight, and with
-# the eleventh it may drop the others: then all of them try again, together.
-AT_ONCE = 6
+# the eleventh it may drop the others: then all of them try again, together. Two are as fast as a lane has use for, and
+# leave other lanes room.
+AT_ONCE = 2
 _turnstiles: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str], asyncio.Semaphore] = WeakValueDictionary()
 
 LATEST = "latest"  # of the conversation's store: the record of its latest turn, for a lane that begins anew

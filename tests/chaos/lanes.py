@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import quantiles
 from typing import Any
@@ -87,6 +87,7 @@ class _Flood:
     accepted: int = 0
     refused: int = 0
     untyped: int = 0
+    is_full: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
 
 
 async def flood(stage: Stage, *, requests: int, size: int, healthy: int, ratio: float | None) -> Row:
@@ -100,7 +101,9 @@ async def flood(stage: Stage, *, requests: int, size: int, healthy: int, ratio: 
         for number in range(3):
             await _say(it, "r10", poisoned, f"poison {number}")
         flooding = asyncio.create_task(_flood(it, f"flood-{stage.seed}", requests, size, flooded))
-        beside = await _healthy(it, f"beside-{stage.seed}", healthy)
+        beside = await _healthy(it, f"taking-{stage.seed}", healthy)
+        await asyncio.wait([flooding, asyncio.create_task(flooded.is_full.wait())], return_when="FIRST_COMPLETED")
+        beside += await _healthy(it, f"refusing-{stage.seed}", healthy)
         await flooding
         view = await _until_idle(it, poisoned, 3)
         if {turn.end for turn in view.recent} != {TurnEnd.failed}:
@@ -108,12 +111,13 @@ async def flood(stage: Stage, *, requests: int, size: int, healthy: int, ratio: 
         lane = await lanes.look(it.client, f"flood-{stage.seed}")
         if lane is None or lane.queued > lane.most_queued or flooded.refused == 0 or flooded.untyped:
             found.wrong(f"the flood: {flooded}, {lane and lane.queued} queued")
+        for left in (f"flood-{stage.seed}", f"slow-{stage.seed}"):
+            await _stopped(it, left)  # others look for open runs on this server
+        alone += await _healthy(it, f"again-{stage.seed}", healthy)
         first, second = _p95(alone), _p95(beside)
         if ratio is not None and second > ratio * first:
             found.wrong(f"healthy lanes: p95 {second:.2f} s beside the flood, {first:.2f} s alone")
-        for left in (f"flood-{stage.seed}", f"slow-{stage.seed}"):
-            await _stopped(it, left)  # others look for open runs on this server
-        found.runs = 2 * healthy + 4 + flooded.accepted
+        found.runs = len(alone) + len(beside) + 5 + flooded.accepted
         judge_logs(found, it, quiet=True)
         told = f"{flooded.accepted} taken, {flooded.refused} refused; p95 {first:.2f} s alone, {second:.2f} s beside it"
         return row(it, found, told)
@@ -137,24 +141,22 @@ async def _flood(it: Arena, lane: str, requests: int, size: int, told: _Flood) -
                 told.accepted += 1
             except Refused as refused:
                 told.refused += 1
+                told.is_full.set()
                 told.untyped += "the lane is full" not in str(refused)
 
     await asyncio.gather(*(send(number) for number in range(requests)))
 
 
 async def _healthy(it: Arena, name: str, number: int) -> list[float]:
-    """Seconds from the request to the end of its turn, in lanes of their own, a few at a time."""
-    at_once, took = asyncio.Semaphore(4), []
+    """Seconds from the request to the end of its turn, in lanes of their own, all at once."""
 
-    async def one(lane: str) -> None:
-        async with at_once:
-            began = time.monotonic()
-            submitted = await _say(it, "r10", lane, lane)
-            await _ended(it, submitted.run_id)
-            took.append(time.monotonic() - began)
+    async def one(lane: str) -> float:
+        began = time.monotonic()
+        submitted = await _say(it, "r10", lane, lane)
+        await _ended(it, submitted.run_id)
+        return time.monotonic() - began
 
-    await asyncio.gather(*(one(f"{name}-{n}") for n in range(number)))
-    return took
+    return await asyncio.gather(*(one(f"{name}-{n}") for n in range(number)))
 
 
 def _p95(took: list[float]) -> float:
