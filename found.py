@@ -13,6 +13,7 @@ from activities import attributes
 from contracts.run import RunStatus
 from decisions import ids
 from decisions.narrate import cut
+from decisions.visibility import named, unlike
 from refusals import NotReachable, Refused, translated
 
 CAUSE = "cause=WorkflowTaskFailedCause"
@@ -207,11 +208,11 @@ def _is_listed(execution: WorkflowExecution) -> bool:
 
 async def below(client: Client, root: Found) -> list[tuple[int, Found]]:
     """The runs that it delegated, and those that they did, each with its depth below it and after its parent."""
-    top = (root.execution.root_id or root.execution.id).replace("\\", "\\\\").replace("'", "''")
+    top = root.execution.root_id or root.execution.id
     children: dict[str, list[Found]] = {}
     # The root of a turn is its conversation, which may have thousands of others.
-    query = f"RootWorkflowId = '{top}' AND ParentWorkflowId != '{top}' AND WorkflowType = 'AgentRun'"
-    async for found in _listed(client, query):
+    others = f"{named('RootWorkflowId', top)} AND {unlike('ParentWorkflowId', top)}"
+    async for found in _listed(client, f"{others} AND WorkflowType = 'AgentRun'"):
         if found.parent is not None:
             children.setdefault(found.parent, []).insert(0, found)
     return list(_descent(children, root.run_id, 1))

@@ -6,7 +6,6 @@ so a turn costs as much history in a long conversation as in a short one.
 
 import asyncio
 import os
-import re
 import shutil
 from contextlib import suppress
 from typing import Any
@@ -42,6 +41,7 @@ from decisions.loop import halted
 from decisions.narrate import cut, markdown
 from decisions.resume import journal_of
 from decisions.transcript import Transcript, call_part
+from decisions.visibility import named
 
 # Requests to one lane on their way from this process. The server takes ten updates of a workflow in flight, and with
 # the eleventh it may drop the others: then all of them try again, together. Two are as fast as a lane has use for, and
@@ -131,7 +131,7 @@ class Conversations:
     async def open_turn(self, conversation_id: str) -> Queued | None:
         """The turn that an earlier lane of this conversation has left open."""
         parent = conversation_workflow_id(conversation_id)
-        query = f"WorkflowType = 'AgentRun' AND ExecutionStatus = 'Running' AND ParentWorkflowId {_named(parent)}"
+        query = f"WorkflowType = 'AgentRun' AND ExecutionStatus = 'Running' AND {named('ParentWorkflowId', parent)}"
         async for run in self._client.list_workflows(query):
             if run.parent_id != parent:
                 continue
@@ -204,13 +204,6 @@ def _turnstile(conversation_id: str) -> asyncio.Semaphore:
     if turnstile is None:
         _turnstiles[lane] = turnstile = asyncio.Semaphore(AT_ONCE)
     return turnstile
-
-
-def _named(workflow_id: str) -> str:
-    """For a query. The server finds nothing by a backslash or a double quote, so it is asked for what is before it."""
-    known = re.split(r'["\\]', workflow_id)[0]
-    quoted = known.replace("'", "''")
-    return f"= '{quoted}'" if known == workflow_id else f"STARTS_WITH '{quoted}'"
 
 
 def _link(source: str, target: str) -> None:

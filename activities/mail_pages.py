@@ -23,6 +23,7 @@ from contracts.mailbox import AckView, MailboxView
 from contracts.run import RunView
 from decisions.ids import mailbox_workflow_id, run_workflow_id
 from decisions.task_file import page
+from decisions.visibility import named
 
 MOST_AT_ONCE = 20  # runs that are asked in one cycle
 MOST_DELEGATIONS = 20  # of a run
@@ -78,9 +79,10 @@ class Pages:
 
     async def _delegations(self, run_id: str) -> list[DelegationState]:
         parent = run_workflow_id(run_id)
-        query = f"WorkflowType = 'Delegation' AND ParentWorkflowId = '{parent}'"
+        query = f"WorkflowType = 'Delegation' AND {named('ParentWorkflowId', parent)}"
         try:
-            found = [each.id async for each in self._client.list_workflows(query, limit=MOST_DELEGATIONS)]
+            listed = self._client.list_workflows(query, limit=MOST_DELEGATIONS)
+            found = [each.id async for each in listed if each.parent_id == parent]
         except RPCError:
             return []
         states = [await self._asked(each, DelegationState) for each in sorted(found)]

@@ -44,6 +44,7 @@ from decisions import metrics
 from decisions import reconcile as judge
 from decisions.ids import conversation_id_of, heirs_prefix, resumed_id, run_id_of, run_workflow_id
 from decisions.reconcile import Claimed, Page, Parent, Sweep
+from decisions.visibility import begins, named, unlike
 
 MOST_LISTED = 1000  # runs of one list
 MOST_STORES = 500  # of one look
@@ -198,8 +199,8 @@ class _Look:
 
     async def _unattended(self) -> None:
         """Runs whose queue has no worker. Our own queue has one: it is looking."""
-        elsewhere = f"WorkflowType = 'AgentRun' AND TaskQueue != {_quoted(self.here.task_queue)}"
-        since = f"ExecutionStatus = 'Running' AND StartTime < {_quoted(self._ago(judge.UNATTENDED_AFTER))}"
+        elsewhere = f"WorkflowType = 'AgentRun' AND {unlike('TaskQueue', self.here.task_queue)}"
+        since = f"ExecutionStatus = 'Running' AND StartTime < '{self._ago(judge.UNATTENDED_AFTER)}'"
         queues: dict[str, bool] = {}
         async for run in self._listed(f"{elsewhere} AND {since}"):
             if run.task_queue not in queues and len(queues) < MOST_QUEUES:
@@ -220,7 +221,7 @@ class _Look:
             (RunStatus.waiting_on_human, judge.PATIENCE),
             (RunStatus.waiting_on_tool, judge.TOOL_MARGIN),
         ):
-            waiting = f"{self._open()} AND AgentStatus = '{status}' AND StartTime < {_quoted(self._ago(since))}"
+            waiting = f"{self._open()} AND AgentStatus = '{status}' AND StartTime < '{self._ago(since)}'"
             async for run in self._listed(waiting):
                 state = None if _is_wedged(run) else await self._state(run.id)
                 if state is not None and (finding := judge.overdue(state, self.now)):
@@ -269,9 +270,10 @@ class _Look:
                 self.findings.append(finding)
 
     async def _has_open_heir(self, run_id: str) -> bool:
-        heirs = f"{self._open()} AND WorkflowId STARTS_WITH {_quoted(run_workflow_id(heirs_prefix(run_id)))}"
-        async for _ in self._listed(heirs, most=1):
-            return True
+        prefix = run_workflow_id(heirs_prefix(run_id))
+        async for run in self._listed(f"{self._open()} AND {begins('WorkflowId', prefix)}"):
+            if run.id.startswith(prefix):
+                return True
         return False
 
     async def _claim(self, run_id: str, run: WorkflowExecutionDescription, store: Store, page: Page) -> None:
@@ -345,19 +347,15 @@ class _Look:
             raise
 
     def _open(self) -> str:
-        ours = f"WorkflowType = 'AgentRun' AND TaskQueue = {_quoted(self.here.task_queue)}"
+        ours = f"WorkflowType = 'AgentRun' AND {named('TaskQueue', self.here.task_queue)}"
         return f"{ours} AND ExecutionStatus = 'Running'"
 
-    async def _listed(self, query: str, most: int = MOST_LISTED) -> AsyncIterator[WorkflowExecution]:
-        async for execution in self.client.list_workflows(query, limit=most):
+    async def _listed(self, query: str) -> AsyncIterator[WorkflowExecution]:
+        async for execution in self.client.list_workflows(query, limit=MOST_LISTED):
             yield execution
 
     def _ago(self, time: timedelta) -> str:
         return (self.now - time).isoformat()
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _standing(run: WorkflowExecution) -> Standing:

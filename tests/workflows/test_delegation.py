@@ -646,11 +646,13 @@ async def test_a_fork_before_a_delegation_is_told_of_it_and_has_its_whole_budget
         assert "It went on and made: delegate (step 1)" in str(latest["messages"])
 
 
-async def test_a_run_whose_id_ends_in_a_backslash_can_be_shown(world: Any) -> None:
-    async with world([FINISH]) as it:
-        run = await it.start(run_id=f"{uuid4().hex[:12]}\\")
+@pytest.mark.parametrize("ending", ["\\", "'", '"', "' OR 1=1", "%"])
+async def test_what_a_run_has_delegated_is_found_whatever_is_in_its_id(world: Any, ending: str) -> None:
+    async with world(script([delegates(task("a")), FINISH], finishes), agents=[LEAD, WRITER]) as it:
+        run = await led(it, run_id=f"{uuid4().hex[:12]}{ending}")
         await result(run)
-        assert await below(it.client, await find(it.client, run.id.removeprefix("run:"))) == []
+        found = await below(it.client, await find(it.client, run.id.removeprefix("run:")))
+    assert [depth for depth, _ in found] == [1]
 
 
 async def test_nothing_that_is_delegated_under_encryption_can_be_read_on_the_server(world: Any, client: Client) -> None:

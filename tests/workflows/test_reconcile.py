@@ -24,6 +24,7 @@ from activities.ledger import Claim, Owner
 from activities.reconcile import Reconciliations
 from contracts.reconcile import Problem, ReconcileReport, Repair
 from contracts.tool import Effect, ToolKind
+from decisions.visibility import named
 from settings import load
 from testkit.model_server import calls
 from testkit.tools import ScriptedTool
@@ -42,11 +43,12 @@ async def look(it: Any, later: timedelta = timedelta(), *, repairs: bool = True)
     return await reconciler.look(repairs=repairs)
 
 
-async def until_listed(it: Any, query: str) -> None:
+async def until_listed(it: Any, query: str, number: int = 1) -> None:
     """The server's list comes a moment after the run's own state."""
 
     async def listed() -> bool:
-        return bool([e async for e in it.client.list_workflows(f"TaskQueue = '{it.queue}' AND {query}")])
+        found = [e async for e in it.client.list_workflows(f"TaskQueue = '{it.queue}' AND {query}")]
+        return len(found) >= number
 
     await it.until(listed)
 
@@ -60,10 +62,10 @@ def id_of(run: Any) -> str:
     return run_id
 
 
-async def waiting(it: Any) -> Any:
-    run = await it.start()
+async def waiting(it: Any, **fields: Any) -> Any:
+    run = await it.start(**fields)
     await it.until_state(run, question=True)
-    await until_listed(it, f"WorkflowId = '{run.id}' AND AgentStatus = 'waiting_on_human'")
+    await until_listed(it, f"{named('WorkflowId', run.id)} AND AgentStatus = 'waiting_on_human'")
     return run
 
 
@@ -335,11 +337,12 @@ async def test_a_store_with_a_claim_is_named_instead_of_cleared(world: Any) -> N
         assert it.project.stores.of(id_of(run)).names("ledger") == ["step-00001.claim"]
 
 
-async def test_a_store_stays_while_an_open_run_resumes_its_run(world: Any) -> None:
+@pytest.mark.parametrize("sign", ["", '"', "'", "\\"])
+async def test_a_store_stays_while_an_open_run_resumes_its_run(world: Any, sign: str) -> None:
     async with world([ASK, ASK]) as it:
-        run = await waiting(it)
-        heir = await it.start(run_id=f"{id_of(run)}.r3")
-        await until_listed(it, f"WorkflowId = '{heir.id}' AND ExecutionStatus = 'Running'")
+        run = await waiting(it, run_id=f"{uuid4().hex[:12]}{sign}")
+        await it.start(run_id=f"{id_of(run)}.r3")
+        await until_listed(it, "ExecutionStatus = 'Running'", 2)
         await look(it)
         await forget(it, run)
         for later in (HOUR, 3 * HOUR):
