@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Watcher:
-    """`woken` is set by what comes into the incoming folder or `inputs/`; `inputs` says that the latter was it.
+    """`woken` is set by what comes into the incoming folder or `inputs/`; `has_inputs` says that the latter was it.
 
     `is_watching` is False where the system watches no more folders: then nobody must fall asleep.
     """

@@ -199,7 +199,7 @@ class FollowUpState(CamelValue):
     """All that a `FollowUp` knows, which is also its input after continue-as-new, and the answer of `state`.
 
     `runs` are those whose turn may still create tasks. `idle_until` bounds the wait for a first task where no run is
-    named. `subscribed` are the tasks whose topics know of them.
+    named.
     """
 
     type: Literal["followup.continue"] = "followup.continue"

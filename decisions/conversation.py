@@ -34,6 +34,7 @@ from decisions.transcript import PAGE_BYTES
 
 MOST_QUEUED = 2000
 MOST_BYTES = 1024 * 1024  # of all that wait: they are carried over continue-as-new, which takes 2 MiB
+ANSWERS, ANSWER_BYTES = 10, 64 * 1024  # room beside those, for answers: the turn that a full lane waits for may ask
 MOST_REQUEST = PAGE_BYTES  # bytes of one, which is carried beside them while it runs; more a run would not take
 FRAME = 160  # bytes that a lane keeps beside a request
 MOST_SEEN = 5000  # request ids that are known again; older ones find their run, which has ended
@@ -103,12 +104,13 @@ def _no_room(state: LaneState, message: Queued) -> Refusal | None:
     if message.size > MOST_REQUEST:
         took = f"the request takes {message.size:,} bytes, and {MOST_REQUEST:,} is the most"
         return Refusal(LaneFault.invalid_input, f"{took}: put the rest into a file that a tool can read")
+    waits = message.request.question_id is None or state.active is None
+    most, most_bytes = (MOST_QUEUED, MOST_BYTES) if waits else (MOST_QUEUED + ANSWERS, MOST_BYTES + ANSWER_BYTES)
     waiting = (*state.queue, *state.steering)
     used = sum(each.size for each in waiting)
-    if len(waiting) >= MOST_QUEUED or used + message.size > MOST_BYTES:
-        full = f"{len(waiting):,} requests of {used:,} bytes wait, and {MOST_QUEUED:,} or {MOST_BYTES:,} are the most"
+    if len(waiting) >= most or used + message.size > most_bytes:
+        full = f"{len(waiting):,} requests of {used:,} bytes wait, and {most:,} or {most_bytes:,} are the most"
         return Refusal(LaneFault.lane_full, f"the lane is full: {full}; try again in {RETRY_AFTER:g} s")
-    waits = message.request.question_id is None or state.active is None
     if message.request.when_busy is WhenBusy.reject and waits and (state.active or state.queue):
         return Refusal(LaneFault.lane_busy, f"the lane is busy; try again in {RETRY_AFTER:g} s, or let it queue")
     return None

@@ -87,6 +87,17 @@ def test_bounds_count_bytes_too() -> None:
     assert len(state.model_dump_json()) < 1.5 * 1024 * 1024
 
 
+def test_a_full_lane_takes_the_answer_that_its_turn_waits_for() -> None:
+    state = busy(*(f"r{number}" for number in range(lane.MOST_QUEUED)))
+    refused = lane.admit(state, request("late"), NOW)
+    assert isinstance(refused, Refusal)
+    taken = 0
+    while isinstance(admission := lane.admit(state, request(f"a{taken}", question_id="q1"), NOW), Accepted):
+        state, taken = admission.state, taken + 1
+    assert taken == lane.ANSWERS
+    assert admission.kind is LaneFault.lane_full
+
+
 def test_the_fullest_lane_fits_into_what_continue_as_new_takes() -> None:
     """2 MiB is the most; a lane above it could never go on."""
     largest, wide = "漢" * 155_000, "é" * 190
