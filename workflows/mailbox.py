@@ -5,9 +5,10 @@ Handlers judge and append, without waiting. The loop has the folders' bridges do
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from temporalio import workflow
@@ -106,27 +107,28 @@ class Mailbox:
         """Until the history is long, or the mailbox has been cancelled; nothing is under way then."""
         while not self._is_to_leave():
             self._set_alarm()
-            await workflow.wait_condition(self._has_work)
-            if (over := self._over()) is not None:
-                self._close_carry(over)
-            elif self._looking is not None and self._looking.done():
-                self._close_look(self._looking)
-            elif (folder := self._due_folder()) is not None:
-                self._send(folder)
-            elif self._looking is None and (silent := mail_orders.stale(self._box, workflow.now())):
-                self._looking = asyncio.create_task(self._look(silent))
+            await workflow.wait_condition(lambda: bool(self._next()) or self._has_rung() or self._is_to_leave())
+            if (due := self._next()) is not None:
+                due()
         await self._come_to_rest()
 
     def _is_to_leave(self) -> bool:
         return self._halt.reason is not None or workflow.info().is_continue_as_new_suggested()
 
-    def _has_work(self) -> bool:
-        is_over = self._over() is not None or (self._looking is not None and self._looking.done())
-        is_due = self._alarm is not None and self._alarm[1].done()
-        return is_over or is_due or self._is_to_leave() or self._due_folder() is not None or self._is_to_look()
+    def _next(self) -> Callable[[], None] | None:
+        """What is to be done now: the most urgent of it."""
+        if (over := self._over()) is not None:
+            return partial(self._close_carry, over)
+        if self._looking is not None and self._looking.done():
+            return partial(self._close_look, self._looking)
+        if (folder := self._due_folder()) is not None:
+            return partial(self._send, folder)
+        if self._looking is None and (silent := mail_orders.stale(self._box, workflow.now())):
+            return partial(self._begin_look, silent)
+        return None
 
-    def _is_to_look(self) -> bool:
-        return self._looking is None and bool(mail_orders.stale(self._box, workflow.now()))
+    def _has_rung(self) -> bool:
+        return self._alarm is not None and self._alarm[1].done()
 
     def _over(self) -> str | None:
         """A folder whose `carry` is over."""
@@ -144,7 +146,7 @@ class Mailbox:
     def _set_alarm(self) -> None:
         """One that rings too early does no harm, and costs less than to be set anew for each message."""
         now = workflow.now()
-        if self._alarm is not None and self._alarm[1].done():
+        if self._has_rung():
             self._alarm = None
         times = [mail_orders.next_change(self._box, now), *self._rests.values()]
         soonest = min((each for each in times if each is not None and each > now), default=None)
@@ -191,6 +193,9 @@ class Mailbox:
         elif came.why:
             self._rests[folder] = workflow.now() + REST
             self._refuse(f"carry in folder {cut(folder, 40)}", came.why)
+
+    def _begin_look(self, letters: tuple[Letter, ...]) -> None:
+        self._looking = asyncio.create_task(self._look(letters))
 
     async def _look(self, letters: tuple[Letter, ...]) -> _Seen:
         request = mail_orders.look(self._box, letters)
