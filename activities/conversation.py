@@ -8,14 +8,12 @@ import asyncio
 import os
 import shutil
 from contextlib import suppress
-from typing import Any
 from weakref import WeakValueDictionary
 
 from pydantic_core import to_json
 from temporalio import activity
 from temporalio.client import (
     Client,
-    WithStartWorkflowOperation,
     WorkflowExecutionStatus,
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
@@ -28,6 +26,7 @@ from activities.inherit import no_files
 from activities.project import Project
 from activities.store import Store
 from activities.transcript import Transcripts, Wanted, keep_segment, read_record, record_name
+from activities.with_start import update_with_start
 from activities.workspace import ARTIFACTS
 from contracts.conversation import Joined, JoinRequest, Queued, SubmitRequest, Submitted, TurnAnswer, TurnRecord
 from contracts.journal import Journal
@@ -178,23 +177,18 @@ async def submit(  # noqa: PLR0913 - the last two say how a lane is opened
     Raises WorkflowUpdateFailedError with the lane's reason, and RPCError. After most of the latter it may have been
     accepted: it can be sent again, since the lane knows it by its id.
     """
-    start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
-        "Conversation",
-        {"conversation_id": conversation_id, **({"closes": True} if closes else {})},
-        id=conversation_workflow_id(conversation_id),
-        task_queue=task_queue,
-        priority=Priority(fairness_key=fairness_key) if fairness_key else Priority.default,
-        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        static_summary=markdown(cut(conversation_id, 200)),
-    )
+    start = {
+        "workflow": "Conversation",
+        "arg": {"conversation_id": conversation_id, **({"closes": True} if closes else {})},
+        "id": conversation_workflow_id(conversation_id),
+        "task_queue": task_queue,
+        "priority": Priority(fairness_key=fairness_key) if fairness_key else Priority.default,
+        "id_conflict_policy": WorkflowIDConflictPolicy.USE_EXISTING,
+        "static_summary": markdown(cut(conversation_id, 200)),
+    }
+    body = request.model_dump(mode="json", exclude_defaults=True)
     async with _turnstile(conversation_id):
-        answer: Submitted = await client.execute_update_with_start_workflow(
-            "submit",
-            request.model_dump(mode="json", exclude_defaults=True),
-            start_workflow_operation=start,
-            result_type=Submitted,
-        )
-    return answer
+        return await update_with_start(client, "submit", body, start, Submitted)
 
 
 def _turnstile(conversation_id: str) -> asyncio.Semaphore:

@@ -4,10 +4,11 @@ import asyncio
 from typing import Any
 
 from temporalio import activity
-from temporalio.client import Client, WithStartWorkflowOperation, WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.with_start import update_with_start
 from contracts.conversation import TurnEnd
 from contracts.mail_outside import Dispatch, MailDispatch
 from contracts.mailbox import Delivered, DeliverRequest, Looked, LookRequest, Redeliver
@@ -86,14 +87,8 @@ async def deliver(client: Client, task_queue: str, agent: str, request: DeliverR
 
     Raises WorkflowUpdateFailedError with the mailbox's reason, and RPCError: then it can be delivered again.
     """
-    start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(**_mailbox(task_queue, agent))
-    answer: Delivered = await client.execute_update_with_start_workflow(
-        "deliver",
-        request.model_dump(mode="json", by_alias=True, exclude_none=True),
-        start_workflow_operation=start,
-        result_type=Delivered,
-    )
-    return answer
+    body = request.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return await update_with_start(client, "deliver", body, _mailbox(task_queue, agent), Delivered)
 
 
 def _mailbox(task_queue: str, agent: str) -> dict[str, Any]:

@@ -1,13 +1,16 @@
 """What goes wrong around a lane: it never wedges, never runs two turns, and never forgets what was said (B8)."""
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
 
-from activities.conversation import Conversations
+from activities.conversation import Conversations, submit
+from contracts.conversation import SubmitRequest
 from testkit.model_server import Reply, calls
 from tests.workflows.lane import asking, begun, echo, ends, lane_of, look, new_id, run_of, say, texts, until_idle
 
@@ -91,3 +94,13 @@ async def test_a_lane_under_a_bad_id_ends_with_a_clear_failure(world: Any, workf
             await asyncio.wait_for(lane.result(), 20)
     assert isinstance(failure.value.cause, ApplicationError)
     assert failure.value.cause.type == "InvalidInput"
+
+
+async def test_a_request_that_the_server_refuses_leaves_no_traceback_in_the_log(client: Client) -> None:
+    """The SDK keeps the error once more, for somebody who asks for the workflow's handle."""
+    complaints: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+    with pytest.raises(RPCError):
+        await submit(client, "nobody", "x" * 2000, SubmitRequest(request_id="r", goal="hm"))
+    gc.collect()
+    assert complaints == []
