@@ -55,6 +55,7 @@ class Bridge:
     open: int = 0  # messages in hand, as the mailbox said last
     asking: int = 0  # of them, those that wait for a person's pick
     trouble: str = ""  # why nothing goes on just now
+    unread: dict[Place, str] = field(default_factory=dict)  # what the disk did not give, and why: tried again later
     cycled: asyncio.Event = field(default_factory=asyncio.Event)  # set after each cycle, for who shows it
     _backlog: deque[Claimed] = field(default_factory=deque)
     _known: set[Place] = field(default_factory=set)  # in `.pending/`, and in hand
@@ -76,7 +77,8 @@ class Bridge:
     @property
     def hindrance(self) -> str:
         """What keeps it, or a part of its work, from going on."""
-        return self.trouble or self.folder.undone or next(iter(self.folder.refused.values()), "")
+        refused = (*self.folder.refused.values(), *self.unread.values())
+        return self.trouble or self.folder.undone or next(iter(refused), "")
 
     @property
     def _is_soon(self) -> bool:
@@ -123,9 +125,10 @@ class Bridge:
             if watcher.has_inputs:  # they may still be being written
                 watcher.has_inputs, self._inputs_due = False, time.monotonic() + INPUTS_AFTER
             if self._inputs_due is not None and self._inputs_due <= time.monotonic():
-                self._inputs_due = None if watcher.is_watching else time.monotonic() + OTHERS_EVERY
+                self._inputs_due = None
                 self._unpark()
-            await self._find_strangers()
+            if await self._find_strangers() and not watcher.is_watching:
+                self._unpark()  # nothing tells of inputs
             has_worked = await self._deliver_next()
             if self.cycle % 10 == 0 or not has_worked:
                 self.asking = await picks.look()
@@ -210,12 +213,14 @@ class Bridge:
         for claimed in batch:
             place = (claimed.plan, claimed.file)
             self._known.add(place)
+            self.unread.pop(place, None)
             try:
                 looked.append(look(self.folder, claimed))
             except FileNotFoundError:
                 looked.append(self._lost(place))
             except OSError as error:
-                _log.warning("%s: %s/%s is tried again: %s", self.folder.root, *place, told(error))
+                self.unread[place] = f"{'/'.join(place)} is tried again: {told(error)}"
+                _log.warning("%s: %s", self.folder.root, self.unread[place])
                 self._known.discard(place)
                 looked.append(None)
         return looked
@@ -269,15 +274,19 @@ class Bridge:
         waiting = {(each.plan, each.file) for each in self._backlog}
         self._backlog.extend(Claimed(plan, file) for plan, file in sorted(self._parked.keys() - waiting))
 
-    async def _find_strangers(self) -> None:
-        """What lies in `.pending/` and was not delivered from here: first all, later what nobody else delivers."""
+    async def _find_strangers(self) -> bool:
+        """What lies in `.pending/` and was not delivered from here: first all, later what nobody else delivers.
+
+        Whether it was time to look.
+        """
         now, first = time.monotonic(), self._looked_at is None
         if self._looked_at is not None and now - self._looked_at < OTHERS_EVERY:
-            return
+            return False
         await asyncio.to_thread(self.folder.check)
         there = {(each.plan, each.file): each for each in await asyncio.to_thread(lambda: list(self.folder.pending()))}
         waiting = {(each.plan, each.file) for each in self._backlog}
         self._known &= there.keys()
+        self.unread = {place: why for place, why in self.unread.items() if place in there}
         gone = sorted(self._parked.keys() - there.keys() - waiting)
         since = {place: self._strangers.get(place, now) for place in there if place not in self._known | waiting}
         due = [place for place, seen in since.items() if first or now - seen >= OTHERS_AFTER]
@@ -285,6 +294,7 @@ class Bridge:
         self._strangers = {place: seen for place, seen in since.items() if place not in due}
         self._backlog.extend(there[place] for place in due)
         self._backlog.extend(Claimed(plan, file) for plan, file in gone)
+        return True
 
     async def _tell(self) -> None:
         """Of each cycle, so that anybody can see whether the bridge is alive."""

@@ -1,13 +1,14 @@
 """The connection to Temporal: where it is, by which rules it is made, and what the server must know of us first."""
 
 import ipaddress
+import os
 
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.client import Client
 from temporalio.common import SearchAttributeIndexedValueType
 from temporalio.converter import StorageDriver
-from temporalio.envconfig import ClientConfig
+from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.service import RPCError
 
 from activities import attributes
@@ -20,7 +21,7 @@ from refusals import NotReachable
 def configured_address() -> str | None:
     """The Temporal address from TEMPORAL_* or a profile; None where nothing is configured. Raises NotReachable."""
     try:
-        return ClientConfig.load_client_connect_config().get("target_host")
+        return _configured().get("target_host")
     except (RuntimeError, OSError, ValueError) as error:
         raise NotReachable(f"Temporal's configuration does not load: {cut(str(error), 300)}") from None
 
@@ -33,7 +34,7 @@ async def connect(
     With a codec it encrypts, with `payloads` it keeps there what is large.
     """
     configured_address()
-    config = ClientConfig.load_client_connect_config()
+    config = _configured()
     if address:
         config["target_host"] = address
     target = config.setdefault("target_host", "localhost:7233")
@@ -47,6 +48,20 @@ async def connect(
     except (RuntimeError, OSError, ValueError, RPCError) as error:
         why = "connection refused" if "ConnectionRefused" in str(error) else cut(str(error), 200)
         raise NotReachable(f"no Temporal server answers at {target}: {why}") from None
+
+
+def _configured() -> ClientConnectConfig:
+    """The SDK's core panics at a variable that is not UTF-8, whoever's it is."""
+    readable = {name: value for name, value in os.environ.items() if _is_utf8(name) and _is_utf8(value)}
+    return ClientConfig.load_client_connect_config(override_env_vars=readable)
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_loopback(target: str) -> bool:

@@ -59,7 +59,7 @@ class TolerantPayloadConverter(CompositePayloadConverter):
         if hint is not None and hint is not Any:
             return super().from_payloads([payload], [hint])[0]
         if payload.metadata.get("encoding") == UNREADABLE:
-            return Undecodable(reason=payload.data.decode())
+            return Undecodable(reason=cut(payload.data.decode(errors="replace"), 200))
         try:
             value = super().from_payloads([payload])[0]
             _must_say_one_thing(payload)

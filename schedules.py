@@ -136,7 +136,12 @@ async def every(client: Client, task_queue: str) -> AsyncIterator[Scheduled]:
         async for each in await client.list_schedules():
             if not each.id.startswith(ids.SCHEDULE):
                 continue
-            described = await client.get_schedule_handle(each.id).describe()
+            try:
+                described = await client.get_schedule_handle(each.id).describe()
+            except RPCError as error:
+                if error.status is RPCStatusCode.NOT_FOUND:
+                    continue  # somebody has just removed it
+                raise
             if _action(described).task_queue == task_queue:
                 yield await _scheduled(client, described)
     except RPCError as error:

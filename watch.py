@@ -458,7 +458,7 @@ class Watch:
 
 
 def happening_json(happening: Happening) -> str:
-    """`{"happening": its kind, …}`."""
+    """`{"happening": its kind, …}`, in ASCII: other letters may end a line for who reads it (U+2028)."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, BaseModel):
@@ -467,7 +467,7 @@ def happening_json(happening: Happening) -> str:
 
     told = {each.name: getattr(happening, each.name) for each in fields(happening)}
     kind = Live if isinstance(happening, Live) else type(happening)
-    return json.dumps({"happening": kind.__name__.lower(), **told}, default=plain, ensure_ascii=False)
+    return json.dumps({"happening": kind.__name__.lower(), **told}, default=plain)
 
 
 def _goal(given: list[Any]) -> str:

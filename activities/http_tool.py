@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from math import isfinite
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 from pydantic_core import from_json
@@ -63,7 +64,7 @@ async def post(
     client: httpx.AsyncClient, url: str, event: ToolRequestEvent, timeout: float
 ) -> tuple[int | None, str, bytes]:
     """Status, content type and body; status None where the body is over the limit. Raises TransientFailure."""
-    headers = {"idempotency-key": event.dedupe_key, "content-type": "application/json"}
+    headers = {"idempotency-key": _in_ascii(event.dedupe_key), "content-type": "application/json"}
     tool = event.payload.tool
     body = bytearray()
     try:
@@ -97,3 +98,8 @@ def retry_after(response: httpx.Response) -> float | None:
     with suppress(ValueError, TypeError):  # a date without a zone cannot be compared
         return (parsedate_to_datetime(asked) - datetime.now(UTC)).total_seconds()
     return None
+
+
+def _in_ascii(key: str) -> str:
+    """As a header takes it: percent-encoded, where a run's id has other letters."""
+    return key if key.isascii() else quote(key, safe="", errors="surrogatepass")

@@ -12,7 +12,7 @@ from typing import Any
 from watchfiles import Change, awatch
 
 from activities.mail_folder import INPUTS, MOST_PLANS, MailFolder
-from activities.mail_names import is_skipped
+from activities.mail_names import can_be_told, is_skipped
 
 STEP, DEBOUNCE = 20, 200  # milliseconds
 MOST_FOLDERS, MOST_DEEP = 2 * MOST_PLANS, 8  # that are watched
@@ -74,7 +74,8 @@ class Watcher:
                 if deep:
                     with os.scandir(path) as entries:
                         inner = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
-                    waiting += [(each, deep - 1) for each in inner if not each.name.startswith(".")]
+                    seen = [each for each in inner if not each.name.startswith(".") and can_be_told(each.name)]
+                    waiting += [(each, deep - 1) for each in seen]
         return found
 
     async def _watch(self) -> None:
@@ -86,7 +87,7 @@ class Watcher:
                 self.woken.set()
         except FileNotFoundError:
             pass  # one of them went away just now: the next look knows the others
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 - the watcher's own; without it the folder is looked at all the same
             if not self._is_told:
                 _log.warning("the folder is looked at now and then only, since it cannot be watched: %s", error)
             self._is_told = True

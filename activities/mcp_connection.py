@@ -173,7 +173,7 @@ class Connection:
 
     def _may_be_opened(self) -> None:
         """A server that fails again and again is not started by every call."""
-        pause = min(FIRST_PAUSE * 2 ** (self._failures - 2), MOST_PAUSE) if self._failures > 1 else 0.0
+        pause = min(FIRST_PAUSE * 2 ** min(self._failures - 2, 10), MOST_PAUSE) if self._failures > 1 else 0.0
         if (left := self._failed_at + pause - monotonic()) > 0:
             raise Unreachable(f"{self._why} (it is tried again in {left:.1f} s)")
 

@@ -16,7 +16,9 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 LEAST = 8  # characters; shorter ones are words that occur by themselves
 _HALVED = 24  # from this length on, half of a secret is one too: what tells of it may have cut it
 
-_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+_NAME = re.compile(
+    r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|_(PASS|PWD|PAT|AUTH|COOKIE)$", re.IGNORECASE
+)
 _NAME_OF_MANY = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S$", re.IGNORECASE)
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[A-Za-z0-9]{16,}")
 _NAME_OF_HEADERS = re.compile(r"HEADERS$", re.IGNORECASE)
@@ -130,6 +132,10 @@ def _in_variable(name: str, value: str) -> Iterator[tuple[str, str]]:
     yield from ((name, secret) for secret in _in_urls(value))
     if _NAME_OF_HEADERS.search(name):
         yield from ((name, word) for word in _in_headers(value) if is_secret(name, word))
+    for field in value.split(";") if "=" in value else ():  # of a connection string: `AccountName=…;AccountKey=…`
+        what, _, said = field.partition("=")
+        if _QUERY_NAME.search(what.strip()) and is_secret(name, said):
+            yield name, said
     if _NAME.search(name):
         for part in (value, *_parts(name, value)):
             if is_secret(name, part):

@@ -32,7 +32,17 @@ from telemetry import NoMetrics, quiet_core
 
 console = SafeConsole(highlight=False, emoji=False)
 
-run_argument = click.argument("run_id", metavar="RUN", shell_complete=run_ids)
+
+def utf8(ctx: click.Context, param: click.Parameter, value: str) -> str:  # noqa: ARG001 - click's signature
+    """Whatever bytes a shell hands on, only these can be a name on the server."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter("this is not UTF-8") from None
+    return value
+
+
+run_argument = click.argument("run_id", metavar="RUN", shell_complete=run_ids, callback=utf8)
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program instead.")
 
 

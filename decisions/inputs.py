@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from contracts.mail import PickPolicy
 
 MOST_OPTIONS = 100  # that a person is offered
+MOST_NAME = 255  # bytes, of a file or folder
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ def segments(match: str) -> tuple[str, ...] | str:
     parts = tuple(part for part in match.split("/") if part not in {"", "."})
     if not parts or any(part == ".." or part.startswith((".", "~")) for part in parts):
         return "`..`, `~` and hidden names are not allowed"
+    if any(len(part.encode()) > MOST_NAME for part in parts):
+        return f"a name has {MOST_NAME} bytes at most"
     return parts if len(parts) <= 8 else "it goes too deep"
 
 

@@ -95,7 +95,7 @@ async def _told(gateway: Gateway, run_id: str, after: Position | None) -> AsyncG
                 last = told[0] or last
                 yield format_sse_event(data_str=happening_json(told[1]), id=str(told[0]) if told[0] else None)
         if not gateway.stopping.is_set():
-            end = json.dumps({"run_id": run_id, **asdict(await ended(client, run_id))}, ensure_ascii=False)
+            end = json.dumps({"run_id": run_id, **asdict(await ended(client, run_id))})
             yield format_sse_event(event="end", data_str=end, id=str(last) if last else None)
     except (RPCError, OSError, NotReachable, NoSuchRun, Refused):  # Temporal or a store is away: it goes on later
         return

@@ -200,7 +200,7 @@ async function* events(body) {
     for (const block of blocks) {
       const fields = {};
       for (const line of block.split("\n")) {
-        const [, name, rest] = line.match(/^(\w+): ?(.*)$/) || [];
+        const [, name, rest] = line.match(/^(\w+): ?(.*)$/s) || [];
         if (name) fields[name] = rest;
       }
       if (fields.data) yield { name: fields.event, id: fields.id, data: fields.data };

@@ -131,7 +131,7 @@ async def start_run(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=500)] = None,
 ) -> Begun:
     """Starts a run; 200 where the same key has started it before. The key is that of `perdure run --dedupe-key`."""
-    key = ids.start_key(idempotency_key) if idempotency_key else event.dedupe_key
+    key = ids.start_key(_in_utf8(idempotency_key)) if idempotency_key else event.dedupe_key
     if event.dedupe_key not in (None, key):
         raise Failure(422, "Idempotency-Key and dedupe_key differ; give one of them", field="dedupe_key")
     whole = StartEvent(type=event.type, payload=event.payload, dedupe_key=key)
@@ -145,6 +145,14 @@ async def start_run(
     if handle.first_execution_run_id is None:
         response.status_code = 200
     return Begun(run_id=run_id)
+
+
+def _in_utf8(header: str) -> str:
+    """As the terminal takes the same key; a header is read byte by byte."""
+    try:
+        return header.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        raise Failure(422, "Idempotency-Key is not UTF-8", field="Idempotency-Key") from None
 
 
 @router.get("", dependencies=[needs(Scope.read)])

@@ -341,3 +341,38 @@ async def test_trouble_that_comes_back_each_cycle_is_said_once(bridge: Bridge, c
     (bridge.folder.root / "tasks" / ".asked").symlink_to("/etc")
     await running(bridge, lambda: bridge.cycle > 3)
     assert [record.message for record in caplog.records].count("agent.mail.trouble") == 1
+
+
+async def test_a_folder_whose_name_cannot_be_told_leaves_the_others_watched(bridge: Bridge) -> None:
+    put(bridge, "a.json")
+    (bridge.folder.root / "inbox" / os.fsdecode(b"pl\xff")).mkdir()
+    stop = asyncio.Event()
+    task = asyncio.create_task(bridge.run(stop))
+    await holds(lambda: bridge.is_quiet and bridge.pace.mode is Mode.idle)
+    bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
+    await holds(lambda: bridge.pace.mode is Mode.dormant)
+    put(bridge, "b.json")
+    await holds(lambda: len(lines(bridge)) == 2)
+    stop.set()
+    await task
+
+
+async def test_a_bridge_is_through_where_nothing_can_be_watched(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "OS file watch limit reached")
+
+    monkeypatch.setattr("activities.mail_watch.awatch", refuses)
+    put(bridge, "a.json")
+    await running(bridge, lambda: bool(lines(bridge)) and bridge.is_quiet)
+
+
+async def test_what_the_disk_does_not_give_is_told_of(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any) -> Any:
+        raise OSError(errno.EIO, "Input/output error", "a.json")
+
+    monkeypatch.setattr(MailFolder, "read", refuses)
+    put(bridge, "a.json")
+    await running(bridge, lambda: "is tried again: Input/output error" in bridge.hindrance)
+    assert [plan for plan, _ in bridge.unread] == ["p"]

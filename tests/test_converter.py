@@ -74,6 +74,14 @@ def test_history_has_what_is_not_at_its_default(value: Terse, written: str) -> N
     assert CONVERTER.to_payloads([value])[0].data.decode() == written
 
 
+@pytest.mark.parametrize("written", [b"\xff", b"no key \xff" * 1000])
+def test_what_says_that_it_is_unreadable_is_no_more_than_that(written: bytes) -> None:
+    """Anybody who may signal a run can send it."""
+    (read,) = CONVERTER.from_payloads([Payload(metadata={"encoding": b"binary/unreadable"}, data=written)])
+    assert isinstance(read, Undecodable)
+    assert len(read.reason) <= 200
+
+
 @pytest.mark.parametrize("written", [b'{"a": 1, "a": 2}', b'[{"b": {"a": 1, "c": 2, "a": 1}}]'])
 def test_what_says_two_things_under_one_name_is_not_read(written: bytes) -> None:
     payload = Payload(metadata={"encoding": b"json/plain"}, data=written)

@@ -19,7 +19,7 @@ from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, Usage
 from decisions.ids import call_digest
 from runs import Ended
-from watch import Answered, Called, Crowded, Happening, Noticed, Shortened, Started, Thought
+from watch import Answered, Called, Crowded, Happening, Noticed, Shortened, Started, Thought, happening_json
 
 SUMMARY = Summary(
     text="So far.",
@@ -137,6 +137,12 @@ def test_a_call_that_cannot_be_shown_whole_says_so(*, is_terminal: bool) -> None
     seen = Terminal() if is_terminal else StringIO()
     print_question(SafeConsole(file=seen, width=80, _environ={"TERM": "xterm"}), WANTED, None)
     assert "longer than what is shown" in " ".join(seen.getvalue().split())
+
+
+def test_a_happening_for_programs_is_one_line_whatever_ends_lines_for_them() -> None:
+    told = happening_json(Noticed({"event": "first\u2028second\x85third"}))
+    assert len(told.splitlines()) == 1
+    assert json.loads(told)["event"]["event"] == "first\u2028second\x85third"
 
 
 def test_where_no_person_is_the_question_is_one_line() -> None:

@@ -63,7 +63,8 @@ def test_what_fits_nothing_is_missing(box: Path, match: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "match", ["/etc/passwd", "../x", "a/../../x", ".hidden", "~/x", "a\\b", "C:/x", "/", ".", "a\nb", "a/" * 9 + "x"]
+    "match",
+    ["/etc/passwd", "../x", "a/../../x", ".hidden", "~/x", "a\\b", "C:/x", "/", ".", "a\nb", "a/" * 9 + "x", "é" * 128],
 )
 def test_a_pattern_stays_below_the_inputs(box: Path, match: str) -> None:
     with pytest.raises(Unusable, match="inputs: i0: "):

@@ -202,6 +202,13 @@ async def test_a_server_that_dies_by_every_call_is_not_started_by_every_call(rig
         await rig.connection.tools()
 
 
+async def test_a_server_that_has_been_away_for_long_is_still_tried_again(tmp_path: Path) -> None:
+    connection = Connection(StdioServer(name="gone", command=str(tmp_path / "nowhere")))
+    connection._failures = 2000
+    with pytest.raises(Unreachable, match="nowhere"):
+        await connection.tools()
+
+
 async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     async with rigged(tmp_path, "dead") as rig:
         with pytest.raises(Unreachable, match=r"cannot be reached: .*its last words: cannot read the configuration"):

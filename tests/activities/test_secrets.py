@@ -116,6 +116,7 @@ KEY = "AbCdEf0123456789+/xYz="
         ("KEY", "/aB3dE5gH7jK9mN1pQ3", True),
         ("WEBHOOK_SECRET", "https://hooks.example/T0/B1/x", True),
         ("API_KEY", "short", False),
+        ("PWD", "/home/ann/secrets", False),
         ("SSH_KEY_PATH", "/home/ann/.ssh/id_rsa", False),
         ("SSL_KEY", "/etc/ssl/private/site.key", False),
         ("SSL_KEY", "~/keys/site.key", False),
@@ -190,6 +191,20 @@ def test_the_credentials_in_urls_are_secrets(said: str) -> None:
     assert "redacted tools." in secrets.redact(said)
     assert secrets.redact("https://db.example/x?page=1, ann") == "https://db.example/x?page=1, ann"
     assert "redacted DATABASE" in secrets_of({"DATABASE": "postgres://ann:hunter2@db/x"}).redact("ann:hunter2@db")
+
+
+@pytest.mark.parametrize(
+    "name", ["DB_PASS", "MYSQL_PWD", "GITHUB_PAT", "REDIS_AUTH", "SSH_PASSPHRASE", "SESSION_COOKIE"]
+)
+def test_what_is_named_like_a_secret_is_one(name: str) -> None:
+    assert secrets_of({name: "correct-horse"}).redact("it is correct-horse") == f"it is [redacted {name}]"
+
+
+def test_the_fields_of_a_connection_string_are_secrets() -> None:
+    secrets = secrets_of(
+        {"AZURE_CONN": "Endpoint=sb://x.example/;SharedAccessKeyName=all;SharedAccessKey=b64AbcdEfgh="}
+    )
+    assert secrets.redact("b64AbcdEfgh= at x.example") == "[redacted AZURE_CONN] at x.example"
 
 
 @given(cut=st.integers(min_value=0, max_value=80))

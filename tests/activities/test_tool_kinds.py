@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -71,6 +72,15 @@ async def site(*pieces: bytes, pause: float = 0.0) -> AsyncIterator[tuple[str, l
 async def http(url: str, context: CallContext, timeout: float = 5.0, **arguments: Any) -> ToolOutcome:
     async with httpx.AsyncClient(trust_env=False) as client:
         return await HttpTool(route(timeout), SCHEMA, url, client).run(arguments, context)
+
+
+async def test_a_key_with_other_letters_goes_percent_encoded_into_the_header(context: CallContext) -> None:
+    async with site(answered(200, "fine")) as (url, got):
+        outcome = await http(url, replace(context, run_id="Rü", idempotency_key="agentic:run:Rü:step:3:request"))
+    ((_, headers, body),) = got
+    assert outcome.result == "fine"
+    assert headers["idempotency-key"] == "agentic%3Arun%3AR%C3%BC%3Astep%3A3%3Arequest"
+    assert body["dedupe_key"] == "agentic:run:Rü:step:3:request"
 
 
 async def test_the_request_event_is_posted_with_its_key(context: CallContext) -> None:

@@ -33,6 +33,8 @@ USAGE: dict[str, Row] = {
     "a fork that is told nothing": ({}, ("fork", "r1", "--step", "0", "--say", ""), {}, 2, ("say", "at least 1")),
     "a reason without end": ({}, ("cancel", "r1", "--reason", "x" * 2001), {}, 2, ("reason", "at most 2000")),
     "an answer by a name without end": ({}, ("answer", "r1", "x", "--by", "x" * 201), {}, 2, ("by", "at most 200")),
+    "a run that no text names": ({}, ("show", "\udcff"), {}, 2, ("RUN", "UTF-8")),
+    "a schedule that no text names": ({}, ("schedule", "pause", "\udcff"), {}, 2, ("NAME", "UTF-8")),
     "an unknown decision": ({}, ("answer", "r1", "--decision", "maybe"), {}, 2, ("maybe",)),
 }
 

@@ -54,6 +54,17 @@ async def test_the_header_the_event_and_the_command_line_mean_the_same_key(door:
     assert (both.status_code, both.json()["field"]) == (422, "dedupe_key")
 
 
+async def test_a_key_in_the_header_is_read_as_utf_8(door: Door) -> None:
+    key = f"schlüssel-{uuid4().hex}"
+    body = {"payload": {"goal": "say: once"}}
+    async with door.http as http:
+        started = await http.post("/v1/runs", json=body, headers={"Idempotency-Key": key.encode()})
+        again = await http.post("/v1/runs", json={**body, "dedupe_key": f"agentic:start:{key}"})
+        bad = await http.post("/v1/runs", json=body, headers={"Idempotency-Key": b"\xff"})
+    assert (again.status_code, again.json()["run_id"]) == (200, started.json()["run_id"])
+    assert (bad.status_code, bad.json()["field"]) == (422, "Idempotency-Key")
+
+
 async def test_a_question_is_answered_by_the_name_of_the_token(door: Door) -> None:
     run_id = await door.waiting()
     asked = [each for each in (await door.get("/v1/questions")).json()["questions"] if each["run_id"] == run_id]
