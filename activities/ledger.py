@@ -9,6 +9,7 @@ import os
 import platform
 import secrets
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -165,14 +166,23 @@ class Entry:
         `at_work` are the keys of the calls that this process is making.
         """
         claim = doubtful.claim
-        if claim is None or (claim.owner == Owner.here() and self.key not in at_work):
+        if claim is None:
             return doubtful
+        if claim.owner == Owner.here() and self.key not in at_work:
+            return await self._found_at_last(doubtful)
         until = claim.until if claim.owner.is_near else min(claim.until, datetime.now(UTC) + ELSEWHERE)
         while claim.owner.may_live and datetime.now(UTC) < until and not is_given_up():
             await asyncio.sleep(LOOK_EVERY)
             found = await asyncio.to_thread(self.found)
             if isinstance(found, Recorded):
                 return found
+        return await self._found_at_last(doubtful)
+
+    async def _found_at_last(self, doubtful: Doubtful) -> Recorded | Doubtful:
+        """Its claimant is not at work any more: it may have left with its result since the last look."""
+        with suppress(LedgerUnavailable):
+            found = await asyncio.to_thread(self.found)
+            return found if isinstance(found, Recorded) else doubtful
         return doubtful
 
     def is_at_work(self, at_work: Collection[str]) -> bool:

@@ -229,14 +229,20 @@ def fitted(reply: ModelReply) -> ModelReply:
             continue
         is_cut = True
         if block.get("type") == "text":
-            content.append({**block, "text": block["text"].encode()[: left // 2].decode(errors="ignore")})
-            left //= 2
+            content.append({**block, "text": _begun(block["text"], left // 2)})
+            left -= len(to_json(content[-1]))
         elif block.get("type") == "tool_use" and left > MOST_BYTES // 100:
             content.append({**block, "input": {}})
             broken.append(block["id"])
             left -= len(to_json(content[-1]))
     stop_reason = "max_tokens" if is_cut and not broken else reply.stop_reason
     return replace(reply, content=content, broken=tuple(broken), stop_reason=stop_reason) if is_cut else reply
+
+
+def _begun(text: str, most: int) -> str:
+    """The beginning of a text that has so many bytes at most in JSON, where a control character takes six."""
+    begun = text.encode()[: most - 2].decode(errors="ignore")
+    return begun if len(to_json(begun)) <= most else begun[: most // 6 - 2]
 
 
 def read_arguments(written: str) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def record_all(workspace: Workspace, told: Sequence[Mapping[str, Any]]) -> None:
 def once_each(text: str) -> dict[str, dict[str, Any]]:
     """The lines by their key, each once."""
     lines: dict[str, dict[str, Any]] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         try:
             entry = json.loads(line)
             lines[entry["key"]] = entry

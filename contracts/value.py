@@ -48,7 +48,7 @@ class CamelEdge(CamelValue):
     model_config = ConfigDict(extra="forbid")
 
 
-_BREAK = re.compile(r"\s*[\t-\r\x1c-\x1f\x85\u2028\u2029]\s*")
+_BREAKS = re.compile(r"[\t-\r\x1c-\x1f\x85\u2028\u2029]+")
 _JOINERS = "\u200c\u200d"
 
 MOST_DEPTH = 50  # of a value from outside: a payload nested 200 deep is not read any more, and it gets wrapped
@@ -75,8 +75,17 @@ def printable(text: str) -> str:
 
     Spaces and joiners of every script stay as they are, so that a name can be copied from it.
     """
-    line = _BREAK.sub(" ", text)
-    return "".join(sign if sign.isprintable() or _is_blank(sign) else repr(sign)[1:-1] for sign in line)
+    return "".join(sign if sign.isprintable() or _is_blank(sign) else repr(sign)[1:-1] for sign in _in_one(text))
+
+
+def _in_one(text: str) -> str:
+    """Breaks with the blanks around them become one blank. A pattern for that takes years for a megabyte of blanks."""
+    first, *others = _BREAKS.split(text)
+    if not others:
+        return text
+    *middle, last = others
+    between = [part for part in map(str.strip, middle) if part]
+    return " ".join([first.rstrip(), *between, last.lstrip()])
 
 
 def _is_blank(sign: str) -> bool:

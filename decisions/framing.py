@@ -12,6 +12,7 @@ class Framing:
 
 def framing(text: str) -> Framing:
     """Looks for "Frame: …" and "Plan: …", in whatever dress; without a plan of that name, all of the text is it."""
-    frame = re.search(r"^\W*frame\W+(.+)$", text, re.IGNORECASE | re.MULTILINE)
-    plan = re.search(r"^\W*plan\b\W*(.+)", text, re.IGNORECASE | re.MULTILINE | re.DOTALL)
+    # No mark at the head of a line reaches over its end: tried from each of many lines, that would take for ever.
+    frame = re.search(r"^[^\w\n]*frame\W+(.+)$", text, re.IGNORECASE | re.MULTILINE)
+    plan = re.search(r"^[^\w\n]*plan\b\W*(.+)", text, re.IGNORECASE | re.MULTILINE | re.DOTALL)
     return Framing(frame[1].strip() if frame else "", (plan[1] if plan else text).strip())

@@ -1,6 +1,7 @@
 """A topic: what it keeps of events and subscriptions, whom it tells of what, and when it is over (E4)."""
 
 from collections.abc import Iterator
+from hashlib import blake2b
 
 from pydantic_core import to_json
 
@@ -11,11 +12,13 @@ TIME_TO_LIVE = 24 * 3600 * 1000  # an event waits this long for its task
 MOST_KEPT, MOST_BYTES = 20, 1024 * 1024  # events, and what they take together: the state has to fit one payload
 MOST_SUBSCRIPTIONS = 300
 MOST_NOTED = 20
+MOST_EVENT_ID = 400  # characters, as of an `id` that comes with the event
 
 
 def event_id(event: Event) -> str:
     """By what an event that comes again is known."""
-    return event.id or f"{event.data.platform}:{event.data.channel_id}:{event.data.message_id}"
+    known = event.id or f"{event.data.platform}:{event.data.channel_id}:{event.data.message_id}"
+    return known if len(known) <= MOST_EVENT_ID else blake2b(known.encode(errors="surrogatepass")).hexdigest()
 
 
 def replied_to(message: Message) -> str | None:

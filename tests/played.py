@@ -224,13 +224,15 @@ class Played:
     def _think(self) -> Flow[None]:
         self.asked += 1
         turn: ModelTurn | ContextFull | Ending = yield Wait("model")
+        if self.halt is not None and not isinstance(turn, ModelTurn):
+            raise Halted
         if isinstance(turn, Ending):
             self._update(ending=turn)
             return
         if isinstance(turn, ContextFull):
             yield from self._make_room(turn)
             return
-        forced = self.state.forced
+        forced, ending = self.state.forced, self.state.ending
         taken = loop.take_turn(self.state, turn)
         self.state = taken.state
         self._update(interrupted=False)
@@ -238,6 +240,9 @@ class Played:
             self.transcript.append(reply_part(turn))
         if taken.note:
             self.transcript.append(note_part(taken.note))
+        if self.halt is not None:
+            self._update(ending=ending)
+            raise Halted
         if forced is not None and forced.asks and self.state.forced is None and self.state.ending is None:
             self.state = loop.refused_before(self.state, "not made: a person is asked first", NOW)
             self._close_turn()

@@ -56,8 +56,11 @@ def told(error: ActivityError, effect: Effect) -> ToolOutcome:
 
 
 def fail(run: LiveRun, error: ActivityError, otherwise: RunFailure) -> None:
-    """An activity failed for good: the run ends Failed, with the kind that the activity named."""
-    if fate(error) is Fate.cancelled:
+    """An activity failed for good: the run ends Failed, with the kind that the activity named.
+
+    Raises CancelledError where the run is to stop anyway.
+    """
+    if fate(error) is Fate.cancelled or run.halt.reason is not None:
         raise asyncio.CancelledError from None
     cause = error.cause
     text, reason = f"{error.activity_type} did not end in time", otherwise

@@ -31,7 +31,7 @@ async def think(run: LiveRun) -> None:
     turn = await _reply(run)
     if turn is None:
         return
-    forced = run.state.forced
+    forced, ending = run.state.forced, run.state.ending
     taken = loop.take_turn(run.state, turn)
     run.state = taken.state
     run.update(interrupted=False)
@@ -39,6 +39,9 @@ async def think(run: LiveRun) -> None:
         run.transcript.append(reply_part(turn))
     if taken.note:
         run.transcript.append(note_part(taken.note))
+    if run.halt.reason is not None:
+        run.update(ending=ending)  # a run that is to stop is not ended by what it says
+        run.halt.check()
     if forced is not None and forced.asks and run.state.forced is None and run.state.ending is None:
         # It was to ask a person and did something else: some providers force nothing.
         run.state = loop.refused_before(run.state, "not made: a person is asked first", workflow.now())
@@ -54,6 +57,7 @@ async def _reply(run: LiveRun) -> ModelTurn | None:
     reply = await _answered(run)
     if not isinstance(reply, ContextFull):
         return reply
+    run.halt.check()
     await make_room(run, reply)
     return None
 

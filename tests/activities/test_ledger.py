@@ -242,3 +242,11 @@ def test_an_earlier_generation_is_at_work_while_its_claimant_lives(
     assert page.is_at_work(())
     page.record(DONE)
     assert not page.is_at_work(())
+
+
+async def test_a_result_that_came_after_the_look_is_found_when_its_claimant_has_left(page: Entry) -> None:
+    page.claim("charge", TIMEOUT)
+    seen = page.claim("charge", TIMEOUT)
+    assert isinstance(seen, Doubtful)
+    page.record(DONE)
+    assert await page.settled(seen, ()) == Recorded(DONE)

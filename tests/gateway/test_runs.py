@@ -58,9 +58,9 @@ async def test_a_key_in_the_header_is_read_as_utf_8(door: Door) -> None:
     key = f"schlüssel-{uuid4().hex}"
     body = {"payload": {"goal": "say: once"}}
     async with door.http as http:
-        started = await http.post("/v1/runs", json=body, headers={"Idempotency-Key": key.encode()})
+        started = await http.post("/v1/runs", json=body, headers={b"Idempotency-Key": key.encode()})
         again = await http.post("/v1/runs", json={**body, "dedupe_key": f"agentic:start:{key}"})
-        bad = await http.post("/v1/runs", json=body, headers={"Idempotency-Key": b"\xff"})
+        bad = await http.post("/v1/runs", json=body, headers={b"Idempotency-Key": b"\xff"})
     assert (again.status_code, again.json()["run_id"]) == (200, started.json()["run_id"])
     assert (bad.status_code, bad.json()["field"]) == (422, "Idempotency-Key")
 

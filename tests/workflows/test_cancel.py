@@ -273,3 +273,37 @@ async def test_what_comes_after_a_cancel_does_not_change_how_the_run_ends(world:
         work.go_on.set()
         await is_canceled(run)
         assert "run_terminal" in (await it.state(run))["ignored"][-1]
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_cancel_that_comes_while_the_model_writes_its_last_answer_ends_the_run_canceled(
+    world: Any, door: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activities.heartbeat.LOOK_EVERY", 30.0)  # no beat brings the cancel before the answer is there
+    async with world([slow(says("all done"), 0.6)]) as it:
+        run = await it.start()
+        await it.until(lambda: len(it.model.requests) == 1)
+        await stop(run, door)
+        await is_canceled(run)
+        assert "all done" in str((await it.parts(run))[-1])
+
+
+async def test_a_result_for_a_step_never_issued_escalates_also_where_the_model_finishes_just_then(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("activities.heartbeat.LOOK_EVERY", 30.0)
+    async with world([slow(says("all done"), 0.6)]) as it:
+        run = await it.start()
+        await it.until(lambda: len(it.model.requests) == 1)
+        await it.send_result(run, 7, "vote")
+        event = await asyncio.wait_for(run.result(), 15)
+    assert (event["type"], event["payload"]["reason"]) == ("agent.escalated", "step_never_issued")
+
+
+async def test_a_signal_with_a_field_of_many_blanks_does_not_wedge_the_run(world: Any) -> None:
+    async with world([calls(("ask_human", {"question": "Which?"}))]) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        await run.signal("cancel", {" " * 30_000 + "x": 1})  # refused, since there is no such field
+        await run.signal("cancel")
+        await is_canceled(run)

@@ -545,3 +545,12 @@ async def test_a_topic_outlives_days_of_waiting_and_ends_when_nobody_waits(
         assert over["sent"] == []
         assert lived[0] is not None
         assert lived[0] - lived[1] >= timedelta(days=2.9)
+
+
+async def test_a_reply_whose_ids_are_long_resolves_its_task(following: Following) -> None:
+    async with following() as here:
+        run = await here.create()
+        await here.add(run, "discord.wait_for_reply", "t1", channelId="c" * 200, messageId=here.message)
+        await here.until_task(run, "t1", "blocked")
+        await here.publish(here.reply(channelId="c" * 200, messageId="m" * 200))
+        assert (await asyncio.wait_for(run.result(), 20))["type"] == "evt.workflow.resolved"

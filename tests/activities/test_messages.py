@@ -1,0 +1,16 @@
+"""A reply of the model, before history has it."""
+
+import pytest
+from pydantic_core import to_json
+
+from activities.messages import MOST_BYTES, fitted
+from activities.model import ModelReply
+from contracts.turn import Usage
+
+
+@pytest.mark.parametrize(("sign", "least"), [("\x1b", 0.4), ("x", 0.4), ("漢", 0.4), ('"', 0.1)])
+def test_a_reply_that_is_too_long_is_cut_to_what_history_takes(sign: str, least: float) -> None:
+    long = {"type": "text", "text": sign * 1_200_000}
+    cut = fitted(ModelReply([long, {"type": "text", "text": "and more"}], "end_turn", "m", Usage(), ()))
+    assert least * MOST_BYTES < len(to_json(cut.content)) <= MOST_BYTES
+    assert cut.stop_reason == "max_tokens"
