@@ -22,7 +22,7 @@ from contracts.run import Closed, CloseRequest
 from decisions import builtins
 from decisions.context import goal_of
 from decisions.ids import run_id_of
-from decisions.journal import render
+from decisions.journal import render, shown
 from decisions.limits import effective
 from decisions.transcript import Transcript
 
@@ -81,7 +81,8 @@ class Runs:
                 segment = await keep_segment(store, live, request.start, request.head)
             trace.record_all(workspace, request.told)
             if request.journal is not None:
-                await asyncio.to_thread(_finish_files, workspace, request.journal, request.event)
+                journal = shown(request.journal, goal_of(transcript.parts), "")
+                await asyncio.to_thread(_finish_files, workspace, journal, request.event)
                 if request.turn is not None:
                     self._transcripts.hand_on(info.workflow_id or "", request.turn.owner)
                 self._transcripts.forget(info.workflow_id or "")

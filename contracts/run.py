@@ -237,7 +237,10 @@ class TurnClose(Value):
 
 
 class CloseRequest(Value):
-    """The input of the activity `close_segment`: archive the live parts; at a run's end, finish its files."""
+    """The input of the activity `close_segment`: archive the live parts; at a run's end, finish its files.
+
+    A journal without an objective has the run's goal for one: the activity has it at hand, and it may be long.
+    """
 
     start: int
     length: int

@@ -117,7 +117,7 @@ class AgentRun:
             await join_at_last(run)
         close_turn(run)
         ending = run.state.ending
-        journal = shown(run.state.journal, run.state.goal, run.state.last_finding)
+        journal = shown(run.state.journal, "", run.state.last_finding)
         events.emit(run, ended_event(ending), **narrate.figures(run.state))
         # A halt leaves the question that it interrupted.
         run.set_status(RunStatus.cancelled if ending is None else ending.status, question=None)

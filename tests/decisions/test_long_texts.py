@@ -15,7 +15,7 @@ from decisions.narrate import cut, notice
 from decisions.plan import done, items
 
 LENGTH = 100_000
-PIECES = (" ", "\n", " \n", "-", "\n-", "- ", "\n- 1. ", "=\n", "\u3000", "\t", "1. ", "item 1 ", "[x] ", "\\$", "plan ")
+PIECES = (" ", "\n", " \n", "-", "\n-", "- ", "\n- 1. ", "=\n", "\u3000", "\t", "1. ", "item 1 ", "[x] ", "plan ")
 READERS: dict[str, Callable[[str], object]] = {
     "printable": printable,
     "notice": lambda text: notice(text, text),

@@ -104,3 +104,13 @@ async def test_a_request_that_the_server_refuses_leaves_no_traceback_in_the_log(
         await submit(client, "nobody", "x" * 2000, SubmitRequest(request_id="r", goal="hm"))
     gc.collect()
     assert complaints == []
+
+
+async def test_a_turn_of_which_all_is_as_large_as_it_may_be_comes_to_its_end(world: Any) -> None:
+    findings = {"verified_findings": ["f" * 3900 for _ in range(16)]}
+    outcome = "\u3042" * 349_000  # three bytes each
+    script = [calls(("update_run_journal", findings)), calls(("finish", {"outcome": outcome}))]
+    async with world(script, window=10_000_000) as it:
+        run = await begun(it, await say(it, new_id(), "\u3042" * 159_000))
+        event = await asyncio.wait_for(run.result(), 60)
+    assert event["payload"]["outcome"] == outcome
