@@ -127,6 +127,7 @@ class RunState(Value):
     question: Question | None = None
     expired: str | None = sparse(None)  # the latest such question
     usage: Usage = Usage()
+    steered: tuple[str, ...] = sparse(())  # request ids of what was said to it, the latest
     last_call: int = sparse(0)  # tokens of the last turn, of a subtask
     cost_usd: float | None = 0.0  # None once a model without a known price was used
     artifacts: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from contracts.conversation import MAX_ID_LENGTH
-from contracts.value import MOST_DEPTH, CamelValue, Value, depth
+from contracts.value import MOST_DEPTH, CamelValue, Value, depth, sparse
 
 MOST_EVENT = 256 * 1024  # bytes of an event; a signal of 2 MiB would be refused by the server
 MOST_TIME = 2**53  # milliseconds; what JSON can say exactly
@@ -75,7 +75,7 @@ class Subscription(CamelValue):
 
 
 class Delivery(Value):
-    """What has been sent: this event to this subscription. Nothing is sent twice by one topic."""
+    """What has been sent, as histories before `marks` have it."""
 
     subscriber: str
     task_id: str
@@ -92,7 +92,8 @@ class TopicInput(Value):
 class TopicState(Value):
     """All that an `EventTopic` knows, which is also its input after continue-as-new, and the answer of `state`.
 
-    `late` are events that came when nobody waited any more; `forgotten` counts those that no longer fitted.
+    `marks` are what has been sent to whom, in few bytes each: nothing is sent twice by one topic. `late` are events
+    that came when nobody waited any more; `forgotten` counts those that no longer fitted.
     """
 
     type: Literal["topic.continue"] = "topic.continue"
@@ -100,7 +101,8 @@ class TopicState(Value):
     ends_at: int = Field(ge=0, le=MOST_TIME)
     events: tuple[Event, ...] = ()
     subscriptions: tuple[Subscription, ...] = ()
-    sent: tuple[Delivery, ...] = ()
+    sent: tuple[Delivery, ...] = sparse(())
+    marks: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
     forgotten: int = 0
     ignored: tuple[str, ...] = ()

@@ -272,7 +272,13 @@ def _completed(state: FollowUpState, now: int) -> FollowUpState:
 
 def _is_answer(task: Task) -> bool:
     """Enough for `any`: a timeout is not, nor what nobody waits for."""
-    return task.state is State.resolved and task.resolved_by != TIMEOUT and _is_awaited(task)
+    return task.state is State.resolved and not timed_out(task) and _is_awaited(task)
+
+
+def timed_out(task: Task) -> bool:
+    """Nothing came in time. A person, or who resolved it, may be called like that, too."""
+    status = task.result.get("status") if isinstance(task.result, dict) else None
+    return task.resolved_by == status == TIMEOUT
 
 
 def _is_awaited(task: Task) -> bool:

@@ -8,7 +8,7 @@ from pydantic_core import to_json
 from contracts.conversation import Message, SubmitRequest, WhenBusy
 from contracts.followup import FollowUpState, LifecycleEvent, State, Task
 from decisions import kinds
-from decisions.followup import TIMEOUT, open_tasks, questions
+from decisions.followup import open_tasks, questions, timed_out
 from decisions.ids import resume_request_id
 from decisions.narrate import cut, markdown
 
@@ -90,7 +90,7 @@ def _brief(state: FollowUpState) -> str:
 
 
 def _line(task: Task, room: int) -> str:
-    if task.resolved_by == TIMEOUT:
+    if timed_out(task):
         return f"{task.description} ({task.kind}): nothing came in time"
     result = "" if task.result is None else f": {to_json(task.result).decode()[:room]}"
     return f"{task.description} ({task.kind}, {task.state}){result}"
@@ -100,7 +100,7 @@ def _trigger(state: FollowUpState) -> str:
     """What came last, and so let the work go on."""
     done = [task for task in state.tasks if task.resolved_at is not None]
     last = max(done, key=lambda task: task.resolved_at or 0)
-    if last.resolved_by == TIMEOUT:
+    if timed_out(last):
         return f"Nothing came in time for: {last.description}"
     if last.state is State.failed:
         return f"This failed: {last.description}\n\n{to_json(last.result).decode()[:MOST_TRIGGER]}"

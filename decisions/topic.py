@@ -5,13 +5,14 @@ from hashlib import blake2b
 
 from pydantic_core import to_json
 
-from contracts.topic import MOST_EVENT, Delivery, Event, Message, Subscription, TopicState
+from contracts.topic import MOST_EVENT, Event, Message, Subscription, TopicState
 from decisions.ids import topic_key
 
 TIME_TO_LIVE = 24 * 3600 * 1000  # an event waits this long for its task
 MOST_KEPT, MOST_BYTES = 20, 1024 * 1024  # events, and what they take together: the state has to fit one payload
 MOST_SUBSCRIPTIONS = 300
 MOST_NOTED = 20
+MARK = 16  # characters for who waits, and as many for the event
 MOST_EVENT_ID = 400  # characters, as of an `id` that comes with the event
 
 
@@ -48,6 +49,12 @@ def opened(key: str, now: int) -> TopicState:
     return TopicState(key=key, ends_at=now + TIME_TO_LIVE)
 
 
+def carried(state: TopicState) -> TopicState:
+    """As an earlier execution has left it, perhaps one of an earlier version."""
+    marks = (_mark(each.subscriber, each.task_id) + _mark(each.event) for each in state.sent)
+    return state.model_copy(update={"sent": (), "marks": (*state.marks, *marks)})
+
+
 def received(state: TopicState, event: Event, now: int) -> TopicState:
     """An event that comes again is the same. One that nobody waits for any more is late, and kept all the same."""
     name = event_id(event)
@@ -56,10 +63,10 @@ def received(state: TopicState, event: Event, now: int) -> TopicState:
     known = (*state.events, event.model_copy(update={"id": name}))
     kept = _bounded(known)
     is_late = bool(state.subscriptions) and not any(_is_open(each, now) for each in state.subscriptions)
-    names = {event_id(each) for each in kept}
+    marks = {_mark(event_id(each)) for each in kept}
     changes = {
         "events": kept,
-        "sent": tuple(each for each in state.sent if each.event in names),
+        "marks": tuple(mark for mark in state.marks if mark[MARK:] in marks),
         "forgotten": state.forgotten + len(known) - len(kept),
         "ends_at": now + TIME_TO_LIVE,
         "late": (*state.late, name)[-MOST_NOTED:] if is_late else state.late,
@@ -83,23 +90,25 @@ def subscribed(state: TopicState, subscription: Subscription, now: int) -> Topic
     """A subscription, its renewal, or its end. Where there are too many, those that have ended go first."""
     others = [each for each in state.subscriptions if not _is_same(each, subscription)]
     kept = sorted((*others, subscription), key=lambda each: _is_open(each, now))[-MOST_SUBSCRIPTIONS:]
-    waiting = {(each.subscriber, each.task_id) for each in kept if _is_open(each, now)}
-    sent = tuple(each for each in state.sent if (each.subscriber, each.task_id) in waiting)
-    return state.model_copy(update={"subscriptions": tuple(kept), "sent": sent})
+    waiting = {_mark(each.subscriber, each.task_id) for each in kept if _is_open(each, now)}
+    marks = tuple(mark for mark in state.marks if mark[:MARK] in waiting)
+    return state.model_copy(update={"subscriptions": tuple(kept), "marks": marks})
 
 
 def todo(state: TopicState, now: int) -> Iterator[tuple[Subscription, Event]]:
     """Who has to be told of what: each open subscription of each event, once, the oldest event first."""
-    sent = {(each.subscriber, each.task_id, each.event) for each in state.sent}
+    sent = set(state.marks)
+    waiting = [(each, _mark(each.subscriber, each.task_id)) for each in state.subscriptions if _is_open(each, now)]
     for event in state.events:
-        for each in state.subscriptions:
-            if _is_open(each, now) and (each.subscriber, each.task_id, event_id(event)) not in sent:
+        name = _mark(event_id(event))
+        for each, mark in waiting:
+            if mark + name not in sent:
                 yield each, event
 
 
 def told(state: TopicState, subscription: Subscription, event: Event) -> TopicState:
-    delivery = Delivery(subscriber=subscription.subscriber, task_id=subscription.task_id, event=event_id(event))
-    return state.model_copy(update={"sent": (*state.sent, delivery)})
+    mark = _mark(subscription.subscriber, subscription.task_id) + _mark(event_id(event))
+    return state.model_copy(update={"marks": (*state.marks, mark)})
 
 
 def gone(state: TopicState, subscriber: str) -> TopicState:
@@ -120,6 +129,10 @@ def next_look(state: TopicState, now: int) -> int:
     """When time itself may have changed something: the end of the topic, or of a subscription; within a day or so."""
     ends = [each.expires_at for each in state.subscriptions if each.expires_at is not None and each.expires_at > now]
     return min([state.ends_at if state.ends_at > now else now + TIME_TO_LIVE, *ends])
+
+
+def _mark(*names: str) -> str:
+    return blake2b("\0".join(names).encode(errors="surrogatepass"), digest_size=MARK // 2).hexdigest()
 
 
 def _is_open(subscription: Subscription, now: int) -> bool:

@@ -34,6 +34,7 @@ from decisions.recovery import QUESTION, next_recovery, recovered
 from decisions.thrash import directed
 from decisions.transcript import Transcript, call_part, goal_part, note_part, reply_part, said_part
 from workflows.handlers import read, read_optional
+from workflows.live_run import MOST_STEERED
 
 NOW = datetime(2026, 2, 16, 12, tzinfo=UTC)
 KEPT_NOTICES = 20
@@ -127,7 +128,12 @@ class Played:
                     cancel = read_optional(CancelRequest, args)
                     self._stop((cancel.reason or "cancel signal") + (f" by {cancel.by}" if cancel.by else ""))
                 case "steer":
-                    self.said.append(read(SteerRequest, args))
+                    said = read(SteerRequest, args)
+                    if said.request_id in self.state.steered:
+                        self._ignore(name, f"{narrate.cut(said.request_id, 80)} was said before")
+                    else:
+                        self.said.append(said)
+                        self._update(steered=(*self.state.steered, said.request_id)[-MOST_STEERED:])
                 case _:
                     self._ignore(
                         narrate.cut(name, 80), "no such signal; there are tool_result, human_input, steer and cancel"

@@ -181,7 +181,7 @@ class AgentRun:
     @workflow.signal(description='Say something to the run at work, for its next model call: {"request_id", "text"}')
     def steer(self, *args: Any) -> None:
         try:
-            self._run.said.append(read(SteerRequest, args))
+            self._run.hear(read(SteerRequest, args))
         except ApplicationError as refused:
             self._ignore("steer", refused.message)
 

@@ -42,6 +42,7 @@ from workflows.handlers import invalid, read
 from workflows.sharing import share
 
 SHOWN_WAIT = timedelta(days=365)
+MOST_STEERED = 100  # request ids of what was said, by which it is known when it comes again
 KEPT_NOTICES = 20  # ignored signals that the state tells of
 
 
@@ -133,6 +134,14 @@ class LiveRun:
         notice = narrate.notice(signal, why)
         self.update(ignored=(*self.state.ignored, notice)[-KEPT_NOTICES:])
         self.tell()
+
+    def hear(self, said: SteerRequest) -> None:
+        """What comes again under one id has been heard."""
+        if said.request_id in self.state.steered:
+            self.ignore("steer", f"{narrate.cut(said.request_id, 80)} was said before")
+            return
+        self.said.append(said)
+        self.update(steered=(*self.state.steered, said.request_id)[-MOST_STEERED:])
 
     def take_result(self, event: ToolResultEvent) -> None:
         """A `tool_result` from outside, judged in the order of A5."""

@@ -41,7 +41,7 @@ class EventTopic:
             if due is not None:
                 await self._deliver(*due)
             elif topic.is_over(state, _now()):
-                return state.model_copy(update={"events": ()})
+                return state.model_copy(update={"events": (), "marks": ()})
             elif workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(state)
             else:
@@ -104,7 +104,7 @@ class EventTopic:
 def _begin(args: Sequence[Any]) -> TopicState:
     """A new topic, or what an earlier execution carried over. Raises ApplicationError InvalidInput."""
     if len(args) == 1 and isinstance(args[0], dict) and args[0].get("type") == "topic.continue":
-        return read(TopicState, args)
+        return topic.carried(read(TopicState, args))
     return topic.opened(read(TopicInput, args).key, _now())
 
 

@@ -190,6 +190,15 @@ def test_any_is_judged_at_once_and_cancels_the_rest() -> None:
     assert followup.refusal(state, task("c")) == "follow-up f is resolved: create another one"
 
 
+@pytest.mark.parametrize("by", ["timeout", "clock", "sent"])
+def test_an_answer_of_somebody_who_is_called_like_a_timeout_is_an_answer(by: str) -> None:
+    state = with_tasks(follow_up(Completion.any), task("t1", "prompt", text="go?"), task("t2", "prompt", text="or?"))
+    state = followup.answered(followup.advanced(state, START), HumanInput(text="YES", by=by), START + 1)
+    state = followup.advanced(state, START + 2)
+    assert state.state is State.resolved
+    assert "YES" in str(followup_told.resume_request(state).model_dump())
+
+
 def test_a_timeout_is_no_answer_for_any_while_something_else_may_be() -> None:
     state = with_tasks(follow_up(Completion.any), task("a", timeoutMs=10), task("b", timeoutMs=20))
     state = followup.advanced(state, START + 10)

@@ -26,7 +26,7 @@ from tests.played import Played, failed_model
 SEEDS = st.integers(0, 2**32)  # hypothesis would draw what is rare as often as what is not
 GUARDED = {route.name for route in OWN if route.approval is Approval.always}
 OUTSIDE = {route.name for route in OWN if route.kind is ToolKind.signal}
-TOLD = {"ignored"}  # what may change in a run that has ended: the notices
+TOLD = {"ignored", "steered"}  # what may change in a run that has ended: the notices, and what it heard too late
 SUMMARY = Summary(
     text="", tail=0, pins=(), pin_bytes=0, cut=None, is_deep=False, before_tokens=9, after_tokens=4,
     before_messages=9, after_messages=4, model="scripted", usage=Usage(input=3, output=1), cost_usd=0.01, duration_ms=5,

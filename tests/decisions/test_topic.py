@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.followup import TaskResolved
-from contracts.topic import MOST_EVENT, Event, Subscription, TopicState
+from contracts.topic import MOST_EVENT, Delivery, Event, Subscription, TopicState
 from contracts.value import MOST_DEPTH
 from decisions import kind_reply, topic
 from decisions.ids import topic_key
@@ -150,3 +150,29 @@ def test_an_event_beyond_the_limit_is_named_with_its_size() -> None:
     assert why is not None
     assert why.startswith("the event has 3,000,")
     assert topic.too_large(event("a", "x" * 200_000)) is None
+
+
+def test_what_a_topic_carries_over_fits_one_payload() -> None:
+    """2 MiB: with all events as large as it keeps, and each told to all who may wait."""
+    state = topic.opened("k" * 1000, 0)
+    for number in range(MOST_SUBSCRIPTIONS):
+        subscriber = f"wf:{number:0500}"
+        state = topic.subscribed(state, Subscription(subscriber=subscriber, task_id=f"{number:0200}"), 0)
+    for number in range(topic.MOST_KEPT):
+        state = topic.received(state, event(f"{number:0200}", "x" * 40_000), 0)
+    due = list(topic.todo(state, 1))
+    for subscription, told in due:
+        state = topic.told(state, subscription, told)
+    assert len(due) == MOST_SUBSCRIPTIONS * topic.MOST_KEPT
+    assert next(topic.todo(state, 1), None) is None
+    assert len(state.model_dump_json()) < 2 * 1024 * 1024
+
+
+def test_what_an_earlier_version_has_sent_is_not_sent_again() -> None:
+    state = topic.received(topic.subscribed(topic.opened("k", 0), waits("a"), 0), event("one"), 0)
+    sent = (Delivery(subscriber="wf:a", task_id="t", event="discord:c:one"),)
+    state = topic.carried(state.model_copy(update={"sent": sent}))
+    assert list(topic.todo(state, 1)) == []
+    again = topic.subscribed(topic.received(state, event("two"), 1), waits("b"), 1)
+    told = [(each.subscriber, topic.event_id(said)) for each, said in topic.todo(again, 1)]
+    assert told == [("wf:b", "discord:c:one"), ("wf:a", "discord:c:two"), ("wf:b", "discord:c:two")]

@@ -7,7 +7,7 @@ from contracts.events import StartEvent
 from contracts.run import RunStatus
 from contracts.tool import Effect, ToolKind
 from runs import ended, start
-from testkit.model_server import calls, says
+from testkit.model_server import calls, says, slow
 from testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done", "artifacts": ["artifacts/a.md"]}))
@@ -245,3 +245,13 @@ async def test_twenty_starts_with_one_dedupe_key_are_one_run(world: Any) -> None
         assert len(it.model.requests) == 1
     assert len({handle.id for handle in (*handles, late)}) == 1
     assert all(result == results[0] for result in results)
+
+
+async def test_what_is_said_three_times_under_one_id_is_said_once(world: Any) -> None:
+    async with world([slow(calls(("get_run_journal", {})), 0.5), says("done")]) as it:
+        run = await it.start()
+        await it.until(lambda: len(it.model.requests) == 1)
+        for _ in range(3):
+            await run.signal("steer", {"request_id": "m-1", "text": "use euros"})
+        await run.result()
+        assert [part["kind"] for part in await it.parts(run)].count("said") == 1
