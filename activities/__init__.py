@@ -5,6 +5,7 @@ model        what they want of a model (messages: the Messages API; model_faults
 providers    which model answers: the first of the list that can (pace: how fast a provider is asked)
 context      `summarize`: what stands for old messages
 tool         `call_tool` (effect: how an effect is made whole, in its time, and once)
+arguments    what is wrong with a call's arguments, by the schema of its tool
 ledger       claims and results of `once` calls
 attempts     which attempts of an activity count, and whether the one before was lost with its worker
 toolkit      what every tool looks like to it

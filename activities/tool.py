@@ -6,15 +6,13 @@ from datetime import timedelta
 from time import monotonic, perf_counter
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
 from pydantic_core import from_json, to_json
-from referencing.exceptions import Unresolvable
 from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
+from activities.arguments import Arguments, NotApplicable
 from activities.attempts import was_lost
 from activities.effect import GRACE, final, whole, within
 from activities.heartbeat import beating
@@ -54,7 +52,7 @@ class ToolCalls:
         self._transcripts = transcripts
         self._project = project
         self._drain = drain
-        self._validators = {n: Draft202012Validator(t.schema.input_schema) for n, t in project.tools.items()}
+        self._taken = {name: Arguments(tool.schema.input_schema) for name, tool in project.tools.items()}
         self._at_work: set[str] = set()  # keys of the `once` calls that are being made here
 
     @activity.defn
@@ -134,13 +132,11 @@ class ToolCalls:
         if tool is None:
             return failed(ToolFault.unknown_tool, f"this worker's project has no tool {call.tool!r}")
         try:
-            wrong = best_match(self._validators[call.tool].iter_errors(arguments))
-        except (RecursionError, Unresolvable) as error:  # a server's schema, which refers to itself or to nothing
-            told = str(error).partition("\n")[0][:200] or type(error).__name__
-            return failed(ToolFault.tool_error, f"not made: the schema of {call.tool} cannot be applied: {told}")
-        if wrong:
-            where = "/".join(str(p) for p in wrong.absolute_path) or "arguments"
-            return failed(ToolFault.invalid_arguments, f"{where}: {wrong.message[:500]}")
+            fault = self._taken[call.tool].fault(arguments)
+        except NotApplicable as error:
+            return failed(ToolFault.tool_error, f"not made: the schema of {call.tool} cannot be applied: {error}")
+        if fault is not None:
+            return failed(ToolFault.invalid_arguments, fault)
         return await tool.run(arguments, _context(call, workspace))
 
     async def _arguments_of_once(self, call: ToolCall, store: Store) -> dict[str, Any]:
