@@ -27,5 +27,7 @@ async def update_with_start(client: Client, name: str, body: Any, start: dict[st
         with suppress(TimeoutError):
             async with asyncio.timeout(MOMENT):
                 await asyncio.gather(operation.workflow_handle(), return_exceptions=True)
+        if (caller := asyncio.current_task()) is not None and caller.cancelling():
+            raise asyncio.CancelledError from None  # the SDK has made an error of it
         raise
     return answer

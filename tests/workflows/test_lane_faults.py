@@ -9,6 +9,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
+import lanes
 from activities.conversation import Conversations, submit
 from contracts.conversation import SubmitRequest
 from testkit.model_server import Reply, calls
@@ -114,3 +115,11 @@ async def test_a_turn_of_which_all_is_as_large_as_it_may_be_comes_to_its_end(wor
         run = await begun(it, await say(it, new_id(), "\u3042" * 159_000))
         event = await asyncio.wait_for(run.result(), 60)
     assert event["payload"]["outcome"] == outcome
+
+
+async def test_a_caller_that_is_cancelled_while_nobody_takes_its_request_is_gone_at_once(client: Client) -> None:
+    speaking = asyncio.create_task(lanes.submit(client, "nobody", new_id(), SubmitRequest(request_id="r", goal="hm")))
+    await asyncio.sleep(0.5)  # on its way, or waiting for a worker: either may be cut off
+    speaking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(speaking, 5)
