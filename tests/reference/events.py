@@ -96,7 +96,7 @@ SECTIONS = (
         "agentic.tool_request",
         ToolRequestEvent,
         "What a tool of the kind `http`, `signal` or `queue` receives. An HTTP request has `dedupe_key` as its "
-        "`Idempotency-Key`, too.",
+        "`Idempotency-Key`, too; percent-encoded, where it is not ASCII.",
         comes_out=True,
     ),
     Section(
