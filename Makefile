@@ -29,7 +29,7 @@ histories: .venv/ready  ## records this version's histories, which every later v
 bench: .venv/ready  ## how far from the floor: AgentRun beside a hand-written workflow; PEERS=1 for other frameworks, too
 	@$(BIN)/python -m bench $(if $(PEERS),--peers)
 
-chaos: .venv/ready  ## every fault at full size, about half an hour; SCENARIOS="R1 R5" for some, MINUTES=30 for a longer soak
+chaos: .venv/ready  ## every fault at full size, under an hour; SCENARIOS="R1 R5" for some, MINUTES=30 for a longer soak
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(or $(SCENARIOS),--report docs/reliability.md)
 
 fuzz: .venv/ready  ## random runs, on the real server and over the decisions alone; PLAYS=1000 for more
