@@ -13,6 +13,7 @@ from temporalio.service import RPCError
 
 from activities import attributes
 from codec import AesGcmCodec
+from contracts.value import is_utf8
 from converter import data_converter, encrypting, offloading
 from decisions.narrate import cut
 from refusals import NotReachable
@@ -52,16 +53,8 @@ async def connect(
 
 def _configured() -> ClientConnectConfig:
     """The SDK's core panics at a variable that is not UTF-8, whoever's it is."""
-    readable = {name: value for name, value in os.environ.items() if _is_utf8(name) and _is_utf8(value)}
+    readable = {name: value for name, value in os.environ.items() if is_utf8(name) and is_utf8(value)}
     return ClientConfig.load_client_connect_config(override_env_vars=readable)
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _is_loopback(target: str) -> bool:

@@ -20,8 +20,9 @@ from pathlib import Path
 
 from activities.beneath import Beneath, NotThere
 from activities.mail_message import too_large
-from activities.mail_names import MOST_PENDING, can_be_told, envelope_of, is_skipped, new_name, reason_of
+from activities.mail_names import MOST_PENDING, envelope_of, is_skipped, new_name, reason_of
 from contracts.mail import MOST_MESSAGE
+from contracts.value import is_utf8
 
 PENDING, PROCESSED, DEAD = ".pending", ".processed", ".deadletter"
 IDENTITY, DELIVERIES, STATE, INPUTS, ARCHIVE, TASKS = (
@@ -172,7 +173,7 @@ class MailFolder:
 
     def plans(self) -> list[str]:
         with self.below.folder(self.incoming) as folder, os.scandir(folder) as entries:
-            known = (entry.name for entry in entries if not entry.name.startswith(".") and can_be_told(entry.name))
+            known = (entry.name for entry in entries if not entry.name.startswith(".") and is_utf8(entry.name))
             names = list(islice(known, MOST_PLANS + 1))
         if len(names) <= MOST_PLANS:
             self.refused.pop(CROWD, None)
@@ -272,7 +273,7 @@ class MailFolder:
         status = self.below.status(self.incoming, plan, PENDING, name)
         if status is None:
             return None
-        if not can_be_told(name) or len(os.fsencode(name)) > MOST_PENDING:
+        if not is_utf8(name) or len(os.fsencode(name)) > MOST_PENDING:
             name, old = new_name(name), name
             self._move(plan, (PENDING, old), (PENDING, name))
         return Claimed(plan, name, _fault(status))

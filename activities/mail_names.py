@@ -32,11 +32,3 @@ def new_name(name: str) -> str:
     kept = stem.encode()[: MOST_KEPT - len(suffix.encode())].decode(errors="ignore")
     mark = f"-{sha256(os.fsencode(name)).hexdigest()[:6]}" if kept + suffix != name else ""
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}~{kept}{mark}{suffix}"
-
-
-def can_be_told(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

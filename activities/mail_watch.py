@@ -12,7 +12,8 @@ from typing import Any
 from watchfiles import Change, awatch
 
 from activities.mail_folder import INPUTS, MOST_PLANS, MailFolder
-from activities.mail_names import can_be_told, is_skipped
+from activities.mail_names import is_skipped
+from contracts.value import is_utf8
 
 STEP, DEBOUNCE = 20, 200  # milliseconds
 MOST_FOLDERS, MOST_DEEP = 2 * MOST_PLANS, 8  # that are watched
@@ -74,7 +75,7 @@ class Watcher:
                 if deep:
                     with os.scandir(path) as entries:
                         inner = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
-                    seen = [each for each in inner if not each.name.startswith(".") and can_be_told(each.name)]
+                    seen = [each for each in inner if not each.name.startswith(".") and is_utf8(each.name)]
                     waiting += [(each, deep - 1) for each in seen]
         return found
 

@@ -132,7 +132,7 @@ def _in_variable(name: str, value: str) -> Iterator[tuple[str, str]]:
     yield from ((name, secret) for secret in _in_urls(value))
     if _NAME_OF_HEADERS.search(name):
         yield from ((name, word) for word in _in_headers(value) if is_secret(name, word))
-    for field in value.split(";") if "=" in value else ():  # of a connection string: `AccountName=…;AccountKey=…`
+    for field in value.split(";") if ";" in value else ():  # of a connection string: `AccountName=…;AccountKey=…`
         what, _, said = field.partition("=")
         if _QUERY_NAME.search(what.strip()) and is_secret(name, said):
             yield name, said

@@ -22,6 +22,7 @@ from commands.completion import run_ids
 from commands.console import SafeConsole
 from commands.follow import DETACHED
 from contracts.duration import Duration
+from contracts.value import is_utf8
 from decisions.faults import fault_line
 from decisions.narrate import cut
 from devserver import ServerDidNotStart
@@ -35,10 +36,8 @@ console = SafeConsole(highlight=False, emoji=False)
 
 def utf8(ctx: click.Context, param: click.Parameter, value: str) -> str:  # noqa: ARG001 - click's signature
     """Whatever bytes a shell hands on, only these can be a name on the server."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise click.BadParameter("this is not UTF-8") from None
+    if not is_utf8(value):
+        raise click.BadParameter("this is not UTF-8")
     return value
 
 

@@ -70,6 +70,15 @@ def once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def is_utf8(text: str) -> bool:
+    """What a shell or a disk hands on may be any bytes; only these can be told to a server or a person."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def printable(text: str) -> str:
     """One line, with what cannot be printed escaped: it quotes what somebody has written.
 

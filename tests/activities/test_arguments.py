@@ -1,6 +1,6 @@
 """A call's arguments against the schema of its tool, whoever wrote the one and the other."""
 
-from time import monotonic
+from time import process_time
 from typing import Any
 
 import pytest
@@ -25,10 +25,10 @@ def of(**fields: Any) -> Arguments:
     ],
 )
 def test_a_pattern_that_comes_to_no_end_is_given_up(schema: dict[str, Any], given: dict[str, Any]) -> None:
-    began = monotonic()
+    began = process_time()
     with pytest.raises(NotApplicable, match="takes too long"):
         of(**schema).fault(given)
-    assert monotonic() - began < WITHIN + 2
+    assert process_time() - began < WITHIN + 1  # which is what `regex` counts
 
 
 @pytest.mark.parametrize(
