@@ -81,7 +81,8 @@ class Runs:
                 segment = await keep_segment(store, live, request.start, request.head)
             trace.record_all(workspace, request.told)
             if request.journal is not None:
-                journal = shown(request.journal, goal_of(transcript.parts), "")
+                goal = goal_of(transcript.parts) if transcript.parts else ""  # a refused resume has not begun
+                journal = shown(request.journal, goal, "")
                 await asyncio.to_thread(_finish_files, workspace, journal, request.event)
                 if request.turn is not None:
                     self._transcripts.hand_on(info.workflow_id or "", request.turn.owner)
