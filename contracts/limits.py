@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from contracts.duration import Duration
-from contracts.value import Edge, Value
+from contracts.value import Edge, Value, sparse
 
 
 class LimitOverrides(Edge):
@@ -52,8 +52,8 @@ class Limits(Value):
     turn_timeout: Duration
     soft_limit: Duration = timedelta(minutes=15)  # of active time; then one last turn
     hard_limit: Duration = timedelta(minutes=20)
-    budget_tokens: int | None = None  # all that were sent or received; None: no limit
-    budget_usd: float | None = None
+    budget_tokens: int | None = sparse(None)  # all that were sent or received; None: no limit
+    budget_usd: float | None = sparse(None)
     directive_tool: str = "reframe"  # forced where a nudge did not end a thrash
     max_depth: int = 3  # of delegations, below the run that nobody delegated: what that one says holds for all
     max_fanout: int = 10  # subtasks of a delegation

@@ -248,7 +248,7 @@ class CloseRequest(Value):
     head: str
     journal: Journal | None = None  # only at the end of the run
     event: dict[str, Any] | None = None  # the completion event
-    cancel: str | None = None  # ask the server to cancel this run, for this reason
+    cancel: str | None = sparse(None)  # ask the server to cancel this run, for this reason
     told: tuple[dict[str, Any], ...] = sparse(())
     turn: TurnClose | None = sparse(None)
 

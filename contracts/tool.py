@@ -55,7 +55,7 @@ class ToolRoute(Value):
     kind: ToolKind
     effect: Effect
     approval: Approval = sparse(Approval.never)
-    timeout: Duration
+    timeout: Duration = sparse(timedelta(seconds=1))  # a builtin takes no time, and says none
     takes_step: bool = sparse(True)
     pollable: bool = sparse(False)  # repeats are no sign of a loop
     approval_timeout: Duration | None = sparse(None)

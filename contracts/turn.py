@@ -65,10 +65,10 @@ class ModelTurn(Terse):
     """
 
     content: list[dict[str, Any]]
-    stop_reason: str | None
+    stop_reason: str | None = "tool_use"
     model: str
     usage: Usage
-    duration_ms: int
+    duration_ms: int = 0
     cost_usd: float | None = None
     broken: tuple[str, ...] = ()
     passed_over: tuple[PassedOver, ...] = ()

@@ -1,6 +1,5 @@
 """The tools that are decisions themselves: settled inside the workflow, at the cost of no activity."""
 
-from datetime import timedelta
 from typing import Any
 
 from contracts.agent import ToolSchema
@@ -238,7 +237,6 @@ def _route(schema: ToolSchema) -> ToolRoute:
         name=schema.name,
         kind=ToolKind.builtin,
         effect=Effect.keyed if schema.name in FOLLOW_UP else Effect.read,
-        timeout=timedelta(seconds=1),
         takes_step=schema.name not in (*CONTROL, *JOURNAL),
     )
 

@@ -29,7 +29,7 @@ def notice(signal: str, why: str) -> str:
 
 
 def turn_summary(state: RunState) -> str:
-    return f"turn {state.turns + 1} · {cut(state.model, 40)}"
+    return f"turn {state.turns + 1}"
 
 
 def call_summary(call: Call, *, was_lost: bool = False) -> str:

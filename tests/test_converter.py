@@ -31,7 +31,7 @@ MEANING_NOTHING: dict[type[Terse], dict[str, Any]] = {
         "unchecked": False,
         "told": (),
     },
-    ModelTurn: {"cost_usd": None, "broken": (), "passed_over": ()},
+    ModelTurn: {"stop_reason": "tool_use", "duration_ms": 0, "cost_usd": None, "broken": (), "passed_over": ()},
     ToolCall: {
         "effect": Effect.read,
         "attempt": 1,
@@ -67,7 +67,7 @@ def test_a_default_that_is_in_no_history_never_changes() -> None:
     [
         (ToolOutcome(result="x"), '{"result":"x"}'),
         (ToolOutcome(result={"status": "ok", "error": None}), '{"result":{"status":"ok","error":null}}'),
-        (TURN, '{"content":[],"stop_reason":null,"model":"m","usage":{},"duration_ms":0}'),
+        (TURN, '{"content":[],"stop_reason":null,"model":"m","usage":{}}'),
     ],
 )
 def test_history_has_what_is_not_at_its_default(value: Terse, written: str) -> None:
