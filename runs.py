@@ -122,13 +122,17 @@ async def _start(
 
 def unfit_id(run_id: str) -> str | None:
     """Why no run can be started under this id: the server could not keep it, or nobody could name the run by it."""
-    if not run_id.strip() or len(run_id.encode("utf-8", "surrogatepass")) > MOST_ID_BYTES:
+    if not has_length_of_id(run_id):
         return f"a run id has 1 to {MOST_ID_BYTES} bytes"
     if printable(run_id) != run_id:
         return f"a run id has characters that can be printed, unlike {cut(printable(run_id), 80)}"
     if ids.addressed(run_id) != ids.run_workflow_id(run_id):
         return f"a run id does not begin with {ids.RUN} or {ids.FOLLOW_UP}"
     return None
+
+
+def has_length_of_id(name: str) -> bool:
+    return bool(name.strip()) and len(name.encode("utf-8", "surrogatepass")) <= MOST_ID_BYTES
 
 
 async def state(client: Client, run_id: str, patience: timedelta = QUERY_PATIENCE) -> RunView | None:

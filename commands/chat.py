@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from commands.asking import read_answer
-from commands.common import as_json_option, console, examples, go, utf8
+from commands.common import as_json_option, complain, console, examples, go, name_on_server
 from commands.completion import agent_names
 from commands.follow import DETACHED, exit_code, stopping
 from commands.report import COLOURS, ways_to_answer
@@ -54,7 +54,7 @@ HELP = """\
 
 
 @click.command(epilog=examples("chat", 'chat orders --agent clerk -m "where is A-1001?"'))
-@click.argument("conversation_id", metavar="[CONVERSATION]", default="chat", callback=utf8)
+@click.argument("conversation_id", metavar="[CONVERSATION]", default="chat", callback=name_on_server)
 @click.option(
     "--agent", shell_complete=agent_names, help="The agent of agents/*.md to speak to; else the one spoken to last."
 )
@@ -113,6 +113,8 @@ class Talk:
         submitted, own = await self._send(message, when_busy)
         run_id = submitted.run_id
         if not as_json:
+            if self._here.rehearsal:
+                complain(self._here.rehearsal)
             code = await self._show(run_id)
             return code if await self._has_joined(run_id, own) else await self._show(own)
         if not await self._has_joined(run_id, own):

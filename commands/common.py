@@ -28,20 +28,23 @@ from decisions.narrate import cut
 from devserver import ServerDidNotStart
 from leaving import leave
 from refusals import NoSuchRun, NotReachable, Refused
+from runs import MOST_ID_BYTES, has_length_of_id
 from settings import ProjectError, load
 from telemetry import NoMetrics, quiet_core
 
 console = SafeConsole(highlight=False, emoji=False)
 
 
-def utf8(ctx: click.Context, param: click.Parameter, value: str) -> str:  # noqa: ARG001 - click's signature
-    """Whatever bytes a shell hands on, only these can be a name on the server."""
+def name_on_server(ctx: click.Context, param: click.Parameter, value: str) -> str:  # noqa: ARG001 - click's signature
+    """What a shell hands on may be any bytes, or none."""
     if not is_utf8(value):
         raise click.BadParameter("this is not UTF-8")
+    if not has_length_of_id(value):
+        raise click.BadParameter(f"it has 1 to {MOST_ID_BYTES} bytes")
     return value
 
 
-run_argument = click.argument("run_id", metavar="RUN", shell_complete=run_ids, callback=utf8)
+run_argument = click.argument("run_id", metavar="RUN", shell_complete=run_ids, callback=name_on_server)
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program instead.")
 
 

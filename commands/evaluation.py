@@ -16,7 +16,7 @@ import click
 from activities.workspace import Workspace, folder_name
 from commands.asking import read_answer
 from commands.cases import read_cases, start_of
-from commands.common import as_json_option, console, examples, go
+from commands.common import as_json_option, complain, console, examples, go
 from commands.completion import agent_names
 from commands.follow import DETACHED, stopping
 from commands.scores import Result, as_json_of, print_report, print_score
@@ -70,6 +70,8 @@ def evaluate(file: Path, agent: str | None, repeat: int, concurrency: int, min_p
         async with session(settings, Needs.work) as here:
             if lack := await here.no_worker():
                 raise NotReachable(lack)
+            if here.rehearsal:
+                complain(here.rehearsal)  # scores of the rehearsal tell nothing about an agent
             show = None if as_json else lambda result: print_score(console, result)
             evaluation = Evaluation(here, agent, asyncio.Semaphore(concurrency), show)
             results = await evaluation.unless(stop, evaluation.all(cases, repeat))

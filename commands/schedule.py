@@ -12,7 +12,7 @@ from rich.table import Table
 from temporalio.client import Client
 
 import schedules
-from commands.common import DurationType, as_json_option, console, examples, go, utf8
+from commands.common import DurationType, as_json_option, console, examples, go, name_on_server
 from commands.completion import agent_names
 from commands.run import start_event
 from schedules import Scheduled, Wanted
@@ -20,7 +20,7 @@ from session import Needs, Session, session
 from settings import load
 
 ONLY_WHILE = "It begins runs only while the embedded server is up: as long as `perdure dev` or another command runs."
-name_argument = click.argument("name", metavar="NAME", callback=utf8)
+name_argument = click.argument("name", metavar="NAME", callback=name_on_server)
 
 
 @click.group(

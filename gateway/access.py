@@ -15,7 +15,7 @@ from gateway.bodies import StrictRequest
 from gateway.problems import AGAIN, Failure
 from gateway.schemes import Webhook
 from gateway.tokens import Scope, Token, Tokens, Unreadable
-from runs import MOST_ID_BYTES
+from runs import MOST_ID_BYTES, has_length_of_id
 from session import Session
 
 PATIENCE = 45.0  # seconds for a whole answer, but a stream; a lane alone is tried for 30
@@ -115,7 +115,7 @@ def _by(request: Request) -> str:
 
 
 def _fits(run_id: str) -> str:
-    if not run_id.strip() or len(run_id.encode("utf-8", "surrogatepass")) > MOST_ID_BYTES:
+    if not has_length_of_id(run_id):
         raise ValueError(f"an id has 1 to {MOST_ID_BYTES} bytes")
     return run_id
 

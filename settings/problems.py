@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import yaml
@@ -27,7 +28,10 @@ class ProjectError(Exception):
 
 
 def text_of(path: Path) -> str:
+    """Of a plain file only: a pipe that nobody writes to would be read for ever."""
     try:
+        if not S_ISREG(path.stat().st_mode):
+            raise ProjectError(f"{path}: not a file")
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ProjectError(f"{path}: {error.strerror}") from None

@@ -1,6 +1,7 @@
 """`perdure agents`: whom a run can be."""
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -87,6 +88,12 @@ def test_each_broken_file_is_one_line_beside_the_others(office: Any) -> None:
     assert sorted(errors) == [line.removeprefix("perdure: ") for line in lines.values()]
     refused = office.perdure("run", "anything")
     assert (refused.code, len(refused.err.splitlines())) == (1, 1)
+
+
+def test_a_pipe_among_them_is_told_and_not_waited_for(office: Any) -> None:
+    os.mkfifo(office.folder / "agents/pipe.md")
+    done = office.perdure("agents")
+    assert (done.code, done.err) == (1, f"perdure: {office.folder}/agents/pipe.md: not a file\n")
 
 
 def test_a_folder_within_a_project_is_not_taken_for_it_without_a_word(office: Any) -> None:
