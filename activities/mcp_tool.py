@@ -9,7 +9,7 @@ from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
 
 from activities.mcp_connection import Connection, Lost, TimedOut, Unreachable
 from activities.mcp_result import outcome_of
-from activities.toolkit import CallContext, TransientFailure
+from activities.toolkit import CallContext, Guarded, TransientFailure
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
 from contracts.mcp import Pin
@@ -22,7 +22,7 @@ UNMADE = (METHOD_NOT_FOUND, INVALID_PARAMS)
 _UNSENT = "the call was not made"
 
 
-class McpTool:
+class McpTool(Guarded):
     """`name` is the server's own; `accepted` is what the model is told, and what the effect follows from."""
 
     def __init__(self, route: ToolRoute, name: str, accepted: Pin, connection: Connection) -> None:

@@ -1,8 +1,9 @@
 """What every tool looks like to the activity `call_tool`."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from activities.workspace import Workspace
 from contracts.agent import ToolSchema
@@ -47,10 +48,13 @@ class Tool(Protocol):
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome: ...
 
 
-@runtime_checkable
-class Guarded(Tool, Protocol):
-    """A tool that must be looked at before its effect may begin."""
+class Guarded(ABC):
+    """A tool that must be looked at before its effect may begin.
 
+    A class, since to ask whether something keeps to a protocol takes its time, and each call asks.
+    """
+
+    @abstractmethod
     async def refusal(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
         """Why a call must not be made now; None where it may.
 

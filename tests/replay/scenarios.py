@@ -19,6 +19,7 @@ from temporalio.exceptions import ApplicationError
 from activities.ledger import Entry
 from activities.price import Price
 from activities.store import LocalStore
+from activities.toolkit import Guarded
 from activities.topic import publish
 from contracts.agent import Agent
 from contracts.failures import ToolFault
@@ -78,7 +79,7 @@ late_vote = partial(ScriptedTool, "vote", kind=ToolKind.signal, timeout=timedelt
 guarded = partial(ScriptedTool, "charge", lambda *_: "charged", effect=Effect.once, approval=Approval.always)
 
 
-class Redefined(ScriptedTool):
+class Redefined(ScriptedTool, Guarded):
     """A tool whose server has another definition of it than the accepted one."""
 
     async def refusal(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:

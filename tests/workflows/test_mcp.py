@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.toolkit import TransientFailure
+from activities.toolkit import Guarded, TransientFailure
 from contracts.tool import Effect, ToolKind, ToolOutcome
 from mcp_tools import Offer, offering
 from settings import load
@@ -281,7 +281,7 @@ async def test_an_image_is_an_artifact_of_the_run(world: Any, tmp_path: Path, ho
             assert "iVBORw0KGgo=" not in (await it.results(run))[0][1]
 
 
-class Guarding(ScriptedTool):
+class Guarding(ScriptedTool, Guarded):
     """Its worker is lost in its first call, and its server cannot be asked afterwards."""
 
     def __init__(self) -> None:
