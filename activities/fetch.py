@@ -7,7 +7,7 @@ import zlib
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
 import httpcore
@@ -15,10 +15,12 @@ import httpx
 
 from activities.guard import BlockedAddress, GuardedTransport, Resolver, resolve, spellings
 from activities.toolkit import CallContext, TransientFailure
-from activities.webpage import Tangled, Webpage, read_webpage
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
 from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute, failed
+
+if TYPE_CHECKING:
+    from activities.webpage import Webpage
 
 MOST_REDIRECTS = 5
 _MAY_PASS = {408, 425, 429}
@@ -155,6 +157,9 @@ class FetchTool:
         return _Answer(url, status, response.headers.get("content-type", "")[:_MOST_HEADER], body)
 
     async def _told(self, answer: _Answer) -> ToolOutcome:
+        # The parsers take a seventh of a second, for which no command should wait that fetches nothing.
+        from activities.webpage import Tangled, read_webpage
+
         # A third of the time: where reading takes longer, the page is at fault, and asking again is no use.
         patience = self._timeout / 3
         try:
@@ -212,7 +217,7 @@ async def _plain(response: httpx.Response, most: int) -> bytes | None:
     return bytes(body)
 
 
-def _text(answer: _Answer, page: Webpage) -> str:
+def _text(answer: _Answer, page: "Webpage") -> str:
     lines = [f"url: {answer.url}", f"status: {_named(answer.status)}"]
     lines.append(f"content-type: {answer.content_type or 'not given'}")
     if page.title is not None:
