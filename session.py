@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import quote
 
@@ -134,6 +135,9 @@ async def session(
     with ExitStack() as starting:
         if needs is Needs.work:  # from now on, so that who meets the server first knows of the worker to come
             starting.enter_context(_holding(_starting_lock(settings)))
+            # To load a worker takes as long as a server to begin: over a second, each on a core of its own.
+            loading = asyncio.create_task(asyncio.to_thread(import_module, "worker"))
+            starting.callback(loading.cancel)
         async with (
             embedded(settings.home, port=port, ui_port=ui_port) as server,
             _beside(server, settings, needs) as it,

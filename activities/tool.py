@@ -80,17 +80,18 @@ class ToolCalls:
         return outcome
 
     async def _run(self, call: ToolCall, workspace: Workspace, store: Store) -> ToolOutcome:
-        tool, timeout = self._project.tools.get(call.tool), _timeout()
+        tool: object = self._project.tools.get(call.tool)
+        guard, timeout = tool if isinstance(tool, Guarded) else None, _timeout()
         try:
-            if isinstance(tool, Guarded):
-                refused, timeout = await self._guarded(tool, call, store, timeout)
+            if guard is not None:
+                refused, timeout = await self._guarded(guard, call, store, timeout)
                 if refused is not None:
                     return self._clean(refused)
             if call.effect is Effect.once:
                 return await whole(self._once(call, workspace, store, timeout), self._drain)
             made = self._made(call, await self._arguments(call, store), workspace)
             if call.effect is Effect.read:
-                return self._clean(await (within(timeout, made) if isinstance(tool, Guarded) else made))
+                return self._clean(await (made if guard is None else within(timeout, made)))
             return self._clean(await whole(within(timeout, made), self._drain))
         except TransientFailure as passing:
             if call.effect is Effect.once:  # of the guard: no effect has begun
@@ -107,7 +108,7 @@ class ToolCalls:
             ) from None
 
     async def _guarded(
-        self, tool: Guarded, call: ToolCall, store: Store, timeout: timedelta
+        self, guard: Guarded, call: ToolCall, store: Store, timeout: timedelta
     ) -> tuple[ToolOutcome | None, timedelta]:
         """Why it must not be made, and the time that is left for it. Raises TransientFailure and Stop.not_begun.
 
@@ -121,7 +122,7 @@ class ToolCalls:
                     return None, timeout
             except LedgerUnavailable as unavailable:
                 raise _not_begun(str(unavailable)) from None
-        refused = await tool.refusal(call.effect, call.accepts, timeout * GUARD)
+        refused = await guard.refusal(call.effect, call.accepts, timeout * GUARD)
         return refused, timeout - timedelta(seconds=monotonic() - began)
 
     async def _made(self, call: ToolCall, arguments: dict[str, Any], workspace: Workspace) -> ToolOutcome:
