@@ -36,9 +36,9 @@ from contracts.transcript import PartKind, Segment
 from decisions.calls import text_of
 from decisions.ids import conversation_workflow_id, run_id_of, run_workflow_id
 from decisions.journal import handed_on
-from decisions.loop import halted
 from decisions.narrate import cut, markdown
 from decisions.resume import journal_of
+from decisions.settlement import halted
 from decisions.transcript import Transcript, call_part
 from decisions.visibility import named
 

@@ -9,6 +9,7 @@ mcp         tools of MCP servers: names, effects, and what has changed of them
 faults      what is wrong with a value that was given, in a line
 framing     frame and plan, read from the first turn
 loop        the run's state machine: what to do next, and what each answer makes of the state
+settlement  what becomes of a call: pending, approved, made again, settled
 conversation  a lane: which requests it takes, and in which order they become turns
 thrash      does the run go in circles, and what is done about it
 context     what of a long conversation the model is shown, and how full its window is
@@ -29,7 +30,7 @@ correlate   what a `tool_result` means to this run (A5)
 requests    what a tool outside is asked
 question    which answers a question takes
 transcript  the conversation as a hash chain of parts
-endings     how a run's end is told: completion and escalation events, hand-off
+endings     how a run ends, and how that is told: completion and escalation events, hand-off
 ack         what the files tell of a message and of its task (task_file: its page)
 inputs      which file is an input of a task, of those that fit
 mail_mode   how awake a bridge is

@@ -1,10 +1,14 @@
-"""How a run's end is told: exactly one event, and what a person needs to take over."""
+"""How a run ends, and how that is told: exactly one event, and what a person needs to take over."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
+from contracts.context import ContextFull
 from contracts.events import CompletedEvent, CompletedPayload, EscalatedEvent, EscalatedPayload
+from contracts.failures import Escalation
 from contracts.run import Ending, RunState, RunStatus
+from decisions.limits import escalation
 
 
 def ending_event(state: RunState) -> CompletedEvent | EscalatedEvent:
@@ -66,3 +70,38 @@ def handoff_sections(text: str) -> dict[str, str]:
     """What `handoff` tells, as "objective", "state", "blocker" and "next"; empty where there is none."""
     lines = (line.partition(": ") for line in text.splitlines())
     return {name.lower(): said for name, _, said in lines}
+
+
+def completed(state: RunState, outcome: str, artifacts: tuple[str, ...], *, is_partial: bool = False) -> RunState:
+    """`artifacts` are those that the agent names, beside those that its calls wrote."""
+    found = state.artifacts + tuple(a for a in artifacts if a not in state.artifacts)
+    ending = Ending(status=RunStatus.completed, text=outcome, is_partial=is_partial)
+    return state.model_copy(update={"ending": ending, "artifacts": found})
+
+
+def escalated(state: RunState, reason: Escalation, detail: str) -> RunState:
+    """An ending that is there already stays."""
+    if state.ending is not None:
+        return state
+    return state.model_copy(update={"ending": escalation(reason, detail)})
+
+
+def overflowed(state: RunState, full: ContextFull) -> RunState:
+    """The provider takes the conversation no more, and nothing is left to try."""
+    detail = f"about {full.tokens:,} tokens do not fit the window of {full.window:,}, and all recoveries are used up"
+    return escalated(state, Escalation.context, detail)
+
+
+def violated(state: RunState, reason: Escalation, detail: str) -> RunState:
+    """A result from outside broke the protocol: the run escalates (A5)."""
+    return escalated(state, reason, detail)
+
+
+def out_of_time(state: RunState, outcome: str = "", artifacts: tuple[str, ...] = ()) -> RunState:
+    """A partial outcome: what the agent says, or else what is known of its work."""
+    left = state.journal.current_state or state.last_finding or f"{state.step} steps taken, and nothing summed up"
+    return completed(state, outcome or left, artifacts, is_partial=True)
+
+
+def ended(state: RunState, ending: Ending, now: datetime) -> RunState:
+    return state.model_copy(update={"ending": ending, "status": ending.status, "updated_at": now})

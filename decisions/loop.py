@@ -4,36 +4,25 @@ A turn is one model call and the calls it asked for. A run thinks (`plan` first,
 of the turn batch by batch, and thinks again, until there is an ending.
 """
 
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
 
-from contracts.context import ContextFull, Summary
+from contracts.context import Summary
 from contracts.delegation import Spent
 from contracts.failures import Escalation, RunFailure, ToolFault
-from contracts.run import Call, Ending, Forced, Pending, RunState, RunStatus
-from contracts.tool import ToolKind, ToolOutcome, failed
+from contracts.run import Call, Ending, Forced, RunState, RunStatus
+from contracts.tool import ToolOutcome, failed
 from contracts.turn import ModelTurn
-from decisions.builtins import CONTROL, ESCALATE, FINISH, JOURNAL, REFRAME
+from decisions.builtins import CONTROL, FINISH, JOURNAL
 from decisions.calls import calls_of, next_batch, text_of
+from decisions.endings import completed, escalated, out_of_time
 from decisions.framing import framing
-from decisions.ids import call_digest
-from decisions.journal import EXCERPT, framed, kept, reframed, with_artifacts
-from decisions.limits import (
-    escalation,
-    is_nearly_out_of_time,
-    is_out_of_steps,
-    is_out_of_time,
-    timed_out,
-    used_up,
-)
+from decisions.journal import EXCERPT, framed
+from decisions.limits import is_nearly_out_of_time, is_out_of_steps, is_out_of_time, timed_out, used_up
+from decisions.settlement import artifacts_in
 from decisions.thrash import Looked, looked
 
 MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
 CUT_OFF = ("max_tokens", "model_context_window_exceeded")  # stop reasons of a reply that is not whole
-OUTSIDE = (ToolKind.signal, ToolKind.queue)
-IN_DOUBT = failed(ToolFault.in_doubt, "interrupted; may have happened")
 
 
 @dataclass(frozen=True)
@@ -143,14 +132,14 @@ def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
         return _last_turn(state, calls, text)
     state = state.model_copy(update={"forced": _still_forced(state, calls)})
     if turn.stop_reason == "refusal":
-        return TurnTaken(_escalated(state, Escalation.model_declined, text or "the model declined"), keep=False)
+        return TurnTaken(escalated(state, Escalation.model_declined, text or "the model declined"), keep=False)
     if not calls:
         return _said(state, turn, text)
     state = _heard(state, text)
     is_over_budget = is_out_of_steps(state, state.step) and any(_asks_for_a_step(call) for call in calls)
     if is_over_budget and state.forced is None:
         detail = f"all {state.limits.max_steps} steps are used up, and the agent asked for one more"
-        state = _escalated(state, Escalation.step_budget, detail)
+        state = escalated(state, Escalation.step_budget, detail)
     last = max([call.step for call in calls if call.step is not None], default=state.step)
     return TurnTaken(state.model_copy(update={"calls": calls, "step": last}))
 
@@ -164,7 +153,7 @@ def _said(state: RunState, turn: ModelTurn, text: str) -> TurnTaken:
         return _unusable(state, keep=bool(text), note=note)
     if not text:
         return _unusable(state, keep=False, note="Your reply was empty. Call a tool, or answer in text.")
-    return TurnTaken(_completed(_heard(state, text), text, ()))
+    return TurnTaken(completed(_heard(state, text), text, ()))
 
 
 def _still_forced(state: RunState, calls: tuple[Call, ...]) -> Forced | None:
@@ -180,19 +169,13 @@ def _last_turn(state: RunState, calls: tuple[Call, ...], text: str) -> TurnTaken
     finish = next((c for c in calls if c.tool == FINISH and isinstance(c.arguments.get("outcome"), str)), None)
     said = finish.arguments if finish else {}
     refused = failed(ToolFault.budget, "the time of this run is used up")
-    state = out_of_time(state, said.get("outcome", "").strip() or text, _artifacts_in(said))
+    state = out_of_time(state, said.get("outcome", "").strip() or text, artifacts_in(said))
     told = {call.tool_use_id: ToolOutcome(result="finished") if call is finish else refused for call in calls}
     calls = tuple(
         call if call.outcome else call.model_copy(update={"step": None, "outcome": told[call.tool_use_id]})
         for call in calls
     )
     return TurnTaken(state.model_copy(update={"calls": calls}), keep=bool(calls or text))
-
-
-def out_of_time(state: RunState, outcome: str = "", artifacts: tuple[str, ...] = ()) -> RunState:
-    """A partial outcome: what the agent says, or else what is known of its work."""
-    left = state.journal.current_state or state.last_finding or f"{state.step} steps taken, and nothing summed up"
-    return _completed(state, outcome or left, artifacts, is_partial=True)
 
 
 def _asks_for_a_step(call: Call) -> bool:
@@ -235,145 +218,14 @@ def _heard(state: RunState, text: str) -> RunState:
     return state.model_copy(update={"plan": framing(text).plan[:EXCERPT], "journal": journal})
 
 
-def issued(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunState:
-    """The calls stand as pending before anything is dispatched (A3)."""
-    pending = tuple(
-        Pending(step=call.step, tool=call.tool, since=now, outside=call.kind in OUTSIDE)
-        for call in batch
-        if call.step is not None
-    )
-    return state.model_copy(update={"pending": state.pending + pending, "updated_at": now})
-
-
-def reissued(state: RunState, step: int, now: datetime) -> RunState:
-    """The same step, one attempt more."""
-    pending = tuple(
-        p.model_copy(update={"attempt": p.attempt + 1, "since": now}) if p.step == step else p for p in state.pending
-    )
-    return state.model_copy(update={"pending": pending, "updated_at": now})
-
-
 def delegated(state: RunState, spent: Spent) -> RunState:
     """What a delegation has used is settled onto the run that made it."""
     return state.model_copy(update={"delegated": state.delegated + spent})
 
 
-def approved(state: RunState, call: Call) -> tuple[RunState, Call]:
-    """A person has approved exactly this call, with the arguments it has now."""
-    changes = {"approval": call_digest(call.tool, call.arguments)}
-    return _changed(state, call, **changes), call.model_copy(update=changes)
-
-
-def accepted(state: RunState, call: Call, definition: str) -> tuple[RunState, Call]:
-    """A person wants exactly this call made, although its tool is defined so by now."""
-    changes = {"approval": call_digest(call.tool, call.arguments), "accepts": definition}
-    return _changed(state, call, **changes), call.model_copy(update=changes)
-
-
-def made_again(state: RunState, call: Call) -> tuple[RunState, Call]:
-    """A person decided "run again": under a new key."""
-    state = _changed(state, call, generation=call.generation + 1)
-    return state, next(each for each in state.calls if each.tool_use_id == call.tool_use_id)
-
-
-def _changed(state: RunState, call: Call, **changes: Any) -> RunState:
-    calls = state.calls
-    at = next((i for i, each in enumerate(calls) if each.tool_use_id == call.tool_use_id), None)
-    if at is None:
-        raise AssertionError(f"{call.tool} {call.tool_use_id} is no call of this turn")
-    changed = (*calls[:at], calls[at].model_copy(update=changes), *calls[at + 1 :])
-    return state.model_copy(update={"calls": changed})
-
-
-def settled(state: RunState, call: Call, outcome: ToolOutcome, now: datetime) -> RunState:
-    """A call has its outcome, and is pending no longer."""
-    artifacts = state.artifacts + tuple(a for a in outcome.artifacts if a not in state.artifacts)
-    update = {
-        "calls": _changed(state, call, outcome=outcome).calls,
-        "artifacts": artifacts,
-        "pending": tuple(p for p in state.pending if p.step != call.step),
-        "journal": with_artifacts(state.journal, outcome.artifacts),
-        "active_ms": state.active_ms + outcome.duration_ms,
-        "updated_at": now,
-    }
-    return state.model_copy(update=update)
-
-
-def journaled(state: RunState, call: Call, now: datetime) -> RunState:
-    """Carries out one of the journal's tools."""
-    journal, outcome = kept(state.journal, call.tool, call.arguments)
-    return settled(state.model_copy(update={"journal": journal}), call, outcome, now)
-
-
-def controlled(state: RunState, call: Call, now: datetime) -> RunState:
-    """Carries out `finish`, `escalate` or `reframe`."""
-    said = {key: value for key, value in call.arguments.items() if isinstance(value, str)}
-    if state.ending is not None:
-        return settled(state, call, failed(ToolFault.interrupted, "the run has ended"), now)
-    if call.tool == FINISH:
-        return _finish(state, call, said.get("outcome", ""), now)
-    if call.tool == ESCALATE:
-        state = _escalated(state, Escalation.asked, said.get("reason") or "the agent gave no reason")
-        return settled(state, call, ToolOutcome(result="escalated"), now)
-    if call.tool == REFRAME:
-        return _reframe(state, call, said.get("frame", ""), now)
-    raise AssertionError(f"{call.tool} is no control tool")
-
-
-def _finish(state: RunState, call: Call, outcome: str, now: datetime) -> RunState:
-    sibling = next((c for c in state.calls if c.outcome is not None and c.outcome.status == "error"), None)
-    if sibling is not None:
-        fault = failed(ToolFault.not_finished, f"not finished: {sibling.tool} failed in this turn; look at its error")
-        return settled(state, call, fault, now)
-    if not outcome.strip():
-        fault = failed(ToolFault.invalid_arguments, "`outcome` is required: say what was achieved")
-        return settled(state, call, fault, now)
-    completed = _completed(state, outcome.strip(), _artifacts_in(call.arguments))
-    return settled(completed, call, ToolOutcome(result="finished"), now)
-
-
-def _artifacts_in(arguments: dict[str, Any]) -> tuple[str, ...]:
-    named = arguments.get("artifacts")
-    return tuple(a for a in named if isinstance(a, str)) if isinstance(named, list) else ()
-
-
-def _reframe(state: RunState, call: Call, frame: str, now: datetime) -> RunState:
-    count, most = state.reframes + 1, state.limits.max_reframes
-    if count > most:
-        state = _escalated(state, Escalation.reframe_budget, f"all {most} reframes are used up")
-        return settled(state, call, failed(ToolFault.budget, f"reframes used up ({most})"), now)
-    state = state.model_copy(update={"reframes": count, "journal": reframed(state.journal, frame)})
-    return settled(state, call, ToolOutcome(result=f"reframed ({count} of {most})"), now)
-
-
 def closed_turn(state: RunState) -> Looked:
     """The turn's calls have their outcomes, which go into the conversation now. Does the run go in circles?"""
     return looked(state.model_copy(update={"calls": (), "forced": None}), state.calls)
-
-
-def ended(state: RunState, ending: Ending, now: datetime) -> RunState:
-    return state.model_copy(update={"ending": ending, "status": ending.status, "updated_at": now})
-
-
-def halted(state: RunState, in_flight: Collection[str], now: datetime) -> RunState:
-    """Answers what is still open: every tool use gets its result, also when the run ends before the call.
-
-    `in_flight` are the tool uses that may have had their effect: the record must not read as if they had not.
-    """
-    interrupted = failed(ToolFault.interrupted, "the run ended before this call had a result")
-    return _settled_all(state, lambda call: IN_DOUBT if call.tool_use_id in in_flight else interrupted, now)
-
-
-def refused_before(state: RunState, why: str, now: datetime) -> RunState:
-    """The calls that were asked for are not made."""
-    return _settled_all(state, lambda _: failed(ToolFault.interrupted, why), now)
-
-
-def _settled_all(state: RunState, outcome_of: Callable[[Call], ToolOutcome], now: datetime) -> RunState:
-    for call in state.calls:
-        if call.outcome is None:
-            state = settled(state, call, outcome_of(call), now)
-    return state
 
 
 def summarised(state: RunState, summary: Summary) -> RunState:
@@ -385,26 +237,3 @@ def summarised(state: RunState, summary: Summary) -> RunState:
         "active_ms": state.active_ms + summary.duration_ms,
     }
     return state.model_copy(update=changes)
-
-
-def overflowed(state: RunState, full: ContextFull) -> RunState:
-    """The provider takes the conversation no more, and nothing is left to try."""
-    detail = f"about {full.tokens:,} tokens do not fit the window of {full.window:,}, and all recoveries are used up"
-    return _escalated(state, Escalation.context, detail)
-
-
-def violated(state: RunState, reason: Escalation, detail: str) -> RunState:
-    """A result from outside broke the protocol: the run escalates (A5)."""
-    return _escalated(state, reason, detail)
-
-
-def _completed(state: RunState, outcome: str, artifacts: tuple[str, ...], *, is_partial: bool = False) -> RunState:
-    found = state.artifacts + tuple(a for a in artifacts if a not in state.artifacts)
-    ending = Ending(status=RunStatus.completed, text=outcome, is_partial=is_partial)
-    return state.model_copy(update={"ending": ending, "artifacts": found})
-
-
-def _escalated(state: RunState, reason: Escalation, detail: str) -> RunState:
-    if state.ending is not None:
-        return state
-    return state.model_copy(update={"ending": escalation(reason, detail)})

@@ -24,7 +24,7 @@ from contracts.run import Call, Ending, Forced, RunState, RunStatus
 from contracts.signals import CancelRequest, Decision, HumanInput
 from contracts.tool import RETRY_DELAYS, Effect, ToolKind, ToolOutcome, ToolRoute, failed
 from contracts.turn import ModelTurn
-from decisions import delegation, ids, loop, narrate
+from decisions import delegation, endings, ids, loop, narrate, settlement
 from decisions.builtins import ASK_HUMAN, CONTROL, DELEGATE, FOLLOW_UP, JOURNAL
 from decisions.calls import needs_approval, question_in
 from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
@@ -157,7 +157,7 @@ class Played:
                 case loop.Think():
                     self._begin(self._think())
                 case loop.Act(batch):
-                    self.state = loop.issued(self.state, batch, NOW)
+                    self.state = settlement.issued(self.state, batch, NOW)
                     self._begin(*(self._settle(call) for call in batch))
                 case loop.CloseTurn():
                     self._close_turn()
@@ -167,7 +167,7 @@ class Played:
                 case loop.Rotate():
                     self._rotate()
                 case loop.End(ending):
-                    self.state = loop.ended(loop.halted(self.state, self.effects, NOW), ending, NOW)
+                    self.state = endings.ended(settlement.halted(self.state, self.effects, NOW), ending, NOW)
                     self._end()
 
     def _listen(self) -> None:
@@ -211,7 +211,7 @@ class Played:
 
     def _end(self) -> None:
         assert not self.waits
-        self.state = loop.halted(self.state, self.effects, NOW)
+        self.state = settlement.halted(self.state, self.effects, NOW)
         self._close_turn()
         ending = self.state.ending
         self._update(status=RunStatus.cancelled if ending is None else ending.status, question=None)
@@ -250,7 +250,7 @@ class Played:
             self._update(ending=ending)
             raise Halted
         if forced is not None and forced.asks and self.state.forced is None and self.state.ending is None:
-            self.state = loop.refused_before(self.state, "not made: a person is asked first", NOW)
+            self.state = settlement.refused_before(self.state, "not made: a person is asked first", NOW)
             self._close_turn()
             yield from self._ask_in_its_place(forced)
 
@@ -259,9 +259,9 @@ class Played:
             self._update(window=full.window)
         stage = next_recovery(self.state.recoveries, self.state.turns)
         if self.state.is_closing and stage in (None, Recovery.ask):
-            self.state = loop.out_of_time(self.state)
+            self.state = endings.out_of_time(self.state)
         elif stage is None:
-            self.state = loop.overflowed(self.state, full)
+            self.state = endings.overflowed(self.state, full)
         else:
             self._update(recoveries=recovered(self.state.recoveries, stage, self.state.turns))
             yield from self._recover(stage, full)
@@ -295,12 +295,12 @@ class Played:
 
     def _settle(self, call: Call) -> Flow[None]:
         if call.tool in CONTROL:
-            self.state = loop.controlled(self.state, call, NOW)
+            self.state = settlement.controlled(self.state, call, NOW)
         elif call.tool in JOURNAL:
-            self.state = loop.journaled(self.state, call, NOW)
+            self.state = settlement.journaled(self.state, call, NOW)
         else:
             outcome = yield from self._carry_out(call)
-            self.state = loop.settled(self.state, call, outcome, NOW)
+            self.state = settlement.settled(self.state, call, outcome, NOW)
 
     def _carry_out(self, call: Call) -> Flow[ToolOutcome]:
         if call.tool == ASK_HUMAN:
@@ -350,7 +350,7 @@ class Played:
             return failed(ToolFault.denied, f"a person denied this call: {answer.text or 'no reason given'}")
         if answer.decision is Decision.approve_tool:
             self._update(approved_tools=(*self.state.approved_tools, call.tool))
-        self.state, call = loop.approved(self.state, call)
+        self.state, call = settlement.approved(self.state, call)
         return call
 
     def _run_tool(self, call: Call) -> Flow[ToolOutcome]:
@@ -366,8 +366,8 @@ class Played:
             settled = yield from self._settle_doubt(call)
             if settled is not None:
                 return settled
-            self.state, call = loop.made_again(self.state, call)
-            self.state = loop.reissued(self.state, call.step or 0, NOW)
+            self.state, call = settlement.made_again(self.state, call)
+            self.state = settlement.reissued(self.state, call.step or 0, NOW)
 
     def _settle_doubt(self, call: Call) -> Flow[ToolOutcome | None]:
         text = f"`{narrate.call_line(call.tool, call.arguments)}` was interrupted and may have happened. Run it again?"
@@ -383,7 +383,7 @@ class Played:
             if call.kind is ToolKind.signal:
                 self._keep_result(call.step or 0, outcome)
             return outcome
-        return loop.IN_DOUBT
+        return settlement.IN_DOUBT
 
     def _hand_out(self, call: Call) -> Flow[ToolOutcome]:
         timeout, step = self._route(call).timeout, call.step or 0
@@ -403,7 +403,7 @@ class Played:
             self._paused.append(step)
             yield Wait("pause", call)
             self._paused.remove(step)
-            self.state = loop.reissued(self.state, step, NOW)
+            self.state = settlement.reissued(self.state, step, NOW)
         raise AssertionError("the last attempt returns")
 
     # What comes from outside, as in workflows/live_run.py.
@@ -464,7 +464,7 @@ class Played:
             self._last[result.step] = result
             self._keep_result(result.step, outcome_of(result))
         elif verdict in ESCALATES:
-            self.state = loop.violated(self.state, Escalation(verdict.value), f"a result came for {about}")
+            self.state = endings.violated(self.state, Escalation(verdict.value), f"a result came for {about}")
             self._stop(f"a result came for {about}")
         else:
             self._ignore("tool_result", f"{Verdict.stale if verdict is Verdict.accepted else verdict} ({about})")

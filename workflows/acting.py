@@ -23,11 +23,11 @@ from contracts.tool import (
     ToolRoute,
     failed,
 )
-from decisions import loop, narrate
+from decisions import narrate, settlement
 from decisions.builtins import ASK_HUMAN, CONTROL, DELEGATE, FOLLOW_UP, JOURNAL
 from decisions.calls import needs_approval, question_in
-from decisions.loop import IN_DOUBT
 from decisions.resume import origin_of
+from decisions.settlement import IN_DOUBT
 from workflows import events
 from workflows.asking import direction
 from workflows.confidential import readable
@@ -45,7 +45,7 @@ FIRST_WAIT, MOST_WAIT = 1.0, 60.0  # seconds between tries to write to a ledger 
 
 async def act(run: LiveRun, batch: tuple[Call, ...]) -> None:
     """Makes the calls of a batch at the same time. All of them have ended when this returns or raises."""
-    run.state = loop.issued(run.state, batch, workflow.now())
+    run.state = settlement.issued(run.state, batch, workflow.now())
     run.tell()
     ends = await asyncio.gather(*(_settle(run, call) for call in batch), return_exceptions=True)
     for end in ends:
@@ -55,13 +55,13 @@ async def act(run: LiveRun, batch: tuple[Call, ...]) -> None:
 
 async def _settle(run: LiveRun, call: Call) -> None:
     if call.tool in CONTROL:
-        run.state = loop.controlled(run.state, call, workflow.now())
+        run.state = settlement.controlled(run.state, call, workflow.now())
     elif call.tool in JOURNAL:
-        run.state = loop.journaled(run.state, call, workflow.now())
+        run.state = settlement.journaled(run.state, call, workflow.now())
     else:
         outcome = await _carry_out(run, call)
         events.count_call(call, outcome)
-        run.state = loop.settled(run.state, call, outcome, workflow.now())
+        run.state = settlement.settled(run.state, call, outcome, workflow.now())
 
 
 async def _carry_out(run: LiveRun, call: Call) -> ToolOutcome:
@@ -100,7 +100,7 @@ async def _approve(run: LiveRun, call: Call) -> Call | ToolOutcome:
         return answer
     if answer.decision is Decision.approve_tool:
         run.update(approved_tools=(*run.state.approved_tools, call.tool))
-    run.state, call = loop.approved(run.state, call)
+    run.state, call = settlement.approved(run.state, call)
     return call
 
 
@@ -116,7 +116,7 @@ async def _accept(run: LiveRun, call: Call, error: ToolError) -> Call | ToolOutc
                 return answer
             if answer.decision is Decision.approve_tool:
                 run.update(accepted={**run.state.accepted, call.tool: definition})
-    run.state, call = loop.accepted(run.state, call, definition)
+    run.state, call = settlement.accepted(run.state, call, definition)
     return call
 
 
@@ -150,7 +150,7 @@ async def _run_tool(run: LiveRun, call: Call) -> ToolOutcome:
             outcome = await _settle_doubt(run, call)
             if outcome is not None:
                 return outcome
-            run.state, call = loop.made_again(run.state, call)
+            run.state, call = settlement.made_again(run.state, call)
         elif outcome.error is not None and outcome.error.definition is not None:
             accepted = await _accept(run, call, outcome.error)
             if isinstance(accepted, ToolOutcome):
@@ -158,7 +158,7 @@ async def _run_tool(run: LiveRun, call: Call) -> ToolOutcome:
             call = accepted
         else:
             return outcome
-        run.state = loop.reissued(run.state, call.step or 0, workflow.now())
+        run.state = settlement.reissued(run.state, call.step or 0, workflow.now())
 
 
 async def _made(run: LiveRun, call: Call) -> ToolOutcome | None:
@@ -191,7 +191,7 @@ async def _made_here(run: LiveRun, call: Call) -> ToolOutcome | None:
             elif _is_looked_up(end, call, lost):
                 lost += 1
                 run.update(interrupted=True)
-                run.state = loop.reissued(run.state, call.step or 0, workflow.now())
+                run.state = settlement.reissued(run.state, call.step or 0, workflow.now())
             else:
                 run.landed(call)
                 return told(error, call.effect)
@@ -289,7 +289,7 @@ async def _hand_out(run: LiveRun, call: Call) -> ToolOutcome:
         with run.not_awaiting(call.step or 0):
             retry = f"retry {attempt} of {call.tool} · step {call.step}"
             await run.halt.stoppable(workflow.sleep(delay, summary=retry))
-        run.state = loop.reissued(run.state, call.step or 0, workflow.now())
+        run.state = settlement.reissued(run.state, call.step or 0, workflow.now())
     raise AssertionError("the last attempt returns")
 
 

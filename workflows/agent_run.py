@@ -20,7 +20,7 @@ from contracts.run import CloseRequest, Continuation, RunStatus, RunView, Snapsh
 from contracts.signals import CancelRequest, HumanInput
 from contracts.tool import LargeResult
 from contracts.transcript import Page, TranscriptQuery
-from decisions import loop, narrate
+from decisions import endings, loop, narrate, settlement
 from decisions.endings import ended_event, ending_event, handoff
 from decisions.journal import shown
 from decisions.transcript import note_part
@@ -55,7 +55,7 @@ class AgentRun:
         try:
             rotated = await run.halt.outlast(self._work(run), halt.MOST_WAIT)
         except asyncio.CancelledError:
-            run.state = loop.halted(run.state, run.effects, workflow.now())
+            run.state = settlement.halted(run.state, run.effects, workflow.now())
             rotated = False
         if rotated and run.halt.reason is None:
             workflow.continue_as_new(Continuation(state=run.state, segments=run.segments))
@@ -92,8 +92,8 @@ class AgentRun:
                     if not run.said:
                         return True
                 case loop.End(ending):
-                    stopped = loop.halted(run.state, run.effects, workflow.now())
-                    run.state = loop.ended(stopped, ending, workflow.now())
+                    stopped = settlement.halted(run.state, run.effects, workflow.now())
+                    run.state = endings.ended(stopped, ending, workflow.now())
                     return False
 
     async def _archive(self, run: LiveRun, **end: Any) -> None:

@@ -8,7 +8,7 @@ from contracts.context import ContextFull, Recovery, Summary, SummaryRequest
 from contracts.failures import RunFailure
 from contracts.question import QuestionKind
 from contracts.run import Forced
-from decisions import loop
+from decisions import endings, loop
 from decisions.builtins import ASK_HUMAN
 from decisions.context import KEPT, KEPT_DEEP, figures_of, summary_part
 from decisions.recovery import QUESTION, next_recovery, recovered
@@ -27,10 +27,10 @@ async def make_room(run: LiveRun, full: ContextFull) -> None:
         run.update(window=full.window)
     stage = next_recovery(run.state.recoveries, run.state.turns)
     if run.state.is_closing and stage in (None, Recovery.ask):
-        run.state = loop.out_of_time(run.state)
+        run.state = endings.out_of_time(run.state)
         return
     if stage is None:
-        run.state = loop.overflowed(run.state, full)
+        run.state = endings.overflowed(run.state, full)
         return
     run.update(recoveries=recovered(run.state.recoveries, stage, run.state.turns))
     rung = run.state.recoveries.used

@@ -30,7 +30,7 @@ from contracts.run import Call, Continuation, RunState, RunStatus, TurnClose
 from contracts.signals import HumanInput
 from contracts.tool import Effect, ToolOutcome
 from contracts.transcript import Part, Segment
-from decisions import ids, loop, narrate
+from decisions import endings, ids, narrate
 from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
 from decisions.journal import handed_on
 from decisions.limits import DEFAULTS, in_force, set_in
@@ -155,7 +155,7 @@ class LiveRun:
         elif verdict in ESCALATES:
             reason = Escalation(verdict.value)
             detail = f"a result came for step {result.step}, tool {narrate.cut(result.tool, 80)}"
-            self.state = loop.violated(self.state, reason, detail)
+            self.state = endings.violated(self.state, reason, detail)
             self.halt.request(detail)
         else:
             why = Verdict.stale if verdict is Verdict.accepted else verdict

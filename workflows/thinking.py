@@ -11,7 +11,7 @@ from contracts.failures import RunFailure, Stop
 from contracts.question import QuestionKind
 from contracts.signals import Decision
 from contracts.turn import ModelTurn, TurnRequest
-from decisions import loop, narrate
+from decisions import loop, narrate, settlement
 from decisions.recovery import MOST
 from decisions.transcript import note_part, reply_part
 from workflows import events
@@ -44,7 +44,7 @@ async def think(run: LiveRun) -> None:
         run.halt.check()
     if forced is not None and forced.asks and run.state.forced is None and run.state.ending is None:
         # It was to ask a person and did something else: some providers force nothing.
-        run.state = loop.refused_before(run.state, "not made: a person is asked first", workflow.now())
+        run.state = settlement.refused_before(run.state, "not made: a person is asked first", workflow.now())
         close_turn(run)
         await ask_in_its_place(run, forced)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from contracts.run import Call
 from contracts.tool import ToolOutcome
 from decisions.calls import MOST_CALLS, calls_of, needs_approval, next_batch, text_of
-from decisions.loop import approved
+from decisions.settlement import approved
 
 NAMES = ["look", "peek", "save", "charge", "vote", "guarded", "finish", "reframe", "escalate", "ask_human", "nothing"]
 

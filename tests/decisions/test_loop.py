@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from contracts.failures import Escalation, RunFailure, ToolFault
 from contracts.run import RunState, RunStatus
 from contracts.tool import ToolOutcome, failed
-from decisions import loop
+from decisions import endings, loop, settlement
 from decisions.builtins import CONTROL, JOURNAL
 from decisions.transcript import Transcript, call_part, goal_part, note_part, reply_part
 
@@ -63,16 +63,16 @@ class Player:
 
     def _act(self, batch: Any) -> None:
         before = self.state.pending
-        self.state = loop.issued(self.state, batch, self.now)
+        self.state = settlement.issued(self.state, batch, self.now)
         assert len(self.state.pending) == len(before) + sum(call.step is not None for call in batch)
         self.issued += [call.step for call in batch if call.step is not None]
         for call in batch:
             if call.tool in CONTROL:
-                self.state = loop.controlled(self.state, call, self.now)
+                self.state = settlement.controlled(self.state, call, self.now)
             elif call.tool in JOURNAL:
-                self.state = loop.journaled(self.state, call, self.now)
+                self.state = settlement.journaled(self.state, call, self.now)
             else:
-                self.state = loop.settled(self.state, call, self.outcomes.get(call.tool, OK), self.now)
+                self.state = settlement.settled(self.state, call, self.outcomes.get(call.tool, OK), self.now)
         assert self.state.pending == before
 
 
@@ -176,7 +176,7 @@ def test_whatever_replies_come_a_run_with_a_limit_ends_one_turn_beyond_it_at_mos
         assert player.state.turns <= min(each for each in most if each is not None)
     assert player.winds <= 1
     assert player.endings == 1
-    state = loop.halted(player.state, (), now)
+    state = settlement.halted(player.state, (), now)
     assert all(call.outcome is not None for call in state.calls)
     partial = player.state.ending is not None and player.state.ending.is_partial
     assert not partial or (player.winds == 1 and move.ending.status is RunStatus.completed)
@@ -364,8 +364,8 @@ def test_turns_used_up_escalate(player: Any, new_turn: Any) -> None:
 def test_a_run_that_is_halted_answers_every_open_call(player: Any, new_turn: Any, now: Any) -> None:
     it = player()
     it.turn(new_turn("", ("look", {}), ("charge", {}), ("finish", {"outcome": "x"})))
-    it.state = loop.issued(it.state, it.state.calls[:1], now)
-    state = loop.halted(it.state, [it.state.calls[1].tool_use_id], now)
+    it.state = settlement.issued(it.state, it.state.calls[:1], now)
+    state = settlement.halted(it.state, [it.state.calls[1].tool_use_id], now)
     kinds = [c.outcome.error.kind for c in state.calls if c.outcome and c.outcome.error]
     assert kinds == ["interrupted", "in_doubt", "interrupted"]
     assert state.pending == ()
@@ -374,13 +374,13 @@ def test_a_run_that_is_halted_answers_every_open_call(player: Any, new_turn: Any
 def test_the_first_ending_stays(player: Any, new_turn: Any) -> None:
     it = player()
     it.turn(new_turn("done"))
-    assert loop.violated(it.state, Escalation.wrong_tool, "late").ending == it.state.ending
+    assert endings.violated(it.state, Escalation.wrong_tool, "late").ending == it.state.ending
 
 
 def test_a_call_made_again_keeps_its_step_and_counts_the_attempt(player: Any, new_turn: Any, now: Any) -> None:
     it = player()
     it.turn(new_turn("", ("look", {}), ("peek", {})))
-    state = loop.reissued(loop.issued(it.state, it.state.calls, now), 2, now)
+    state = settlement.reissued(settlement.issued(it.state, it.state.calls, now), 2, now)
     assert [(p.step, p.attempt) for p in state.pending] == [(1, 1), (2, 2)]
 
 

@@ -13,8 +13,8 @@ from contracts.tool import Effect, ToolOutcome, failed
 from contracts.transcript import Part, PartKind
 from decisions.calls import needs_approval
 from decisions.ids import resumed_id
-from decisions.loop import approved
 from decisions.resume import NoSuchStep, cut_after, forked, origin_of, refusal, resumed
+from decisions.settlement import approved
 from decisions.transcript import add_message, goal_part, note_part, result_part
 
 
