@@ -21,6 +21,8 @@ _NAME = re.compile(
 )
 _NAME_OF_MANY = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL)S$", re.IGNORECASE)
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[A-Za-z0-9]{16,}")
+_NAME_OF_HOOK = re.compile(r"WEBHOOK", re.IGNORECASE)
+_PIECE_OF_HOOK = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.~@-]{16,}", re.ASCII)
 _NAME_OF_HEADERS = re.compile(r"HEADERS$", re.IGNORECASE)
 _QUERY_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|^AUTH|^SIG(NATURE)?$", re.IGNORECASE)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s,;\"'<>]+")
@@ -136,6 +138,8 @@ def _in_variable(name: str, value: str) -> Iterator[tuple[str, str]]:
         what, _, said = field.partition("=")
         if _QUERY_NAME.search(what.strip()) and is_secret(name, said):
             yield name, said
+    if _NAME_OF_HOOK.search(name):
+        yield from ((name, piece) for url in _URL.findall(value) for piece in _in_hook(url))
     if _NAME.search(name):
         for part in (value, *_parts(name, value)):
             if is_secret(name, part):
@@ -206,6 +210,12 @@ def _in_urls(text: str) -> Iterator[str]:
         for name, value in parse_qsl(url.query):
             if _QUERY_NAME.search(name) and len(value) >= LEAST:
                 yield value
+
+
+def _in_hook(url: str) -> Iterator[str]:
+    """Whoever knows the path of a webhook may post there."""
+    pieces = url.partition("://")[2].split("?")[0].split("/")[1:]
+    yield from (piece for piece in pieces if _PIECE_OF_HOOK.fullmatch(piece))
 
 
 def _forms(secret: str) -> Iterator[str]:

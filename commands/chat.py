@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from commands.asking import read_answer
-from commands.common import as_json_option, complain, console, examples, go, name_on_server
+from commands.common import as_json_option, complain, console, examples, go, utf8
 from commands.completion import agent_names
 from commands.follow import DETACHED, exit_code, stopping
 from commands.report import COLOURS, ways_to_answer
@@ -54,7 +54,7 @@ HELP = """\
 
 
 @click.command(epilog=examples("chat", 'chat orders --agent clerk -m "where is A-1001?"'))
-@click.argument("conversation_id", metavar="[CONVERSATION]", default="chat", callback=name_on_server)
+@click.argument("conversation_id", metavar="[CONVERSATION]", default="chat", callback=utf8)
 @click.option(
     "--agent", shell_complete=agent_names, help="The agent of agents/*.md to speak to; else the one spoken to last."
 )

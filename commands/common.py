@@ -35,10 +35,15 @@ from telemetry import NoMetrics, quiet_core
 console = SafeConsole(highlight=False, emoji=False)
 
 
-def name_on_server(ctx: click.Context, param: click.Parameter, value: str) -> str:  # noqa: ARG001 - click's signature
-    """What a shell hands on may be any bytes, or none."""
+def utf8(ctx: click.Context, param: click.Parameter, value: str) -> str:  # noqa: ARG001 - click's signature
+    """Whatever bytes a shell hands on, only these can be a name on the server."""
     if not is_utf8(value):
         raise click.BadParameter("this is not UTF-8")
+    return value
+
+
+def name_on_server(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    value = utf8(ctx, param, value)
     if not has_length_of_id(value):
         raise click.BadParameter(f"it has 1 to {MOST_ID_BYTES} bytes")
     return value

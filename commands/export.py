@@ -1,6 +1,8 @@
 """`trace --export`: one run as one file, for an audit."""
 
+import errno
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ async def export_run(run_id: str, target: str, *, with_subtasks: bool) -> int:
     from offered import looked_at
 
     settings = load()
+    if target != STDOUT:
+        _must_be_a_place(Path(target))
     async with session(settings, Needs.answers) as here, looked_at(settings) as project:
         asks = here.ui is not None or await here.has_worker()
         exporter = Exporter(here.client, project.stores, LocalStores(settings.workspaces), asks)
@@ -41,6 +45,13 @@ async def export_run(run_id: str, target: str, *, with_subtasks: bool) -> int:
     for line in record.missing:
         complain(f"not in it: {cut(line, 300)}")
     return 0
+
+
+def _must_be_a_place(path: Path) -> None:
+    """Said before a long history is read for it."""
+    fault = errno.EISDIR if path.is_dir() else None if path.parent.is_dir() else errno.ENOENT
+    if fault is not None:
+        raise OSError(f"{path}: {os.strerror(fault)}")
 
 
 def _encoded(text: str) -> bytes:

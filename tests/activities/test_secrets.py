@@ -132,6 +132,15 @@ def test_paths_numbers_switches_and_addresses_are_no_secrets(name: str, value: s
     assert is_secret(name, value) is secret
 
 
+def test_the_path_of_a_webhook_is_one() -> None:
+    secrets = secrets_of(
+        {"SLACK_WEBHOOK_URL": "https://hooks.a-long-name-1.example/services/T0123/B0123/x1Y2z3X4y5Z6x7Y8"}
+    )
+    assert secrets.redact("POST https://hooks.a-long-name-1.example/services/T0123/B0123/x1Y2z3X4y5Z6x7Y8: 404") == (
+        "POST https://hooks.a-long-name-1.example/services/T0123/B0123/[redacted SLACK_WEBHOOK_URL]: 404"
+    )
+
+
 def test_only_variables_that_are_named_so_hold_secrets() -> None:
     secrets = secrets_of({"HOME": "/home/ann-and-bob", "GREETING": "good morning", "MY_TOKEN": "good evening"})
     assert secrets.redact("good morning, good evening, /home/ann-and-bob") == (

@@ -110,6 +110,11 @@ def test_no_short_command_ever_ends_by_a_signal(served: Any) -> None:
     assert codes == [0] * 20
 
 
+def test_a_variable_that_is_not_utf_8_hinders_no_command(served: Any) -> None:
+    done = served.project.perdure("list", "--json", CITY="caf\udce9", TEMPORAL_ADDRESS=served.address)
+    assert (done.code, done.err) == (0, "")
+
+
 def test_a_configured_model_answers_instead_of_the_rehearsal(served: Any) -> None:
     script = [
         calls(("write_file", {"path": "artifacts/a.md", "content": "so it is"}), text="Plan: write."),
