@@ -135,7 +135,7 @@ async def session(
     with ExitStack() as starting:
         if needs is Needs.work:  # from now on, so that who meets the server first knows of the worker to come
             starting.enter_context(_holding(_starting_lock(settings)))
-            # To load a worker takes as long as a server to begin: over a second, each on a core of its own.
+            # To load one takes over a second, in which the server can begin on another core.
             loading = asyncio.create_task(asyncio.to_thread(import_module, "worker"))
             starting.callback(loading.cancel)
         async with (

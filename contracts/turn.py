@@ -60,6 +60,7 @@ class ModelTurn(Terse):
 
     `passed_over` are those that stand before it in the agent's list of models.
 
+    `stop_reason` is the API's; a reply that calls tools has the usual one, which history need not say.
     `broken` names the tool uses whose arguments were not valid JSON; their `input` is empty then.
     `cost_usd` is None where the model's price is not known.
     """
