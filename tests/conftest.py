@@ -1,5 +1,6 @@
 """The real Temporal server, one for the session, configured as the embedded one."""
 
+import gc
 import json
 import logging
 import sys
@@ -21,6 +22,15 @@ TEMPORAL = str(Path(sys.executable).parent / "temporal")
 
 # A history is "long" after this many events, so that a short run rotates several times where a test wants it.
 SHORT_HISTORY = 120
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: half a million objects that the garbage collector need not look at again.
+
+    A workflow that it interrupts stands still, and after two seconds the SDK takes that for a deadlock.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def dynamic_config(**more: object) -> list[str]:
