@@ -28,10 +28,10 @@ from decisions.narrate import cut
 from devserver import ServerDidNotStart
 from leaving import leave
 from refusals import NoSuchRun, NotReachable, Refused
-from runs import MOST_ID_BYTES, has_length_of_id
 from settings import ProjectError, load
 from telemetry import NoMetrics, quiet_core
 
+MOST_NAME_BYTES = 1000  # the server's bound of a workflow's id
 console = SafeConsole(highlight=False, emoji=False)
 
 
@@ -43,9 +43,10 @@ def utf8(ctx: click.Context, param: click.Parameter, value: str) -> str:  # noqa
 
 
 def name_on_server(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """What a run began by itself may have a longer id than one that a person chooses."""
     value = utf8(ctx, param, value)
-    if not has_length_of_id(value):
-        raise click.BadParameter(f"it has 1 to {MOST_ID_BYTES} bytes")
+    if not value.strip() or len(value.encode()) > MOST_NAME_BYTES:
+        raise click.BadParameter(f"it has 1 to {MOST_NAME_BYTES:,} bytes")
     return value
 
 

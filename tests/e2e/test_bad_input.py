@@ -35,9 +35,9 @@ USAGE: dict[str, Row] = {
     "an answer by a name without end": ({}, ("answer", "r1", "x", "--by", "x" * 201), {}, 2, ("by", "at most 200")),
     "a run that no text names": ({}, ("show", "\udcff"), {}, 2, ("RUN", "UTF-8")),
     "a schedule that no text names": ({}, ("schedule", "pause", "\udcff"), {}, 2, ("NAME", "UTF-8")),
-    "a run that has no name": ({}, ("show", ""), {}, 2, ("RUN", "1 to 900 bytes")),
-    "a run without a name to be resumed": ({}, ("resume", ""), {}, 2, ("RUN", "1 to 900 bytes")),
-    "a run by a name without end": ({}, ("cancel", "x" * 3000), {}, 2, ("RUN", "1 to 900 bytes")),
+    "a run that has no name": ({}, ("show", ""), {}, 2, ("RUN", "1 to 1,000 bytes")),
+    "a run without a name to be resumed": ({}, ("resume", ""), {}, 2, ("RUN", "1 to 1,000 bytes")),
+    "a run by a name without end": ({}, ("cancel", "x" * 3000), {}, 2, ("RUN", "1 to 1,000 bytes")),
     "an unknown decision": ({}, ("answer", "r1", "--decision", "maybe"), {}, 2, ("maybe",)),
 }
 
