@@ -1,11 +1,15 @@
 """A worker that answers for runs and makes no call: what every worker has of workflows, and the sandbox they run in."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import NoReturn
 
+from temporalio import activity
 from temporalio.client import Client
+from temporalio.common import RawValue
 from temporalio.converter import DataConverter
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.worker import Interceptor, Worker
 from temporalio.worker.workflow_sandbox import SandboxRestrictions
 
@@ -42,10 +46,18 @@ async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
         task_queue=task_queue,
         workflows=WORKFLOWS,
         workflow_runner=workflow_runner(client.data_converter),
+        activities=[_elsewhere],
+        no_remote_activities=True,
         interceptors=of_runs(client),
         sticky_queue_schedule_to_start_timeout=RECOVERY,
     ):
         yield
+
+
+@activity.defn(dynamic=True)
+async def _elsewhere(_: Sequence[RawValue]) -> NoReturn:
+    """A run's own files: it asks whichever worker it is with, and then as an activity, which only a real one takes."""
+    raise ApplicationError("this process only answers; a worker does it", category=ApplicationErrorCategory.BENIGN)
 
 
 def of_runs(client: Client) -> list[Interceptor]:

@@ -95,16 +95,17 @@ class Conversations:
         handle = self._client.get_workflow_handle(run_workflow_id(run_id))
         try:
             described = await handle.describe()
+            if described.status is WorkflowExecutionStatus.RUNNING:
+                return None
             snapshot: Snapshot = await handle.query("snapshot", result_type=Snapshot)
         except WorkflowQueryFailedError:
             return None  # it was refused at its start
         except RPCError as error:
-            if error.status is RPCStatusCode.NOT_FOUND:
-                return None
+            if error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION):
+                return None  # FAILED_PRECONDITION: it was terminated before a worker had taken it on
             raise
-        has_joined = snapshot.state.status is not RunStatus.queued
-        if described.status is WorkflowExecutionStatus.RUNNING or snapshot.length == 0 or not has_joined:
-            return None
+        if snapshot.length == 0 or snapshot.state.status is RunStatus.queued:
+            return None  # it had not joined the conversation yet
         wanted = Wanted(handle.id, described.run_id, snapshot.length, snapshot.head, self._project.stores.of(run_id))
         conversation = (await self._transcripts.at(wanted)).transcript
         whole = Transcript()

@@ -92,7 +92,13 @@ class Runs:
                 # Temporal keeps this reason as plain text; where payloads are encrypted, the signal has told it.
                 plain = self._client.data_converter.payload_codec is None
                 await handle.cancel(reason=request.cancel if plain else "")
-        return Closed(segment=segment)
+        return Closed(
+            segment=segment,
+            length=request.length,
+            head=request.head,
+            owner=request.turn.owner if request.turn else None,
+            told=request.told if info.is_local else (),
+        )
 
     async def _conversation(self, length: int, head: str, store: Store) -> Transcript:
         return (await self._transcripts.at(Wanted.here(length, head, store))).transcript
@@ -116,6 +122,7 @@ def _finish_files(workspace: Workspace, journal: Journal, event: dict[str, Any] 
     with suppress(FileNotFoundError):  # a run that ended before its first turn
         told = workspace.read_own(trace.NAME)
     lines = trace.once_each(told.decode(errors="replace"))
+    lines.pop("end", None)  # of an attempt whose end did not count: a signal came in between
     if event is not None:
         lines["end"] = trace.dated({"key": "end", "event": event["type"], **event["payload"]})
     text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in lines.values())

@@ -28,7 +28,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 from temporalio import activity
-from temporalio.client import Client, WorkflowExecutionDescription
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHistoryEventFilterType
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
@@ -77,7 +77,7 @@ class Spans(Interceptor):
         self._provider = TracerProvider(resource=_resource(), id_generator=self._ids, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("perdure")
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: dict[str, asyncio.Task[None]] = {}  # by Temporal's run id
 
     @classmethod
     def exported(cls, environment: Mapping[str, str], client: Client, secrets: Secrets) -> Self:
@@ -142,15 +142,18 @@ class Spans(Interceptor):
             span.end(_nanoseconds(at))
 
     def ended(self) -> None:
-        """The run that this activity belongs to has ended. It does not wait for its root span."""
-        task = asyncio.create_task(self._root(activity.info()))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        """The run that this activity belongs to is about to end. It does not wait for its root span."""
+        info = activity.info()
+        execution = info.workflow_run_id or ""
+        if execution not in self._ending:  # else an attempt whose end did not count
+            task = self._ending[execution] = asyncio.create_task(self._root(info))
+            task.add_done_callback(lambda _: self._ending.pop(execution))
 
     async def _root(self, info: activity.Info) -> None:
         """Names, status and start of the whole run are asked of the server, since no one execution knows them."""
         workflow_id = info.workflow_id or ""
         try:
+            await self._closed(workflow_id, info.workflow_run_id)
             described = await self._described(workflow_id, info.workflow_run_id)
             started = await self._started(described)
         except RPCError as error:
@@ -191,13 +194,23 @@ class Spans(Interceptor):
                 raise
             return last.start_time
 
+    async def _closed(self, workflow_id: str, execution: str | None) -> None:
+        """Waits for its end, with which its last status is known."""
+        handle = self._client.get_workflow_handle(workflow_id, run_id=execution)
+        kind = WorkflowHistoryEventFilterType.CLOSE_EVENT
+        events = handle.fetch_history_events(
+            wait_new_event=True, event_filter_type=kind, skip_archival=True, rpc_timeout=PATIENCE
+        )
+        async for _ in events:
+            return
+
     async def _described(self, workflow_id: str, execution: str | None) -> WorkflowExecutionDescription:
         return await self._client.get_workflow_handle(workflow_id, run_id=execution).describe(rpc_timeout=PATIENCE)
 
     async def close(self) -> None:
         """Sends what is left, for as long as the exporter's own timeout allows."""
         if self._ending:
-            await asyncio.wait(self._ending)
+            await asyncio.wait(self._ending.values())
         await asyncio.to_thread(self._provider.shutdown)
 
     @contextmanager

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 from temporalio import activity
 from temporalio.client import Client
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from activities.store import Store, Stores
 from activities.workspace import folder_name
@@ -197,6 +198,7 @@ class Transcripts:
             _append_from(transcript, live.base, live.parts[: wanted.length - live.base])
         handle = self._client.get_workflow_handle(wanted.workflow_id, run_id=wanted.run_id)
         while transcript.length < wanted.length:
+            _not_its_own(wanted.workflow_id)
             before = transcript.length
             page = await handle.query("transcript", {"from": before}, result_type=Page)
             for segment in page.segments:
@@ -206,6 +208,15 @@ class Transcripts:
             _append_from(transcript, page.start, page.parts)
             if transcript.length == before:
                 return
+
+
+def _not_its_own(workflow_id: str) -> None:
+    """A run answers no query before its workflow task is done, of which a local activity of it is a part."""
+    if not activity.in_activity():
+        return
+    info = activity.info()
+    if info.is_local and info.workflow_id == workflow_id:
+        raise ApplicationError("the run cannot be asked now", category=ApplicationErrorCategory.BENIGN)
 
 
 def _append_from(transcript: Transcript, start: int, parts: list[Part]) -> None:

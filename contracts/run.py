@@ -254,4 +254,10 @@ class CloseRequest(Value):
 
 
 class Closed(Value):
+    """Where the parts lie now. Of a request that does not stand in history itself, also what history is to tell."""
+
     segment: Segment | None
+    length: int
+    head: str
+    owner: str | None = sparse(None)  # the conversation that has the parts of a turn
+    told: tuple[dict[str, Any], ...] = sparse(())

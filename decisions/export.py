@@ -107,6 +107,7 @@ class _Fold:
             "activity_task_failed": self._failed,
             "activity_task_timed_out": self._failed,
             "activity_task_canceled": self._failed,
+            "marker_recorded": self._marked,
             "workflow_execution_signaled": self._signalled,
             "workflow_execution_update_accepted": self._updated,
             "upsert_workflow_search_attributes": self._status,
@@ -154,9 +155,6 @@ class _Fold:
         self.told.notices += request.get("told", ())
         if kind in MODEL:
             _add(self.told.definitions, request.get("definition", ""))
-        elif kind == "close_segment":
-            self.told.length, self.told.head = request.get("length", 0), request.get("head", "")
-            self.told.conversation = (request.get("turn") or {}).get("owner")
 
     def _handed_on(self, event: Mapping[str, Any]) -> Mapping[str, Any]:
         """A call of the kind `queue`, as the activity `call_tool` gets others. The event names no tool use."""
@@ -196,12 +194,27 @@ class _Fold:
                 self._made(activity, at, outcome=_whole({"result": result}))
             case "keep_result":
                 self._kept(activity.request["step"], found)
-            case "close_segment" if found.get("segment"):
-                self._keep(found["segment"])
             case "inherit":
                 self._carried(found)
-            case "join_conversation" if found.get("segment"):
-                self._keep(found["segment"])
+            case kind:
+                self._filed(kind, found)
+
+    def _marked(self, event: Event, _: datetime) -> None:
+        """A local activity stands in history as a marker, with its result and without its input."""
+        details = event.get("details") or {}
+        about, result = _first(details.get("data")), _first(details.get("result"))
+        if isinstance(about, Mapping) and isinstance(result, Mapping):
+            self._filed(about.get("activity_type", ""), result)
+
+    def _filed(self, kind: str, found: Mapping[str, Any]) -> None:
+        if kind not in ("close_segment", "join_conversation"):
+            return
+        if found.get("segment"):
+            self._keep(found["segment"])
+        if kind == "close_segment":
+            self.told.length, self.told.head = found["length"], found["head"]
+            self.told.conversation = found.get("owner")
+            self.told.notices += found.get("told", ())
 
     def _failed(self, event: Event, at: datetime) -> None:
         activity = self._running.pop(event["scheduled_event_id"], None)

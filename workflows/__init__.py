@@ -15,6 +15,7 @@ delegating    a call of `delegate`: a child workflow, and what it brings
 delegation    `Delegation`: a DAG of child runs, joined
 post          what a delegation exchanges with peers that live outside
 watching      the wait for the end of a workflow that another one started
+filing        what a run does with its own files, in passing or in sight
 closing       the end of a turn, and the look for circles
 fate          what became of an activity that failed
 halt          how a run is stopped from outside without cutting an effect in half

@@ -27,11 +27,11 @@ from decisions.transcript import note_part
 from workflows import events, halt
 from workflows.acting import act
 from workflows.closing import close_turn
+from workflows.filing import filed, filed_in_sight
 from workflows.handlers import invalid, read, read_optional
 from workflows.listening import listen
 from workflows.live_run import LiveRun, begin
 from workflows.opening import join_at_last, open_run
-from workflows.policies import FILES
 from workflows.thinking import think
 
 
@@ -107,7 +107,9 @@ class AgentRun:
             **end,
         )
         summary = "finish the run's files" if end else "archive the transcript"
-        closed = await workflow.execute_activity_method(Runs.close_segment, request, summary=summary, **FILES)
+        # Within the workflow task the server could not cancel the run: it has it in hand.
+        close = filed if request.cancel is None else filed_in_sight
+        closed = await close(Runs.close_segment, request, summary)
         if closed.segment is not None:
             run.segments = (*run.segments, closed.segment)
 

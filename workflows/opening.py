@@ -1,9 +1,7 @@
 """How a run begins: what it goes on from, if anything, and the snapshot of its agent that it keeps."""
 
 from contextlib import suppress
-from typing import Any
 
-from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 from activities.conversation import Conversations
@@ -21,8 +19,8 @@ from decisions.resume import journal_of
 from decisions.transcript import Transcript, note_part
 from workflows import events
 from workflows.fate import fail
+from workflows.filing import filed, filed_in_sight
 from workflows.live_run import LiveRun
-from workflows.policies import FILES, WAIT_FOR_END
 
 
 async def open_run(run: LiveRun) -> None:
@@ -50,7 +48,8 @@ async def _choose(run: LiveRun, choice: Choice) -> None:
 async def _inherit(run: LiveRun, origin: ResumePayload) -> None:
     request = InheritRequest(**origin.model_dump(), execution=run.state.execution)
     try:
-        inherited: Inherited = await _read(run, Inheritances.inherit, request, f"go on from {origin.run_id}")
+        summary = narrate.cut(f"go on from {origin.run_id}", 80)
+        inherited: Inherited = await run.halt.stoppable(filed_in_sight(Inheritances.inherit, request, summary))
     except ActivityError as error:
         fail(run, error, RunFailure.not_resumable)
         return
@@ -96,7 +95,7 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
         max_depth=run.state.requested.get("max_depth"),
     )
     try:
-        opening: Opening = await _read(run, Runs.open_run, request, "read agent, tools and limits")
+        opening: Opening = await run.halt.stoppable(filed(Runs.open_run, request, "read agent, tools and limits"))
     except ActivityError as error:
         fail(run, error, RunFailure.bad_project)
         return
@@ -117,15 +116,5 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
 
 async def _read_conversation(run: LiveRun) -> Joined:
     request = JoinRequest(conversation_id=run.state.conversation_id or "", after=run.after)
-    joined: Joined = await _reading(Conversations.join_conversation, request, "read the conversation so far")
+    joined: Joined = await filed(Conversations.join_conversation, request, "read the conversation so far")
     return joined
-
-
-async def _read(run: LiveRun, what: Any, request: Any, summary: str) -> Any:
-    return await run.halt.stoppable(_reading(what, request, summary))
-
-
-async def _reading(what: Any, request: Any, summary: str) -> Any:
-    return await workflow.execute_activity_method(
-        what, request, cancellation_type=WAIT_FOR_END, summary=narrate.cut(summary, 80), **FILES
-    )

@@ -8,6 +8,9 @@ from temporalio.workflow import ActivityCancellationType
 
 from contracts.tool import RETRY_DELAYS, Effect
 
+# Only with this the run hears how an activity ended that it asked to stop.
+WAIT_FOR_END = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
+
 # A dead worker is found within this; the activities beat every second.
 HEARTBEAT = timedelta(seconds=10)
 
@@ -50,6 +53,12 @@ FILES: dict[str, Any] = {
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
 }
 
+# The same within a workflow task, which has ten seconds (`workflows.filing`).
+IN_PASSING: dict[str, Any] = {
+    "schedule_to_close_timeout": timedelta(seconds=5),
+    "retry_policy": RetryPolicy(maximum_attempts=1),
+}
+
 # A large result of another worker. The call is made and over: where it cannot be kept, the model is told so.
 KEEPING: dict[str, Any] = {
     "start_to_close_timeout": timedelta(minutes=1),
@@ -60,9 +69,6 @@ KEEPING: dict[str, Any] = {
 # Beyond the summarising model's own time: reading the conversation, writing the trace. The activity gives the model up
 # by itself, and then does without one; where Temporal cut it off first, it would be tried for ever.
 SUMMARY_MARGIN = timedelta(minutes=2)
-
-# Only with this the run hears how an activity ended that it asked to stop.
-WAIT_FOR_END = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 
 # The wait for the end of a run: each attempt is a look, and says itself when the next one is due.
 WATCHING: dict[str, Any] = {

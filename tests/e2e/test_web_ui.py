@@ -188,7 +188,7 @@ async def scene(make_project: Any, site: str, driver: Any) -> AsyncIterator[Scen
 async def test_the_timeline_says_what_each_turn_and_call_does(scene: Scene, until: Any, site: str) -> None:
     run = await scene.waiting(until)
     scene.browser.open_run(run)
-    scene.browser.shows("open_run • ", "plan • turn 1", f"call_tool • fetch {site} · step 1", "reflect • turn 2")
+    scene.browser.shows("open_run", "plan • turn 1", f"call_tool • fetch {site} · step 1", "reflect • turn 2")
     scene.browser.picture("timeline")
 
 

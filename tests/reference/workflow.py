@@ -242,11 +242,13 @@ def meanings_of(module: Any) -> dict[str, str]:
     return {line.split('"')[1]: line.partition("  # ")[2] for line in lines}
 
 
-ACTIVITIES = """\
+ACTIVITIES = f"""\
 They are on the task queue of their workflow, but for `carry`, which the bridges of a folder take from
 `mail:<folder>`, and the activities of [queue tools](../queue-tools.md), which are others' own. *Time* is from start to
 close; a worker that is
-lost is noticed by the heartbeat."""
+lost is noticed by the heartbeat. `open_run`, `join_conversation` and `close_segment` are local activities at first,
+once and for {duration(policies.IN_PASSING["schedule_to_close_timeout"])} at most, and as the table has them where that
+does not help."""
 
 Policy = Mapping[str, Any]
 TURN: Policy = {

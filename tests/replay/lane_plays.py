@@ -1,10 +1,14 @@
 """What people and programs do to conversations in the scenarios."""
 
+from pathlib import Path
 from typing import Any
 
 from activities.conversation import submit
+from activities.workspace import folder_name
 from contracts.conversation import SubmitRequest
+from decisions import ids
 from testkit.model_server import Reply, calls, says
+from tests.timeline import timeline
 from tests.workflows.conftest import Run, World
 from tests.workflows.lane import asking, begun, lane_of, look, new_id, say, texts, until_idle
 
@@ -64,6 +68,34 @@ async def a_turn(it: World) -> Run:
     await until_idle(it, chat, 1)
     run: Run = await begun(it, await say(it, chat, "ask"))
     return run
+
+
+def _record_before(it: World, chat: str) -> Path:
+    """What the first turn has left to the conversation."""
+    return next((it.project.workspaces / folder_name(ids.conversation_workflow_id(chat))).rglob("turn-*.json"))
+
+
+async def a_turn_that_cannot_read(it: World) -> Run:
+    """What the turn before it has left cannot be read for a while."""
+    chat = new_id()
+    await say(it, chat, "hello")
+    await until_idle(it, chat, 1)
+    record = _record_before(it, chat)
+    record.rename(record.with_suffix(".kept"))
+    record.write_text("half a rec")
+    run: Run = await begun(it, await say(it, chat, "and then?"))
+    return run
+
+
+async def it_can_read_again(it: World, run: Run) -> None:
+    async def is_in_sight() -> bool:
+        return "join_conversation" in await timeline(run)
+
+    await it.until(is_in_sight)
+    chat = str((await it.client.get_workflow_handle(run.id).describe()).parent_id).removeprefix("conversation:")
+    record = _record_before(it, chat)
+    record.with_suffix(".kept").replace(record)
+    await until_idle(it, chat, 2)
 
 
 async def it_is_steered(it: World, run: Run) -> None:

@@ -694,6 +694,13 @@ SCENARIOS = (
         play=lane_plays.it_is_steered,
     ),
     Scenario(
+        "turn-reads-later",
+        "completed",
+        lane_plays.asks_or_says,
+        begins=lane_plays.a_turn_that_cannot_read,
+        play=lane_plays.it_can_read_again,
+    ),
+    Scenario(
         "lane-closes",
         "over",
         lane_plays.asks_or_says,

@@ -136,6 +136,7 @@ def wanted() -> set[str]:
         "timer fired",
         "timer canceled",
         *(f"activity {name}" for name in activities),
+        *(f"local {name}" for name in ("open_run", "open_run failed", "join_conversation", "close_segment")),
         *(f"workflow {name}" for each in WORKFLOWS if (name := workflow._Definition.must_from_class(each).name)),
         *(f"signal {name or OTHER}" for each in SPOKEN_TO for name in each.signals),
         *(f"update {name}" for each in SPOKEN_TO for name in each.updates),
@@ -202,10 +203,17 @@ def _completed(completed: Any) -> Iterator[str]:
     yield " ".join([event["type"].removeprefix("agent."), event.get("payload", {}).get("reason", "")]).strip()
 
 
+def _marker(marker: Any) -> Iterator[str]:
+    if marker.marker_name == "core_local_activity":
+        about = json.loads(marker.details["data"].payloads[0].data)
+        yield f"local {about['activity_type']}{' failed' if marker.HasField('failure') else ''}"
+
+
 TOLD: dict[str, Callable[[Any], Iterable[str]]] = {
     "workflow_execution_started_event_attributes": lambda it: [f"workflow {it.workflow_type.name}"],
     "activity_task_scheduled_event_attributes": lambda it: [f"activity {it.activity_type.name}"],
     "activity_task_started_event_attributes": lambda it: ["activity tried again"] * (it.attempt > 1),
+    "marker_recorded_event_attributes": _marker,
     "workflow_execution_failed_event_attributes": lambda it: [f"failed {it.failure.application_failure_info.type}"],
     "workflow_execution_completed_event_attributes": _completed,
     "workflow_execution_signaled_event_attributes": _signal,

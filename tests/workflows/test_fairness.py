@@ -1,24 +1,32 @@
 """Plans share the workers evenly: a flood of one does not hold up another, down to the model calls (C3)."""
 
 import asyncio
-import time
+import threading
+from functools import partial
+from statistics import median
 from typing import Any
 
 from activities.conversation import submit
 from activities.messages_sse import Json
 from contracts.conversation import SubmitRequest, Submitted
 from testkit.model_server import Reply, says
+from tests.workflows.conftest import Run
 from tests.workflows.lane import begun, new_id, texts
 
 MANY, FEW = 60, 5
 
 
+async def asks(run: Run) -> bool:
+    return bool((await run.describe()).raw_description.pending_activities)
+
+
 async def test_a_few_tasks_of_one_plan_do_not_wait_for_the_many_of_another(world: Any) -> None:
     served: list[str] = []
+    all_asked = threading.Event()
 
     def reply(body: Json) -> Reply:
+        all_asked.wait()  # until then two calls hold the worker, and the others queue
         served.append(texts(body)[-1])
-        time.sleep(0.02)  # the model takes its time: there is something to share
         return says("ok")
 
     async with world(reply, works=False) as it:
@@ -30,8 +38,13 @@ async def test_a_few_tasks_of_one_plan_do_not_wait_for_the_many_of_another(world
         async with it.worker(slots=2):
             asked = await asyncio.gather(*(ask("many") for _ in range(MANY)))
             asked += await asyncio.gather(*(ask("few") for _ in range(FEW)))
-            for each in asked:
-                await asyncio.wait_for((await begun(it, each)).result(), 60)
+            runs = [await begun(it, each) for each in asked]
+            for run in runs:
+                await it.until(partial(asks, run))
+            all_asked.set()
+            for run in runs:
+                await asyncio.wait_for(run.result(), 60)
     assert len(served) == MANY + FEW
-    # Without the key the last of the few is served at the end: at 55, 62 and 64 of 65, in three runs; with it at 33.
-    assert max(place for place, plan in enumerate(served) if plan == "few") < 0.8 * MANY
+    # Of four runs, the middle one of the few was served as 5th to 22nd of 65, and without the key as 39th to 50th. The
+    # last of them may come late all the same: the server keeps a queue in partitions, and each is fair for itself.
+    assert median(place for place, plan in enumerate(served) if plan == "few") < MANY / 2

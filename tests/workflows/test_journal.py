@@ -20,6 +20,7 @@ from runs import ended, fork, resume
 from runs import state as state_of
 from testkit.model_server import Answer, calls, fails
 from testkit.tools import ScriptedTool
+from tests.timeline import timeline
 
 FINISH = calls(("finish", {"outcome": "done"}))
 EIGHT = {
@@ -42,11 +43,6 @@ def appended(entry: str) -> tuple[str, dict[str, Any]]:
 async def result(run: Any) -> dict[str, Any]:
     event: dict[str, Any] = await asyncio.wait_for(run.result(), 30)
     return event
-
-
-async def activities(run: Any) -> list[str]:
-    kinds = [event.activity_task_scheduled_event_attributes async for event in run.fetch_history_events()]
-    return [each.activity_type.name for each in kinds if each.activity_type.name]
 
 
 def said(body: dict[str, Any]) -> list[tuple[str, str]]:
@@ -94,7 +90,7 @@ async def test_the_three_tools_cost_no_activity_and_no_step(world: Any) -> None:
         event = await result(run)
         state = await it.state(run)
         told = await it.results(run)
-        assert await activities(run) == ["open_run", "plan", "reflect", "reflect", "close_segment"]
+        assert await timeline(run) == ["open_run", "plan", "reflect", "reflect", "close_segment"]
     whole = Journal.model_validate({**EIGHT, "decisions": ["tugs are ships", "rafts are not"]})
     assert (event["payload"]["steps_taken"], state["step"], state["turns"], state["pending"]) == (0, 0, 3, [])
     assert [text for _, text in told[2:4]] == [render(whole)] * 2

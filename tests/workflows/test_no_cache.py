@@ -6,19 +6,10 @@ from typing import Any
 from contracts.tool import Effect
 from testkit.model_server import calls
 from testkit.tools import ScriptedTool
+from tests.timeline import timeline
 
 FINISH = calls(("finish", {"outcome": "done"}))
 TURNS = 5
-
-
-async def activities(run: Any) -> Counter[str]:
-    """How often each activity was scheduled."""
-    events = [event async for event in run.fetch_history_events()]
-    return Counter(
-        event.activity_task_scheduled_event_attributes.activity_type.name
-        for event in events
-        if event.HasField("activity_task_scheduled_event_attributes")
-    )
 
 
 async def test_without_a_sticky_cache_every_activity_is_still_made_exactly_once(world: Any) -> None:
@@ -31,7 +22,7 @@ async def test_without_a_sticky_cache_every_activity_is_still_made_exactly_once(
             event = await run.result()
             assert (event["type"], event["payload"]["steps_taken"]) == ("agent.completed", 2 * TURNS)
             assert await it.failed_tasks(run) == 0
-            counted.append(await activities(run))
+            counted.append(Counter(await timeline(run)))
     assert counted[0] == counted[1] == Counter(open_run=1, plan=1, reflect=TURNS, call_tool=2 * TURNS, close_segment=1)
     assert [arguments["n"] for arguments, _ in charge.calls] == [*range(TURNS), *range(TURNS)]
     assert len(look.calls) == 2 * TURNS

@@ -13,6 +13,7 @@ from offered import project_of
 from settings import load
 from testkit.model_server import calls
 from testkit.tools import ScriptedTool
+from tests.timeline import timeline
 
 FIRST = calls(("look", {"n": 1}), text="Frame: the cause is named.\nPlan: 1. look 2. look closer")
 FINISH = calls(("finish", {"outcome": "the cause is named", "artifacts": ["artifacts/cause.md"]}), text="Seen: done.")
@@ -26,16 +27,6 @@ def look() -> ScriptedTool:
 async def ended(run: Any) -> dict[str, Any]:
     event: dict[str, Any] = await asyncio.wait_for(run.result(), 30)
     return event
-
-
-async def timeline(run: Any) -> list[str]:
-    """The activities of the run in the order in which they were scheduled, as the Web UI shows them."""
-    events = [event async for event in run.fetch_history_events()]
-    return [
-        event.activity_task_scheduled_event_attributes.activity_type.name
-        for event in events
-        if event.HasField("activity_task_scheduled_event_attributes")
-    ]
 
 
 def file(folder: Path, name: str) -> str:

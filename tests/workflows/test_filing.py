@@ -1,0 +1,109 @@
+"""A run's own files are seen to in passing; what hinders that is waited out in sight, and nothing is told twice."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.api.enums.v1 import WorkflowTaskFailedCause
+from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import CancelledError
+
+from activities.run import Runs
+from answering import answering
+from testkit.model_server import calls
+from tests.timeline import timeline
+
+FINISH = calls(("finish", {"outcome": "done"}))
+
+
+async def scheduled(run: Any) -> list[str]:
+    """The activities that the server has handed out."""
+    events = [event.activity_task_scheduled_event_attributes async for event in run.fetch_history_events()]
+    return [each.activity_type.name for each in events if each.activity_type.name]
+
+
+async def test_what_goes_well_costs_the_server_no_task(world: Any) -> None:
+    async with world([FINISH]) as it:
+        run = await it.start()
+        await run.result()
+        assert await scheduled(run) == ["plan"]
+        assert await timeline(run) == ["open_run", "plan", "close_segment"]
+
+
+@pytest.mark.parametrize("name", ["open_run", "close_segment"])
+async def test_what_cannot_be_done_in_passing_is_tried_in_sight_until_it_is(
+    world: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    whole, left = Runs._conversation, 3
+    wanted = {"open_run": 1, "close_segment": 3}[name]  # parts of the conversation by then
+
+    async def full(self: Runs, length: int, *args: Any) -> Any:
+        nonlocal left
+        if length == wanted and left:
+            left -= 1
+            raise OSError(28, "No space left on device")
+        return await whole(self, length, *args)
+
+    monkeypatch.setattr(Runs, "_conversation", full)
+    async with world([FINISH]) as it:
+        run = await it.start()
+
+        async def is_in_sight() -> bool:
+            pending = (await run.describe()).raw_description.pending_activities
+            return [each.activity_type.name for each in pending] == [name]
+
+        await it.until(is_in_sight)
+        assert (await run.result())["type"] == "agent.completed"
+        assert left == 0
+        assert (await scheduled(run)).count(name) == 1
+
+
+async def test_a_process_that_only_answers_leaves_it_to_a_worker(world: Any) -> None:
+    async with world([FINISH], works=False) as it:
+        async with answering(it.client, it.queue):
+            run = await it.start()
+            assert (await it.until_state(run, status="queued"))["goal"] == "do it"
+
+            async def is_in_sight() -> bool:
+                return await scheduled(run) == ["open_run"]
+
+            await it.until(is_in_sight)
+        async with it.worker():
+            assert (await run.result())["type"] == "agent.completed"
+        assert await it.failed_tasks(run) == 0
+        await it.replay()
+
+
+async def test_a_cancel_that_comes_as_the_run_ends_decides_how_it_ends(
+    world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The server takes no end that does not know of it: the run ends anew, and its files with it."""
+    close, run = Runs._conversation, None
+
+    async def cancelled_meanwhile(self: Runs, length: int, *args: Any) -> Any:
+        if run is not None and length > 1 and not cancelled.is_set():
+            cancelled.set()
+            await run.signal("cancel", {"reason": "too late"})
+        return await close(self, length, *args)
+
+    cancelled = asyncio.Event()
+    monkeypatch.setattr(Runs, "_conversation", cancelled_meanwhile)
+    async with world([FINISH]) as it:
+        run = await it.start(run_id="twice")
+        with pytest.raises(WorkflowFailureError) as failure:
+            await run.result()
+        assert isinstance(failure.value.cause, CancelledError)
+        events = [event async for event in run.fetch_history_events()]
+        causes = [e.workflow_task_failed_event_attributes.cause for e in events if _is_failed_task(e)]
+        assert causes == [WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND]
+    lines = [json.loads(line) for line in (tmp_path / "twice" / "trace.jsonl").read_text().splitlines()]
+    told = [line.get("event") for line in lines]
+    assert "agent_run.cancelled" in told
+    assert "agent.completed" not in told
+    assert "agent_run.completed" not in told
+
+
+def _is_failed_task(event: Any) -> bool:
+    return bool(event.HasField("workflow_task_failed_event_attributes"))
