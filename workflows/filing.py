@@ -9,7 +9,7 @@ import asyncio
 from typing import Any
 
 from temporalio import workflow
-from temporalio.exceptions import FailureError, is_cancelled_exception
+from temporalio.exceptions import FailureError
 
 from workflows.policies import FILES, IN_PASSING, WAIT_FOR_END
 
@@ -18,8 +18,9 @@ async def filed(what: Any, request: Any, summary: str) -> Any:
     """The result of the activity `what`, which may be repeated. Raises ActivityError, and CancelledError of asyncio."""
     try:
         return await workflow.execute_local_activity_method(what, request, summary=summary, **IN_PASSING)
-    except FailureError as error:
-        if is_cancelled_exception(error):
+    except FailureError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # by the run itself; a worker that shuts down cancels, too
             raise asyncio.CancelledError from None
     return await filed_in_sight(what, request, summary)
 

@@ -60,6 +60,36 @@ async def test_what_cannot_be_done_in_passing_is_tried_in_sight_until_it_is(
         assert (await scheduled(run)).count(name) == 1
 
 
+async def test_a_cancel_that_is_the_workers_own_cancels_no_run(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that shuts down cancels what it has in hand."""
+    opened, calls_of_it = Runs._conversation, 0
+
+    async def shut_down(self: Runs, *args: Any) -> Any:
+        nonlocal calls_of_it
+        calls_of_it += 1
+        if calls_of_it == 1:
+            raise CancelledError("the worker shuts down")
+        return await opened(self, *args)
+
+    monkeypatch.setattr(Runs, "_conversation", shut_down)
+    async with world([FINISH]) as it:
+        run = await it.start()
+        assert (await run.result())["type"] == "agent.completed"
+        assert await scheduled(run) == ["open_run", "plan"]
+
+
+async def test_a_run_that_is_cancelled_before_a_worker_takes_it_is_not_opened(world: Any) -> None:
+    async with world([FINISH], works=False) as it:
+        run = await it.start()
+        await run.cancel()
+        async with it.worker():
+            with pytest.raises(WorkflowFailureError) as failure:
+                await run.result()
+        assert isinstance(failure.value.cause, CancelledError)
+        assert "plan" not in await timeline(run)
+        await it.replay()
+
+
 async def test_a_process_that_only_answers_leaves_it_to_a_worker(world: Any) -> None:
     async with world([FINISH], works=False) as it:
         async with answering(it.client, it.queue):
