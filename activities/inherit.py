@@ -86,8 +86,13 @@ def no_files(folder: str, names: list[str]) -> list[str]:
     return [path.name for path in paths if path.is_symlink() or not (path.is_file() or path.is_dir())]
 
 
+def _never_began(run_id: str) -> ApplicationError:
+    return _not_resumable(f"run {run_id} never began, so there is nothing to go on from")
+
+
 async def _read(origin: WorkflowHandle[object, object], request: InheritRequest) -> tuple[Snapshot, str]:
     """The origin's snapshot, and the execution that holds its live conversation."""
+    status: RunStatus | None = None
     try:
         described = await origin.describe()
         status = _ENDS.get(described.status or WorkflowExecutionStatus.RUNNING)
@@ -98,9 +103,11 @@ async def _read(origin: WorkflowHandle[object, object], request: InheritRequest)
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             raise _not_resumable(f"there is no run {request.run_id}, or the server has forgotten it") from None
+        if error.status is RPCStatusCode.FAILED_PRECONDITION and status is not None:
+            raise _never_began(request.run_id) from None  # it was ended before a worker had taken it on
         raise
     if snapshot.length == 0:
-        raise _not_resumable(f"run {request.run_id} never began, so there is nothing to go on from")
+        raise _never_began(request.run_id)
     if request.step is None and (why := refusal(request.run_id, status or snapshot.state.status)):
         raise _not_resumable(why)
     return snapshot, execution

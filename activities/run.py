@@ -3,7 +3,6 @@
 import asyncio
 import json
 from contextlib import suppress
-from typing import Any
 
 from temporalio import activity
 from temporalio.client import Client
@@ -79,11 +78,11 @@ class Runs:
             elif request.length > request.start:
                 live = transcript.parts[request.start : request.length]
                 segment = await keep_segment(store, live, request.start, request.head)
-            trace.record_all(workspace, request.told)
+            await asyncio.to_thread(trace.record_all, workspace, request.told)
             if request.journal is not None:
                 goal = goal_of(transcript.parts) if transcript.parts else ""  # a refused resume has not begun
                 journal = shown(request.journal, goal, "")
-                await asyncio.to_thread(_finish_files, workspace, journal, request.event)
+                await asyncio.to_thread(_finish_files, workspace, journal, request)
                 if request.turn is not None:
                     self._transcripts.hand_on(info.workflow_id or "", request.turn.owner)
                 self._transcripts.forget(info.workflow_id or "")
@@ -92,13 +91,9 @@ class Runs:
                 # Temporal keeps this reason as plain text; where payloads are encrypted, the signal has told it.
                 plain = self._client.data_converter.payload_codec is None
                 await handle.cancel(reason=request.cancel if plain else "")
-        return Closed(
-            segment=segment,
-            length=request.length,
-            head=request.head,
-            owner=request.turn.owner if request.turn else None,
-            told=request.told if info.is_local else (),
-        )
+        if not info.is_local:
+            return Closed(segment=segment)
+        return Closed(segment=segment, length=request.length, head=request.head, told=request.told)
 
     async def _conversation(self, length: int, head: str, store: Store) -> Transcript:
         return (await self._transcripts.at(Wanted.here(length, head, store))).transcript
@@ -115,15 +110,20 @@ def _lay_out(workspace: Workspace, goal: str, definition: Definition) -> None:
     workspace.write_own("memory.md", render(Journal(objective=goal)).encode(), durable=False)
 
 
-def _finish_files(workspace: Workspace, journal: Journal, event: dict[str, Any] | None) -> None:
-    """The journal as `memory.md`, and `trace.jsonl` with each line once: a retried activity may have repeated one."""
+def _finish_files(workspace: Workspace, journal: Journal, request: CloseRequest) -> None:
+    """The journal as `memory.md`, and `trace.jsonl` with each line once: a retried activity may have repeated one.
+
+    Where the server refused an end, as a signal came in between, nothing is left of that end.
+    """
     workspace.write_own("memory.md", render(journal).encode(), durable=False)
     told = b""
     with suppress(FileNotFoundError):  # a run that ended before its first turn
         told = workspace.read_own(trace.NAME)
     lines = trace.once_each(told.decode(errors="replace"))
-    lines.pop("end", None)  # of an attempt whose end did not count: a signal came in between
-    if event is not None:
+    last = max(map(trace.number_of, request.told), default=0)
+    lines = {key: line for key, line in lines.items() if trace.number_of(line) <= last and key != "end"}
+    if request.event is not None:
+        event = request.event
         lines["end"] = trace.dated({"key": "end", "event": event["type"], **event["payload"]})
     text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in lines.values())
     workspace.write_own(trace.NAME, text.encode(), durable=False)

@@ -51,6 +51,12 @@ def record_all(workspace: Workspace, told: Sequence[Mapping[str, Any]]) -> None:
         record(workspace, line)
 
 
+def number_of(line: Mapping[str, Any]) -> int:
+    """Of an event that the run's workflow has told; 0 for other lines."""
+    kind, _, number = str(line["key"]).partition(":")
+    return int(number) if kind == "event" and number.isdecimal() else 0
+
+
 def once_each(text: str) -> dict[str, dict[str, Any]]:
     """The lines by their key, each once."""
     lines: dict[str, dict[str, Any]] = {}

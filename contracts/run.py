@@ -254,10 +254,9 @@ class CloseRequest(Value):
 
 
 class Closed(Value):
-    """Where the parts lie now. Of a request that does not stand in history itself, also what history is to tell."""
+    """Where the parts lie now. If the request does not stand in history itself, also what history is to tell of it."""
 
     segment: Segment | None
-    length: int
-    head: str
-    owner: str | None = sparse(None)  # the conversation that has the parts of a turn
+    length: int = sparse(0)
+    head: str = sparse("")
     told: tuple[dict[str, Any], ...] = sparse(())

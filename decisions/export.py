@@ -155,6 +155,8 @@ class _Fold:
         self.told.notices += request.get("told", ())
         if kind in MODEL:
             _add(self.told.definitions, request.get("definition", ""))
+        elif kind == "close_segment":
+            self._closing(request, (request.get("turn") or {}).get("owner"))
 
     def _handed_on(self, event: Mapping[str, Any]) -> Mapping[str, Any]:
         """A call of the kind `queue`, as the activity `call_tool` gets others. The event names no tool use."""
@@ -204,17 +206,19 @@ class _Fold:
         details = event.get("details") or {}
         about, result = _first(details.get("data")), _first(details.get("result"))
         if isinstance(about, Mapping) and isinstance(result, Mapping):
-            self._filed(about.get("activity_type", ""), result)
+            kind = about.get("activity_type", "")
+            self._filed(kind, result)
+            if kind == "close_segment":
+                self._closing(result, None)  # a turn is closed by an ordinary one
+                self.told.notices += result.get("told", ())
 
     def _filed(self, kind: str, found: Mapping[str, Any]) -> None:
-        if kind not in ("close_segment", "join_conversation"):
-            return
-        if found.get("segment"):
+        if kind in ("close_segment", "join_conversation") and found.get("segment"):
             self._keep(found["segment"])
-        if kind == "close_segment":
-            self.told.length, self.told.head = found["length"], found["head"]
-            self.told.conversation = found.get("owner")
-            self.told.notices += found.get("told", ())
+
+    def _closing(self, about: Mapping[str, Any], owner: str | None) -> None:
+        self.told.length, self.told.head = about.get("length", 0), about.get("head", "")
+        self.told.conversation = owner
 
     def _failed(self, event: Event, at: datetime) -> None:
         activity = self._running.pop(event["scheduled_event_id"], None)

@@ -107,8 +107,10 @@ class AgentRun:
             **end,
         )
         summary = "finish the run's files" if end else "archive the transcript"
-        # Within the workflow task the server could not cancel the run: it has it in hand.
-        close = filed if request.cancel is None else filed_in_sight
+        # In passing, the server could not cancel the run, and it may refuse this end: a steered turn would go on, and
+        # what it leaves to its conversation must be its last word.
+        is_final = request.cancel is not None or request.turn is not None
+        close = filed_in_sight if is_final else filed
         closed = await close(Runs.close_segment, request, summary)
         if closed.segment is not None:
             run.segments = (*run.segments, closed.segment)

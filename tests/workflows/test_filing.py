@@ -10,10 +10,15 @@ from temporalio.api.enums.v1 import WorkflowTaskFailedCause
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from activities.run import Runs
+from activities import trace
+from activities.run import Runs, _finish_files
+from activities.workspace import Workspace
 from answering import answering
+from contracts.journal import Journal
+from contracts.run import CloseRequest
 from testkit.model_server import calls
 from tests.timeline import timeline
+from tests.workflows.lane import begun, new_id, say, until_idle
 
 FINISH = calls(("finish", {"outcome": "done"}))
 
@@ -133,6 +138,35 @@ async def test_a_cancel_that_comes_as_the_run_ends_decides_how_it_ends(
     assert "agent_run.cancelled" in told
     assert "agent.completed" not in told
     assert "agent_run.completed" not in told
+
+
+def test_of_an_end_that_did_not_count_no_line_is_left(tmp_path: Path) -> None:
+    def line(number: int, name: str) -> dict[str, Any]:
+        return {"key": f"event:{number}", "event": name, "run_id": "r"}
+
+    def close(event: dict[str, Any] | None, *told: dict[str, Any]) -> None:
+        request = CloseRequest(start=0, length=0, head="", event=event, told=told)
+        trace.record_all(workspace, told)
+        _finish_files(workspace, Journal(), request)
+
+    workspace = Workspace(tmp_path)
+    workspace.create()
+    trace.record(workspace, line(1, "agent_run.started"))
+    trace.record(workspace, {"key": "turn:1", "event": "plan"})
+    escalated = {"type": "agent.escalated", "payload": {}}
+    close(escalated, line(2, "agent.loop.detected"), line(3, "agent_run.escalated"))
+    close(None, line(2, "agent_run.cancelled"))
+    told = [json.loads(text)["event"] for text in (tmp_path / trace.NAME).read_text().splitlines()]
+    assert told == ["agent_run.started", "plan", "agent_run.cancelled"]
+
+
+async def test_a_turn_is_closed_by_an_activity_that_the_server_knows(world: Any) -> None:
+    """A steer that comes meanwhile no longer reopens it, so what it has left to its conversation is its last word."""
+    chat = new_id()
+    async with world([FINISH]) as it:
+        run = await begun(it, await say(it, chat, "hello"))
+        await until_idle(it, chat, 1)
+        assert await scheduled(run) == ["plan", "close_segment"]
 
 
 def _is_failed_task(event: Any) -> bool:
