@@ -109,8 +109,8 @@ class AgentRun:
         summary = "finish the run's files" if end else "archive the transcript"
         # In passing, the server could not cancel the run, and it may refuse this end: a steered turn would go on, and
         # what it leaves to its conversation must be its last word.
-        is_final = request.cancel is not None or request.turn is not None
-        close = filed_in_sight if is_final else filed
+        must_stand = request.cancel is not None or request.turn is not None
+        close = filed_in_sight if must_stand else filed
         closed = await close(Runs.close_segment, request, summary)
         if closed.segment is not None:
             run.segments = (*run.segments, closed.segment)

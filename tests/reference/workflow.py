@@ -248,7 +248,7 @@ They are on the task queue of their workflow, but for `carry`, which the bridges
 close; a worker that is
 lost is noticed by the heartbeat. `open_run`, `join_conversation` and `close_segment` are local activities at first,
 once and for {duration(policies.IN_PASSING["schedule_to_close_timeout"])} at most, and as the table has them where that
-does not help."""
+does not help. The end of a cancelled run, or of a conversation's turn, is closed as the table has it at once."""
 
 Policy = Mapping[str, Any]
 TURN: Policy = {

@@ -299,6 +299,17 @@ async def test_a_run_that_is_open_or_was_terminated_is_forked_after_any_of_its_s
         await it.until_state(await forked(it, run, 1), status="waiting_on_human", step=2)
 
 
+async def test_a_run_that_was_terminated_before_a_worker_took_it_on_is_not_forked(world: Any) -> None:
+    async with world([FINISH], works=False) as it:
+        run = await it.start()
+        await run.terminate("never mind")
+        again = await it.start_raw(
+            {"type": "agentic.resume", "payload": {"run_id": run.id.removeprefix("run:"), "step": 0}}
+        )
+        async with it.worker():
+            assert await failed(again) == "NotResumable"
+
+
 async def test_a_step_that_is_not_there_is_refused_with_those_that_are(world: Any) -> None:
     async with world(Script(charged(1), FINISH), charge()) as it:
         run = await it.start()
