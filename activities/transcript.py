@@ -97,6 +97,16 @@ class Conversation:
         if self._shown.length > length:
             self._shown = Shown()
 
+    def follow(self, live: Transcript, length: int) -> bool:
+        """Goes on with the parts of the run itself, from where both are the same: a worker has them once."""
+        for same in (self.transcript.length, live.base):
+            if same <= length and (head := live.head_at(same)) is not None and head == self.transcript.head_at(same):
+                self.truncate(same)
+                self.transcript.take(live, length)
+                self.reply, self.results, self.fed = None, {}, 0
+                return True
+        return False
+
     def extend(self, length: int, head: str) -> bool:
         """Appends what was fed since, and tells whether that is the asked transcript."""
         known = self.transcript.length
@@ -149,7 +159,7 @@ class Transcripts:
         async with conversation.lock:
             if conversation.transcript.head_at(wanted.length) == wanted.head:
                 conversation.truncate(wanted.length)
-            elif not conversation.extend(wanted.length, wanted.head):
+            elif not (self._follow(conversation, wanted) or conversation.extend(wanted.length, wanted.head)):
                 await self._refill(conversation, wanted)
             self._weigh(wanted.workflow_id, conversation)
         return conversation
@@ -180,24 +190,28 @@ class Transcripts:
         while self._bytes > self._max_bytes and len(self._held) > 1:
             self.forget(next(iter(self._held)))
 
+    def _follow(self, conversation: Conversation, wanted: Wanted) -> bool:
+        live = self._live.get(wanted.run_id)
+        if live is None or live.head_at(wanted.length) != wanted.head:
+            return False
+        return conversation.follow(live, wanted.length)
+
     async def _refill(self, conversation: Conversation, wanted: Wanted) -> None:
         """Tries the known prefix first; if the chain does not close over it, starts from nothing."""
         for keep in dict.fromkeys((min(conversation.transcript.length, wanted.length), 0)):
             conversation.truncate(keep)
             conversation.reply, conversation.results, conversation.fed = None, {}, 0
-            await self._load(conversation.transcript, wanted)
+            await self._load(conversation, wanted)
             if conversation.transcript.head_at(wanted.length) == wanted.head:
                 conversation.truncate(wanted.length)
                 return
         conversation.truncate(0)
         raise TranscriptMismatch(f"{wanted.workflow_id} has no transcript of {wanted.length} parts, hash {wanted.head}")
 
-    async def _load(self, transcript: Transcript, wanted: Wanted) -> None:
-        live = self._live.get(wanted.run_id)
-        if live is not None and live.base <= transcript.length:
-            _append_from(transcript, live.base, live.parts[: wanted.length - live.base])
+    async def _load(self, conversation: Conversation, wanted: Wanted) -> None:
+        transcript = conversation.transcript
         handle = self._client.get_workflow_handle(wanted.workflow_id, run_id=wanted.run_id)
-        while transcript.length < wanted.length:
+        while transcript.length < wanted.length and not self._follow(conversation, wanted):
             _not_its_own(wanted.workflow_id)
             before = transcript.length
             page = await handle.query("transcript", {"from": before}, result_type=Page)

@@ -3,7 +3,7 @@
 The workflow and the worker's cache build the same chain from the same values, each for itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -38,15 +38,28 @@ class Transcript:
 
     def append(self, part: Part) -> None:
         data = to_json(part)
+        self._add(part, len(data), blake2b(data, digest_size=12, key=self.head.encode()).hexdigest())
+
+    def _add(self, part: Part, size: int, head: str) -> None:
         self.parts.append(part)
-        self._sizes.append(len(data))
-        self.size += len(data)
-        self._heads.append(blake2b(data, digest_size=12, key=self.head.encode()).hexdigest())
+        self._sizes.append(size)
+        self.size += size
+        self._heads.append(head)
 
     def head_at(self, length: int) -> str | None:
         """The hash of the first `length` parts; None where they are not (all) here."""
         position = length - self.base
         return self._heads[position] if 0 <= position < len(self._heads) else None
+
+    def take(self, other: "Transcript", length: int) -> None:
+        """Appends the other's own parts up to `length`. Both are the same so far, so nothing is hashed again."""
+        for part, size, head in other.links(self.length, length):
+            self._add(part, size, head)
+
+    def links(self, start: int, end: int) -> Iterator[tuple[Part, int, str]]:
+        """Of the chain: each part of [start, end), its size, and the hash after it."""
+        first, last = start - self.base, end - self.base
+        return zip(self.parts[first:last], self._sizes[first:last], self._heads[first + 1 : last + 1], strict=True)
 
     def truncate(self, length: int) -> None:
         kept = length - self.base

@@ -108,6 +108,35 @@ async def test_what_a_run_in_the_workers_memory_knows_is_not_asked_of_it(run: Ru
     assert run.asked == []
 
 
+async def test_a_worker_has_the_parts_of_a_run_in_its_memory_once(run: Run, worker: Worker) -> None:
+    worker.cache.share("r", run.transcript)
+    await worker.at()
+    worker.cache.feed_reply("w", reply(0, "a"))
+    worker.cache.feed_result("w", "a", result("a"))
+    run.add(reply(0, "a"), result("a"))
+    await worker.at()
+    held = worker.cache._held["w"]
+    assert all(ours is its for ours, its in zip(held.transcript.parts, run.transcript.parts, strict=True))
+    assert (held.reply, held.results) == (None, {})
+    assert held.weighed == run.transcript.size == worker.cache._bytes
+    run.add(reply(1, "b"))  # one that was read of the run is not asked again where it has left the memory
+    worker.cache.feed_reply("w", reply(1, "b"))
+    worker.cache._live.clear()
+    await worker.at()
+    assert run.asked == []
+
+
+async def test_a_run_in_memory_that_was_reset_takes_its_own_way(run: Run, worker: Worker) -> None:
+    worker.cache.share("r", run.transcript)
+    run.add(reply(0, "a"), result("a"))
+    await worker.at()
+    run.transcript.truncate(1)
+    run.add(reply(0, "other"), result("other"), reply(1))
+    messages = await worker.at()
+    assert messages[1]["content"][1]["id"] == "other"
+    assert run.asked == []
+
+
 async def test_a_run_that_is_in_no_memory_any_more_is_asked(run: Run, worker: Worker) -> None:
     evicted = Transcript()
     worker.cache.share("r", evicted)
