@@ -39,7 +39,8 @@ mail_told    what the folder is told of a message (mail_result: what became of i
 mail_watch   wakes a bridge when something comes (mail_picks: what a person has picked;
              mail_in_hand: what all that is in hand waits for)
 outbox       the port by which messages go out: a webhook, a log file
-reconcile    `reconcile`: looks at runs, claims, waits and stores, and repairs what is safe
+reconcile    `reconcile`: a look at the runs of a task queue and their stores, which repairs what is safe
+             (reconcile_runs, reconcile_stores: what it looks at; reconcile_inquiry: what it asks for that)
 heartbeat    how an activity says that it is alive
 
 fetch        the tool that fetches pages (guard, addresses: only public ones; webpage: HTML to Markdown)

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from temporalio import activity
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -18,6 +18,11 @@ _STANDINGS = {
     WorkflowExecutionStatus.TERMINATED: Standing.terminated,
     WorkflowExecutionStatus.TIMED_OUT: Standing.timed_out,
 }
+
+
+def standing_of(workflow: WorkflowExecution) -> Standing:
+    """One whose status is none of these goes on in another execution."""
+    return _STANDINGS.get(workflow.status, Standing.open) if workflow.status else Standing.open
 
 
 class Standings:
@@ -36,8 +41,7 @@ class Standings:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return Standing.gone
             raise
-        standing = _STANDINGS.get(described.status or WorkflowExecutionStatus.RUNNING)
-        if standing is not None:
+        if (standing := standing_of(described)) is not Standing.open:
             return standing
         pause = min(FIRST_LOOK * activity.info().attempt, LONGEST_PAUSE)
         raise ApplicationError(

@@ -18,8 +18,8 @@ from temporalio.exceptions import CancelledError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-import activities.reconcile
 import reconcile
+from activities import reconcile_inquiry, reconcile_stores
 from activities.ledger import Claim, Owner
 from activities.reconcile import Reconciliations
 from contracts.reconcile import Problem, ReconcileReport, Repair
@@ -223,7 +223,7 @@ async def test_a_claim_whose_outcome_history_has_is_not_named(world: Any) -> Non
 
 
 async def test_a_claim_is_not_judged_without_its_run(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activities.reconcile, "MOST_ASKED", 0)
+    monkeypatch.setattr(reconcile_inquiry, "MOST_ASKED", 0)
     async with world([ASK]) as it:
         run = await waiting(it)
         claim(it, run)
@@ -373,7 +373,7 @@ async def test_a_store_that_was_not_seen_here_with_its_run_is_left_alone(world: 
 
 
 async def test_the_stores_are_gone_through_a_stretch_at_a_time(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activities.reconcile, "MOST_STORES", 2)
+    monkeypatch.setattr(reconcile_stores, "MOST_STORES", 2)
     async with world([]) as it:
         for number in range(5):
             (it.project.workspaces / f"run-{number}" / ".store").mkdir(parents=True)
