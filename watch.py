@@ -9,11 +9,11 @@ import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.enums.v1 import EventType
 from temporalio.api.failure.v1 import Failure
@@ -25,178 +25,46 @@ from activities.attributes import AGENT_STATUS, WAITING_FOR
 from contracts.context import ContextFull, Summary
 from contracts.delegation import DelegationRequest, DelegationState
 from contracts.events import ToolRequestEvent
-from contracts.run import QuestionView, RunStatus
+from contracts.run import RunStatus
 from contracts.signals import HumanInput
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, TurnRequest
 from decisions import ids
 from decisions.narrate import cut
 from found import find, first_kept, is_kept
+from happenings import (
+    TOLD_TO_PEOPLE,
+    Answered,
+    Called,
+    Calling,
+    Crowded,
+    Delegated,
+    Delegating,
+    Failed,
+    Happening,
+    Held,
+    Live,
+    Noticed,
+    Over,
+    Resumed,
+    Retrying,
+    Rotated,
+    Shortened,
+    Signalled,
+    Started,
+    Thinking,
+    Thought,
+    Waiting,
+)
 from refusals import NoSuchRun
 from runs import state
 
-# What else is told to the trace, people see anyway: as a call, a summary, a question, or the end.
-TOLD_TO_PEOPLE = ("agent.guardrail.escalated", "agent.exhaustion.soft_limit", "refused")
 QUEUED = "queued"  # no name of an activity of ours
 LOOK_EVERY = 0.3  # seconds between looks at what is not in history yet
 GIVEN_UP = "branch tokens"  # of the server's message
 MOST_GIVEN_UP = 5  # in a row
 MOST_AHEAD = 16  # happenings that are read before somebody takes them: a history may be long, and its reader slow
 
-
-@dataclass(frozen=True)
-class Started:
-    goal: str
-
-
-@dataclass(frozen=True)
-class Thinking:
-    phase: str  # plan or reflect
-    turn: int
-
-
-@dataclass(frozen=True)
-class Thought:
-    phase: str
-    turn: int
-    reply: ModelTurn
-
-
-@dataclass(frozen=True)
-class Crowded:
-    """The model was not asked, or refused: the conversation is too long for it."""
-
-    full: ContextFull
-
-
-@dataclass(frozen=True)
-class Shortened:
-    """A summary stands for the older messages now."""
-
-    summary: Summary
-
-
-@dataclass(frozen=True)
-class Noticed:
-    """What the run did about itself: one of `TOLD_TO_PEOPLE`, with its figures."""
-
-    event: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Calling:
-    call: ToolCall
-
-
-@dataclass(frozen=True)
-class Called:
-    call: ToolCall
-    outcome: ToolOutcome
-
-
-@dataclass(frozen=True)
-class Delegating:
-    """Subtasks for peers; each becomes a run of its own."""
-
-    request: DelegationRequest
-
-
-@dataclass(frozen=True)
-class Delegated:
-    """How all of them ended."""
-
-    state: DelegationState
-
-
-@dataclass(frozen=True)
-class Failed:
-    """An activity failed for good; the run decides what that means."""
-
-    what: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """The run waits for a person, or for a result from outside. `question` is None where no worker could tell."""
-
-    status: str
-    about: str
-    question: QuestionView | None = None
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """What the run waited for has come."""
-
-
-@dataclass(frozen=True)
-class Signalled:
-    """A signal reached the run."""
-
-    signal: str
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A person has said something to the open question; by signal, it may have been no answer to it."""
-
-    answer: HumanInput
-
-
-@dataclass(frozen=True)
-class Rotated:
-    """The run continued as new."""
-
-
-@dataclass(frozen=True)
-class Live:
-    """The model's answer so far; not in history yet."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Held(Live):
-    """The model is not asked yet, and the text says why: a rate limit; not in history yet."""
-
-
-@dataclass(frozen=True)
-class Retrying:
-    """An activity failed and is tried again; not in history yet."""
-
-    what: str
-    attempt: int
-    why: str
-
-
-@dataclass(frozen=True)
-class Over:
-    """The run has ended. How is told by `runs.ended`."""
-
-
-Happening = (
-    Started
-    | Thinking
-    | Thought
-    | Crowded
-    | Shortened
-    | Noticed
-    | Calling
-    | Called
-    | Delegating
-    | Delegated
-    | Failed
-    | Waiting
-    | Resumed
-    | Signalled
-    | Answered
-    | Rotated
-    | Live
-    | Held
-    | Retrying
-    | Over
-)
 
 _ENDS = frozenset(
     {
@@ -455,19 +323,6 @@ class Watch:
 
     async def _decoded(self, payloads: Payloads, kind: Any) -> Any:
         return (await self.client.data_converter.decode(payloads.payloads, [kind]))[0]
-
-
-def happening_json(happening: Happening) -> str:
-    """`{"happening": its kind, …}`, in ASCII: other letters may end a line for who reads it (U+2028)."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, BaseModel):
-            return value.model_dump(mode="json")
-        return value if isinstance(value, dict) else str(value)
-
-    told = {each.name: getattr(happening, each.name) for each in fields(happening)}
-    kind = Live if isinstance(happening, Live) else type(happening)
-    return json.dumps({"happening": kind.__name__.lower(), **told}, default=plain)
 
 
 def _goal(given: list[Any]) -> str:

@@ -11,7 +11,7 @@ people     answer, approve, deny, cancel
 new        new, which writes what is in project/
 evaluation eval; cases: the files that it reads; scores: what it reports
 schedule   runs that begin by the clock
-chat       a conversation at the terminal; wrapping: of text that comes in pieces
+chat       a conversation at the terminal (chat_page: its turns, as they are printed; wrapping: text in pieces)
 event      what happened outside
 mail       the bridge between a folder and a mailbox
 mcp        Perdure as an MCP server; mcp_runs: its tools

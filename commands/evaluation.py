@@ -30,12 +30,13 @@ from decisions.evaluation import faults, rate
 from decisions.export import told
 from decisions.narrate import cut
 from found import find
+from happenings import Waiting
 from history import History
 from refusals import NoSuchRun, NotReachable, Refused
 from runs import Ended, answer, cancel, ended, start, state
 from session import Needs, Session, session
 from settings import ProjectError, Settings, load
-from watch import Waiting, Watch
+from watch import Watch
 
 BY = "perdure eval"
 ENDS_WITHIN = 30.0  # seconds for runs that were asked to stop

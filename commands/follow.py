@@ -20,11 +20,12 @@ from contracts.journal import Journal
 from contracts.run import QuestionView, RunStatus
 from decisions import ids
 from decisions.resume import RESUMABLE
+from happenings import Over, Resumed, Waiting, happening_json
 from leaving import leave
 from refusals import NoSuchRun, Refused
 from runs import Ended, answer, ended, state
 from session import Session
-from watch import Over, Resumed, Waiting, Watch, happening_json
+from watch import Watch
 
 _EXIT_CODES = {RunStatus.completed: 0, RunStatus.escalated: 3, RunStatus.cancelled: 4}
 NEVER_BEGUN = (RunFailure.invalid_input, RunFailure.unknown_agent, RunFailure.not_resumable)

@@ -24,10 +24,11 @@ from contracts.run import RunStatus
 from decisions import ids
 from decisions.endings import handoff_sections
 from found import Found, below, find, find_any, grown_at, listing
+from happenings import happening_json
 from runs import ended, follow_up_state, state
 from session import Needs, session
 from settings import load
-from watch import Watch, happening_json
+from watch import Watch
 
 
 @click.command("list", epilog=examples("list", "list --waiting", "list --json | jq -r .run_id"))

@@ -31,8 +31,7 @@ from contracts.turn import ModelTurn
 from decisions.calls import text_of
 from decisions.ids import call_digest
 from decisions.narrate import call_line, cut
-from runs import Ended
-from watch import (
+from happenings import (
     Answered,
     Called,
     Calling,
@@ -55,6 +54,7 @@ from watch import (
     Thought,
     Waiting,
 )
+from runs import Ended
 
 RUNGS = {
     Rung.nudge: "told to try something else",

@@ -18,9 +18,10 @@ from temporalio.service import RPCError
 
 from gateway.access import Gateway
 from gateway.problems import Failure, Kind
+from happenings import happening_json
 from refusals import NoSuchRun, NotReachable, Refused
 from runs import ended
-from watch import Position, Watch, happening_json
+from watch import Position, Watch
 
 V = TypeVar("V")
 

@@ -19,7 +19,7 @@ from contracts.signals import Decision
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, PassedOver, Usage
 from decisions.ids import call_digest
-from watch import Called, Happening, Live, Resumed, Started, Thinking, Thought, Waiting
+from happenings import Called, Happening, Live, Resumed, Started, Thinking, Thought, Waiting
 
 PICTURE = Path(cli.__file__).parent / "docs" / "images" / "terminal.svg"
 COLUMNS, ROWS = 100, 36

@@ -24,7 +24,7 @@ NOT_SHIPPED = {"bench", "tests", "docs", "examples", "agents", "build"}
 # The wiring: a module, or a package, imports only from the lines above its own, so none of them goes round in a circle.
 LAYERS = {"contracts", "decisions", "activities", "workflows", "testkit"}
 ORDER = (
-    ("telemetry", "supervisor", "codec", "leaving", "refusals"),
+    ("telemetry", "supervisor", "codec", "leaving", "refusals", "happenings"),
     ("settings", "converter"),
     ("devserver", "models", "connection", "found"),
     ("runs",),

@@ -14,9 +14,9 @@ from commands.console import SafeConsole, harmless
 from commands.terminal import Screen
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, PassedOver, Usage
+from happenings import Called, Calling, Failed, Happening, Held, Live, Resumed, Started, Thinking, Thought, Waiting
 from tests import picture
 from tests.screen import Seen
-from watch import Called, Calling, Failed, Happening, Held, Live, Resumed, Started, Thinking, Thought, Waiting
 
 WIDTHS = (60, 80, 120, 200)
 START = datetime(2026, 1, 1, tzinfo=UTC)

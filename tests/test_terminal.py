@@ -18,8 +18,8 @@ from contracts.signals import Decision, HumanInput
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, Usage
 from decisions.ids import call_digest
+from happenings import Answered, Called, Crowded, Happening, Noticed, Shortened, Started, Thought, happening_json
 from runs import Ended
-from watch import Answered, Called, Crowded, Happening, Noticed, Shortened, Started, Thought, happening_json
 
 SUMMARY = Summary(
     text="So far.",

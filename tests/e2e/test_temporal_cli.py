@@ -20,10 +20,11 @@ from activities.project import Project
 from contracts.agent import Agent
 from contracts.limits import LimitOverrides
 from contracts.tool import ToolKind, ToolOutcome
+from happenings import Over, Started
 from runs import ended, state
 from testkit.model_server import Reply, ScriptedModel, calls
 from testkit.tools import ScriptedTool
-from watch import Over, Started, Watch
+from watch import Watch
 from worker import build
 
 TEMPORAL = str(Path(sys.executable).parent / "temporal")

@@ -25,11 +25,12 @@ from answering import answering
 from codec import ENCRYPTED, AesGcmCodec
 from contracts.tool import Approval, Effect, ToolKind
 from converter import data_converter, encrypting
+from happenings import Failed
 from refusals import NotReachable
 from seal import affix, check, seal_id
 from testkit.model_server import calls, fails, slow
 from testkit.tools import ScriptedTool
-from watch import Failed, Watch
+from watch import Watch
 from workflows import confidential
 
 FINISH = calls(("finish", {"outcome": "the outcome, unseen"}))

@@ -20,9 +20,10 @@ from activities.pace import HeldBack, Pace
 from activities.price import Price
 from activities.providers import Models, Provider
 from contracts.failures import RunFailure
+from happenings import Live
 from testkit.model_server import Answer, ScriptedModel, calls, cut, fails, says, slow
 from testkit.tools import ScriptedTool
-from watch import Live, Watch
+from watch import Watch
 
 FINISH = calls(("finish", {"outcome": "done"}))
 LOOK = calls(("look", {}), text="Plan: look.")

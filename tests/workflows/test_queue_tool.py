@@ -21,11 +21,12 @@ from activities.attributes import PENDING_TOOLS
 from codec import AesGcmCodec
 from contracts.tool import Approval, Effect, QueueRoute, ToolKind
 from converter import encrypting
+from happenings import Called, Calling
 from runs import resume
 from testkit.model_server import calls
 from testkit.tools import ScriptedTool
 from tests.workflows.conftest import Run, World
-from watch import Called, Calling, Watch
+from watch import Watch
 
 Behaviour = Callable[[dict[str, Any]], Any]
 
