@@ -23,6 +23,7 @@ from temporalio.runtime import (
 
 from activities.observation import facts
 from activities.secrets import NO_SECRETS, Secrets
+from contracts.value import is_utf8
 from decisions.ids import trace_id
 from decisions.metrics import BUCKETS
 
@@ -63,9 +64,10 @@ class JsonLines(logging.Formatter):
         line |= self._secrets.redact_value(getattr(record, "event", None) or {})
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
-            told = str(error) if isinstance(error, EXPECTED) else self.formatException(record.exc_info)
-            line["error"] = self._secrets.redact(told)
-        return json.dumps(line, ensure_ascii=False)
+            why = str(error) if isinstance(error, EXPECTED) else self.formatException(record.exc_info)
+            line["error"] = self._secrets.redact(why)
+        told = json.dumps(line, ensure_ascii=False)
+        return told if is_utf8(told) else json.dumps(line)  # half a surrogate pair would cost the whole line
 
 
 def log_to(handler: logging.Handler, secrets: Secrets, level: int = logging.INFO) -> None:

@@ -27,6 +27,8 @@ _NAME_OF_HEADERS = re.compile(r"HEADERS$", re.IGNORECASE)
 _QUERY_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|^AUTH|^SIG(NATURE)?$", re.IGNORECASE)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s,;\"'<>]+")
 _NUMBER = re.compile(r"[-+]?[\d.,:_e+-]+")
+_NAME_OF_PASSWORD = re.compile(r"SECRET|PASSW|_(PASS|PWD)$", re.IGNORECASE)
+_LONG_NUMBER = 16  # digits: no limit, rate or time has so many
 _PATH = re.compile(r"(~|\.{1,2}|[A-Za-z]:)?([/\\][\w .@-]+)+[/\\]?")
 _NAME_OF_PATH = re.compile(r"(PATH|FILE|DIR|HOME|FOLDER|SOCK)$", re.IGNORECASE)
 _RELATIVE_PATH = re.compile(r"[\w .@-]+([/\\][\w .@-]+)*")
@@ -147,12 +149,19 @@ def _in_variable(name: str, value: str) -> Iterator[tuple[str, str]]:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable of such a name holds one. Paths, numbers, switches and bare addresses are none."""
-    if len(value) < LEAST or value.lower() in _SWITCHES or _NUMBER.fullmatch(value):
+    """Whether a variable of such a name holds one. Paths, figures, switches and bare addresses are none."""
+    if len(value) < LEAST or value.lower() in _SWITCHES or _is_figure(name, value):
         return False
     if _URL.fullmatch(value) and re.search(r"(URL|URI|ENDPOINT|HOST|ISSUER)$", name, re.IGNORECASE):
         return False
     return not _is_path(name, value)
+
+
+def _is_figure(name: str, value: str) -> bool:
+    """A number that says how many, how long, how often; not a password of digits, or a key that has no letter."""
+    if not _NUMBER.fullmatch(value):
+        return False
+    return not (value.isdigit() and (len(value) >= _LONG_NUMBER or _NAME_OF_PASSWORD.search(name)))
 
 
 def _is_path(name: str, value: str) -> bool:

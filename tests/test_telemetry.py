@@ -44,6 +44,13 @@ def test_a_line_of_a_run_has_its_trace() -> None:
     assert "step" not in line
 
 
+def test_what_is_not_utf8_costs_no_line() -> None:
+    record = logging.LogRecord("x", logging.INFO, __file__, 1, "no such tool: \ud83d é", None, None)
+    line = JsonLines().format(record)
+    assert line.encode()
+    assert json.loads(line)["message"] == "no such tool: \ud83d é"
+
+
 class Told(logging.Handler):
     def __init__(self) -> None:
         super().__init__()

@@ -126,6 +126,9 @@ KEY = "AbCdEf0123456789+/xYz="
         ("TOKENIZERS_PARALLELISM", "disabled", False),
         ("MAX_TOKENS", "12000000", False),
         ("TOKEN_RATE", "1,500,000.50", False),
+        ("DB_PASSWORD", "12345678", True),
+        ("API_KEY", "4539578763621486", True),
+        ("SECRET_TTL", "3600.5000", False),
     ],
 )
 def test_paths_numbers_switches_and_addresses_are_no_secrets(name: str, value: str, secret: bool) -> None:
