@@ -8,7 +8,7 @@ from contracts.failures import ToolFault
 from contracts.run import Call, RunState
 from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, failed
 from contracts.turn import ModelTurn
-from decisions.builtins import CONTROL
+from decisions.builtins import ASK_HUMAN, CONTROL
 from decisions.ids import call_digest
 from decisions.limits import is_out_of_steps
 
@@ -118,6 +118,11 @@ def needs_approval(state: RunState, call: Call) -> bool:
     if route is None or route.approval is not Approval.always:
         return False
     return call.tool not in state.approved_tools and call.approval != call_digest(call.tool, call.arguments)
+
+
+def asked_first(state: RunState, call: Call) -> bool:
+    """Whether a person is asked before anything is done for it: then nothing is repeated where it is come to again."""
+    return call.tool == ASK_HUMAN or needs_approval(state, call)
 
 
 def next_batch(state: RunState) -> tuple[Call, ...]:

@@ -17,11 +17,12 @@ IN_DOUBT = failed(ToolFault.in_doubt, "interrupted; may have happened")
 
 
 def issued(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunState:
-    """The calls stand as pending before anything is dispatched (A3)."""
+    """The calls stand as pending before anything is dispatched (A3); one that waits for a person may do so already."""
+    known = {pending.step for pending in state.pending}
     pending = tuple(
         Pending(step=call.step, tool=call.tool, since=now, outside=call.kind in OUTSIDE)
         for call in batch
-        if call.step is not None
+        if call.step is not None and call.step not in known
     )
     return state.model_copy(update={"pending": state.pending + pending, "updated_at": now})
 

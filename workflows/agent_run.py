@@ -16,7 +16,7 @@ from activities.run import Runs
 from contracts.conversation import SteerRequest
 from contracts.events import ToolResultEvent
 from contracts.journal import Journal
-from contracts.run import CloseRequest, Continuation, RunStatus, RunView, Snapshot
+from contracts.run import Call, CloseRequest, Continuation, RunStatus, RunView, Snapshot
 from contracts.signals import CancelRequest, HumanInput
 from contracts.tool import LargeResult
 from contracts.transcript import Page, TranscriptQuery
@@ -30,9 +30,13 @@ from workflows.closing import close_turn
 from workflows.filing import filed, filed_in_sight
 from workflows.handlers import invalid, read, read_optional
 from workflows.listening import listen
-from workflows.live_run import LiveRun, begin
+from workflows.live_run import LiveRun, StillWaiting, begin
 from workflows.opening import join_at_last, open_run
 from workflows.thinking import think
+
+
+class _HistoryIsLong(Exception):
+    """The run goes on in another execution."""
 
 
 @workflow.defn
@@ -53,12 +57,13 @@ class AgentRun:
     async def run(self, *args: Any) -> dict[str, Any]:  # noqa: ARG002 - read by __init__; Temporal wants both alike
         run = self._run
         try:
-            rotated = await run.halt.outlast(self._work(run), halt.MOST_WAIT)
+            await run.halt.outlast(self._work(run), halt.MOST_WAIT)
         except asyncio.CancelledError:
             run.state = settlement.halted(run.state, run.effects, workflow.now())
-            rotated = False
-        if rotated and run.halt.reason is None:
-            workflow.continue_as_new(Continuation(state=run.state, segments=run.segments))
+        except _HistoryIsLong:
+            if run.halt.reason is None:
+                workflow.continue_as_new(Continuation(state=run.state, segments=run.segments))
+            run.state = settlement.halted(run.state, run.effects, workflow.now())
         return await run.halt.outlast(self._end(run))
 
     @property
@@ -67,19 +72,18 @@ class AgentRun:
             raise self._live
         return self._live
 
-    async def _work(self, run: LiveRun) -> bool:
-        """Moves until there is an ending (False) or the history is long (True). Raises CancelledError at a halt."""
+    async def _work(self, run: LiveRun) -> None:
+        """Moves until there is an ending. Raises CancelledError at a halt, and _HistoryIsLong."""
         await open_run(run)
         while True:
             run.halt.check()
-            is_long = workflow.info().is_continue_as_new_suggested()
-            match loop.next_move(run.state, history_is_long=is_long, is_spoken_to=bool(run.said)):
+            match loop.next_move(run.state, history_is_long=run.is_long, is_spoken_to=bool(run.said)):
                 case loop.Listen():
                     await listen(run)
                 case loop.Think():
                     await think(run)
                 case loop.Act(batch):
-                    await act(run, batch)
+                    await self._act(run, batch)
                 case loop.CloseTurn():
                     close_turn(run)
                 case loop.Wind():
@@ -87,14 +91,25 @@ class AgentRun:
                     run.state = loop.wound_up(run.state)
                     run.transcript.append(note_part(loop.LAST_TURN))
                 case loop.Rotate():
-                    await self._archive(run)
-                    run.halt.check()
-                    if not run.said:
-                        return True
+                    await self._rotate(run)
                 case loop.End(ending):
                     stopped = settlement.halted(run.state, run.effects, workflow.now())
                     run.state = endings.ended(stopped, ending, workflow.now())
-                    return False
+                    return
+
+    async def _act(self, run: LiveRun, batch: tuple[Call, ...]) -> None:
+        try:
+            await act(run, batch)
+        except StillWaiting:
+            await self._rotate(run)
+
+    async def _rotate(self, run: LiveRun) -> None:
+        """Raises _HistoryIsLong, unless something has come meanwhile that another execution would not know."""
+        if run.archived < run.transcript.length:
+            await self._archive(run)
+        run.halt.check()
+        if not run.has_news:
+            raise _HistoryIsLong
 
     async def _archive(self, run: LiveRun, **end: Any) -> None:
         """Closes the live stretch of the transcript into the run's store."""

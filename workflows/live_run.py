@@ -31,6 +31,7 @@ from contracts.signals import HumanInput
 from contracts.tool import Effect, ToolOutcome
 from contracts.transcript import Part, Segment
 from decisions import endings, ids, narrate
+from decisions.calls import asked_first
 from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
 from decisions.journal import handed_on
 from decisions.limits import DEFAULTS, in_force, set_in
@@ -42,8 +43,13 @@ from workflows.handlers import invalid, read
 from workflows.sharing import share
 
 SHOWN_WAIT = timedelta(days=365)
+AT_ONCE = timedelta(milliseconds=1)  # for what has expired between two executions
 MOST_STEERED = 100  # request ids of what was said, by which it is known when it comes again
 KEPT_NOTICES = 20  # ignored signals that the state tells of
+
+
+class StillWaiting(Exception):
+    """The history is long, and a person has not answered: the wait goes on in another execution."""
 
 
 class LiveRun:
@@ -96,6 +102,16 @@ class LiveRun:
         before = next((segment for segment in self.segments if segment.owner), None)
         owner = ids.conversation_workflow_id(state.conversation_id or "")
         return TurnClose(owner=owner, before=before, journal=handed_on(state.journal))
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the server suggests to go on in another execution."""
+        return workflow.info().is_continue_as_new_suggested()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has come that another execution would not know."""
+        return bool(self.said) or self._answer is not None
 
     @property
     def archived(self) -> int:
@@ -233,42 +249,65 @@ class LiveRun:
 
         With a `timeout` for no longer: an answer that decides nothing then says that nobody answered in time.
         """
-        number, now = self.state.questions + 1, workflow.now()
-        question = Question(
-            id=ids.question_id(number),
-            kind=kind,
-            text=text,
-            options=tuple(DECISIONS[kind]) or tuple(options),
-            step=about and about.step,
-            tool=about and about.tool,
-            asked_at=now,
-            call=ids.call_digest(about.tool, about.arguments) if about and kind is QuestionKind.approval else None,
-            expires_at=now + timeout if timeout else None,
-        )
-        self.set_status(RunStatus.waiting_on_human, question=question, questions=number, expired=None)
-        in_doubt = question.step if kind is QuestionKind.resume_unsafe else None
-        await self.halt.stoppable(self._answered(narrate.waiting_for(question), in_doubt, timeout))
+        question = self._still_open(kind, text, about)
+        if question is None:
+            number, now = self.state.questions + 1, workflow.now()
+            question = Question(
+                id=ids.question_id(number),
+                kind=kind,
+                text=text,
+                options=tuple(DECISIONS[kind]) or tuple(options),
+                step=about and about.step,
+                tool=about and about.tool,
+                asked_at=now,
+                call=ids.call_digest(about.tool, about.arguments) if about and kind is QuestionKind.approval else None,
+                expires_at=now + timeout if timeout else None,
+            )
+            self.set_status(RunStatus.waiting_on_human, question=question, questions=number, expired=None)
+        await self.halt.stoppable(self._answered(question, moves=about is not None and asked_first(self.state, about)))
         answer, self._answer = self._answer, None
-        if answer is None and in_doubt is None and timeout is None:
+        if answer is None and question.kind is not QuestionKind.resume_unsafe and timeout is None:
             raise AssertionError("the wait for an answer ended without one")
         expired = question.id if answer is None and timeout else None
         self.set_status(RunStatus.running, question=None, expired=expired)
         return answer or HumanInput()
 
-    async def _answered(self, summary: str, step: int | None, timeout: timedelta | None) -> None:
-        """Without end, or for `timeout`; or until the result of a call in doubt comes, which leaves nothing to ask.
+    def _still_open(self, kind: QuestionKind, text: str, about: Call | None) -> Question | None:
+        """The question that an execution before this one has asked, where the run comes to it again."""
+        question, step = self.state.question, about and about.step
+        if question is None or (question.kind, question.text, question.step) != (kind, text, step):
+            return None
+        return question
+
+    async def _answered(self, question: Question, *, moves: bool) -> None:
+        """Without end, or until it expires; or until the result of a call in doubt comes, which leaves nothing to ask.
 
         The timer is there for people too: it is the row in the Web UI's timeline that shows the wait. It is started
         whatever is here already: a replay must not differ by what came just before the question.
+
+        Raises StillWaiting where the history is long, if the question `moves`: another execution comes to it by itself.
         """
+        in_doubt = question.step if question.kind is QuestionKind.resume_unsafe else None
+
+        def is_over() -> bool:
+            return self._answer is not None or in_doubt in self._results
+
+        def is_to_move() -> bool:
+            return moves and self.is_long and not self.said
+
         while True:
+            left = question.expires_at - workflow.now() if question.expires_at else SHOWN_WAIT
             with suppress(TimeoutError):
                 await workflow.wait_condition(
-                    lambda: self._answer is not None or step in self._results,
-                    timeout=timeout or SHOWN_WAIT,
-                    timeout_summary=summary,
+                    lambda: is_over() or is_to_move(),
+                    timeout=max(left, AT_ONCE),
+                    timeout_summary=narrate.waiting_for(question),
                 )
-            if self._answer is not None or step in self._results or timeout is not None:
+            if is_over():
+                return
+            if is_to_move():
+                raise StillWaiting
+            if question.expires_at is not None:
                 return
 
     def refusal(self, answer: HumanInput) -> str | None:

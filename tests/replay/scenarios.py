@@ -242,6 +242,15 @@ async def votes_and_answers(it: World, run: Run) -> None:
             await run.signal("human_input", {"text": "b"})
 
 
+async def moves_and_is_approved(it: World, run: Run) -> None:
+    """So much comes while a person is waited for that the wait goes on in another execution."""
+    await it.until_state(run, question=True)
+    while (await run.describe()).run_id == run.first_execution_run_id:
+        await run.signal("no_such_signal")
+    await it.until_state(run, question=True)
+    await run.signal("human_input", {"decision": "approve"})
+
+
 async def resumes(it: World) -> Run:
     run = await it.start_raw(GOAL)
     await ended(it.client, run.id)
@@ -898,6 +907,14 @@ SCENARIOS = (
         (vote,),
         votes_and_answers,
         limits={"max_steps": ROUNDS},
+        rotates=True,
+    ),
+    Scenario(
+        "moved-while-a-person-is-awaited",
+        "completed",
+        [CHARGE, FINISH],
+        (guarded,),
+        moves_and_is_approved,
         rotates=True,
     ),
 )

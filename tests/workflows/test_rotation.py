@@ -1,6 +1,7 @@
 """Continue-as-new in mid-run, workers with an empty cache, and how often a byte lies in history: once."""
 
 import asyncio
+from datetime import timedelta
 from itertools import count, pairwise
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from contracts.tool import Effect, ToolKind
+from contracts.tool import Approval, Effect, ToolKind
 from testkit.model_server import Reply, calls
 from testkit.tools import ScriptedTool
+from tests.conftest import SHORT_HISTORY
 
 FINISH = calls(("finish", {"outcome": "done"}))
 
@@ -220,3 +222,93 @@ async def test_a_parked_run_leaves_the_worker_without_a_trace_of_trouble(
             await run.signal("human_input", {"text": "a"})
             await run.result()
     assert [record for record in caplog.records if record.levelname in {"ERROR", "CRITICAL"}] == []
+
+
+async def flooded(it: Any, run: Any, rotations: int) -> None:
+    """Signals that mean nothing, until the run has gone on in so many other executions."""
+    first = run.first_execution_run_id
+    seen = {first}
+    while len(seen) <= rotations:
+        await asyncio.gather(*(run.signal("noise", {"n": n}) for n in range(10)))
+        seen.add((await run.describe()).run_id)
+    assert await it.state(run)
+
+
+WAITS = {
+    "question": calls(("ask_human", {"question": "Pay it?"})),
+    "approval": calls(("charge", {"cents": 5})),
+}
+
+
+@pytest.mark.parametrize("waits", WAITS)
+async def test_a_run_that_waits_for_a_person_goes_on_waiting_however_many_signals_come(
+    waits: str, world: Any, short_history_client: Client
+) -> None:
+    charge = ScriptedTool("charge", lambda *_: "charged", effect=Effect.once, approval=Approval.always)
+    async with world([WAITS[waits], FINISH], charge, server=short_history_client, works=False) as it:
+        async with it.worker():
+            run = await it.start()
+            before = await it.until_state(run, question=True)
+            await flooded(it, run, 3)
+            after = await it.state(run)
+            assert [after[key] for key in ("question", "status", "step")] == [before["question"], "waiting_on_human", 1]
+            assert [pending["step"] for pending in after["pending"]] == [1]
+            assert charge.calls == []
+        async with it.worker():  # with nothing in its memory
+            said = {"text": "yes"} if waits == "question" else {"decision": "approve"}
+            await run.signal("human_input", {**said, "question_id": before["question"]["id"]})
+            await run.result()
+            assert len(charge.calls) == (waits == "approval")
+            assert shown(it.model.requests[-1]) == ["yes" if waits == "question" else "charged"]
+        await it.replay()
+
+
+async def test_an_answer_that_comes_in_a_flood_is_taken(world: Any, short_history_client: Client) -> None:
+    def pays(body: dict[str, Any]) -> Reply:
+        return FINISH if shown(body) else WAITS["question"]
+
+    async with world(pays, server=short_history_client) as it:
+        runs = [await it.start() for _ in range(5)]
+        for number, run in enumerate(runs):
+            await it.until_state(run, question=True)
+            while (await run.describe()).history_length < SHORT_HISTORY - 20:
+                await run.signal("noise")
+            flood = [run.signal("noise") for _ in range(20)]
+            flood.insert(4 * number, run.signal("human_input", {"text": f"answer {number}"}))
+            await asyncio.gather(*flood)
+            await run.result()
+        answers = [shown(request)[0] for request in it.model.requests if shown(request)]
+        assert answers == [f"answer {number}" for number in range(5)]
+
+
+async def test_an_approval_expires_when_it_would_have_without_the_flood(
+    world: Any, short_history_client: Client
+) -> None:
+    timeout = timedelta(seconds=4)
+    charge = ScriptedTool("charge", effect=Effect.once, approval=Approval.always, approval_timeout=timeout)
+    async with world([WAITS["approval"], FINISH], charge, server=short_history_client) as it:
+        run = await it.start()
+        asked = (await it.until_state(run, question=True))["question"]
+        await flooded(it, run, 1)
+        assert (await it.state(run))["question"]["expires_at"] == asked["expires_at"]
+        await run.result()
+        assert "expired" in shown(it.model.requests[-1])[0]
+        assert charge.calls == []
+
+
+@pytest.mark.parametrize("by", ["signal", "Temporal"])
+async def test_a_cancel_of_a_run_that_has_moved_with_its_question(
+    by: str, world: Any, short_history_client: Client
+) -> None:
+    async with world([WAITS["question"]], server=short_history_client) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        await flooded(it, run, 1)
+        noise = [run.signal("noise", {"n": n}) for n in range(60)]  # which may make it move just now
+        noise.insert(50, run.signal("cancel") if by == "signal" else run.cancel())
+        await asyncio.gather(*noise)
+        with pytest.raises(WorkflowFailureError) as failure:
+            await run.result()
+        assert isinstance(failure.value.cause, CancelledError)
+        state = await it.state(run)
+        assert (state["status"], state["question"], state["pending"]) == ("cancelled", None, [])
