@@ -39,6 +39,7 @@ class Pending(Value):
     since: datetime
     attempt: int = 1
     outside: bool = False  # somebody else is at it, and the run waits for the result
+    handed_out: datetime | None = sparse(None)  # to whoever sends the result back as a signal
 
 
 class Call(Value):

@@ -6,7 +6,7 @@ from typing import Any
 
 from contracts.failures import Escalation, ToolFault
 from contracts.run import Call, Pending, RunState
-from contracts.tool import ToolKind, ToolOutcome, failed
+from contracts.tool import Effect, ToolKind, ToolOutcome, failed
 from decisions.builtins import ESCALATE, FINISH, REFRAME
 from decisions.endings import completed, escalated
 from decisions.ids import call_digest
@@ -30,9 +30,27 @@ def issued(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunState:
 def reissued(state: RunState, step: int, now: datetime) -> RunState:
     """The same step, one attempt more."""
     pending = tuple(
-        p.model_copy(update={"attempt": p.attempt + 1, "since": now}) if p.step == step else p for p in state.pending
+        p.model_copy(update={"attempt": p.attempt + 1, "since": now, "handed_out": None}) if p.step == step else p
+        for p in state.pending
     )
     return state.model_copy(update={"pending": pending, "updated_at": now})
+
+
+def handed_out(state: RunState, step: int, now: datetime) -> RunState:
+    """The request has gone out, and its result comes as a signal."""
+    pending = tuple(p.model_copy(update={"handed_out": now}) if p.step == step else p for p in state.pending)
+    return state.model_copy(update={"pending": pending, "updated_at": now})
+
+
+def handed_out_at(state: RunState, step: int) -> datetime | None:
+    return next((pending.handed_out for pending in state.pending if pending.step == step), None)
+
+
+def in_flight(state: RunState) -> list[str]:
+    """Tool uses that may be having their effect, or had it, since before this execution began."""
+    out = {pending.step for pending in state.pending if pending.handed_out is not None}
+    waiting = [call for call in state.calls if call.step in out and call.effect is not Effect.read]
+    return [*state.doubtful, *(call.tool_use_id for call in waiting if call.tool_use_id not in state.doubtful)]
 
 
 def approved(state: RunState, call: Call) -> tuple[RunState, Call]:

@@ -271,13 +271,16 @@ async def _settle_doubt(run: LiveRun, call: Call) -> ToolOutcome | None:
 
 async def _hand_out(run: LiveRun, call: Call) -> ToolOutcome:
     """The request goes out, the result comes back as a signal; an error that may pass is tried again (A11)."""
-    timeout = _route(run, call).timeout
+    timeout, step = _route(run, call).timeout, call.step or 0
     for attempt, delay in enumerate((*RETRY_DELAYS, None), start=1):
-        handed_out = await _run_tool(run, call)
-        if handed_out.status == "error":
-            return handed_out
+        if settlement.handed_out_at(run.state, step) is None:  # by an execution before this one
+            handed_out = await _run_tool(run, call)
+            if handed_out.status == "error":
+                return handed_out
+            run.state = settlement.handed_out(run.state, step, workflow.now())
         run.in_flight(call)
-        outcome = await run.outside_result(call.step or 0, call.tool, timeout)
+        # Of a later attempt it would not be known whether a result is the one that was judged before.
+        outcome = await run.outside_result(step, call.tool, timeout, moves=attempt == 1)
         run.landed(call)
         if outcome is None:
             happened = "" if call.effect is Effect.read else "; it was handed out, and may have happened"
@@ -286,10 +289,9 @@ async def _hand_out(run: LiveRun, call: Call) -> ToolOutcome:
         if not again or delay is None:
             return outcome
         events.emit(run, "agent.tool.retry", **_about(call), attempt=attempt + 1, delay_seconds=delay)
-        with run.not_awaiting(call.step or 0):
-            retry = f"retry {attempt} of {call.tool} · step {call.step}"
-            await run.halt.stoppable(workflow.sleep(delay, summary=retry))
-        run.state = settlement.reissued(run.state, call.step or 0, workflow.now())
+        with run.not_awaiting(step):
+            await run.halt.stoppable(workflow.sleep(delay, summary=f"retry {attempt} of {call.tool} · step {step}"))
+        run.state = settlement.reissued(run.state, step, workflow.now())
     raise AssertionError("the last attempt returns")
 
 

@@ -30,7 +30,7 @@ from contracts.run import Call, Continuation, RunState, RunStatus, TurnClose
 from contracts.signals import HumanInput
 from contracts.tool import Effect, ToolOutcome
 from contracts.transcript import Part, Segment
-from decisions import endings, ids, narrate
+from decisions import endings, ids, narrate, settlement
 from decisions.calls import asked_first
 from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
 from decisions.journal import handed_on
@@ -49,7 +49,7 @@ KEPT_NOTICES = 20  # ignored signals that the state tells of
 
 
 class StillWaiting(Exception):
-    """The history is long, and a person has not answered: the wait goes on in another execution."""
+    """The history is long, and what the run waits for has not come: the wait goes on in another execution."""
 
 
 class LiveRun:
@@ -71,7 +71,7 @@ class LiveRun:
         self.halt = Halt()
         self.handed_on: dict[int, Any] = {}  # large results by step, until they are artifacts
         self.asking = asyncio.Lock()  # for calls that are made together, and each may have something to ask
-        self.effects: list[str] = []  # tool uses that may be having their effect just now
+        self.effects = settlement.in_flight(state)  # tool uses that may be having their effect just now
         self._results: dict[int, ToolOutcome] = {}
         self._last: dict[int, ToolResultPayload] = {}  # by step: what was applied last
         self._paused: list[int] = []  # steps whose request has not gone out again yet
@@ -84,7 +84,7 @@ class LiveRun:
     def take_over(self, state: RunState, transcript: Transcript, segments: tuple[Segment, ...]) -> None:
         """Goes on from another run's state and conversation."""
         self.state, self.transcript, self.segments = state, transcript, segments
-        self.effects = list(state.doubtful)
+        self.effects = settlement.in_flight(state)
         share(transcript)
         self.tell()
 
@@ -111,7 +111,13 @@ class LiveRun:
     @property
     def has_news(self) -> bool:
         """Whether something has come that another execution would not know."""
-        return bool(self.said) or self._answer is not None
+        results = any(pending.step in self._results for pending in self.state.pending)
+        return bool(self.said) or results or self._answer is not None
+
+    @property
+    def is_to_move(self) -> bool:
+        """Whether a wait, which nothing else goes on beside, should go on in another execution."""
+        return self.is_long and not self.said and len(self.state.pending) <= 1
 
     @property
     def archived(self) -> int:
@@ -198,23 +204,33 @@ class LiveRun:
         """What the wait for this step's result will find."""
         self._results[step] = outcome
 
-    async def outside_result(self, step: int, tool: str, timeout: timedelta) -> ToolOutcome | None:
-        """Waits for the result of a step; None where it does not come in time.
+    async def outside_result(self, step: int, tool: str, timeout: timedelta, *, moves: bool) -> ToolOutcome | None:
+        """Waits for the result of a step, whose request has gone out; None where it does not come in time.
 
         Where it is here already the same commands are given: a result that comes with the end of the call may be
         applied before or after it, and a replay must not differ by that.
+
+        Raises StillWaiting where the history is long, if the wait `moves`: another execution comes to it by itself.
         """
-        summary = f"result of {tool} · step {step}"
+        since = settlement.handed_out_at(self.state, step) or workflow.now()
         self._awaited += 1
         self.set_status(RunStatus.waiting_on_tool)
-        wait = workflow.wait_condition(lambda: step in self._results, timeout=timeout, timeout_summary=summary)
+        wait = workflow.wait_condition(
+            lambda: step in self._results or (moves and self.is_to_move),
+            timeout=max(since + timeout - workflow.now(), AT_ONCE),
+            timeout_summary=f"result of {tool} · step {step}",
+        )
+        in_time = False
         with suppress(TimeoutError):
             try:
                 await self.halt.stoppable(wait)
+                in_time = True
             except asyncio.CancelledError:
                 if step not in self._results:  # one that has come is kept
                     raise
         self._awaited -= 1
+        if in_time and step not in self._results:
+            raise StillWaiting
         self.set_status(RunStatus.waiting_on_tool if self._awaited else RunStatus.running)
         return self._results.pop(step, None)
 
@@ -292,20 +308,17 @@ class LiveRun:
         def is_over() -> bool:
             return self._answer is not None or in_doubt in self._results
 
-        def is_to_move() -> bool:
-            return moves and self.is_long and not self.said
-
         while True:
             left = question.expires_at - workflow.now() if question.expires_at else SHOWN_WAIT
             with suppress(TimeoutError):
                 await workflow.wait_condition(
-                    lambda: is_over() or is_to_move(),
+                    lambda: is_over() or (moves and self.is_to_move),
                     timeout=max(left, AT_ONCE),
                     timeout_summary=narrate.waiting_for(question),
                 )
             if is_over():
                 return
-            if is_to_move():
+            if moves and self.is_to_move:
                 raise StillWaiting
             if question.expires_at is not None:
                 return

@@ -251,6 +251,14 @@ async def moves_and_is_approved(it: World, run: Run) -> None:
     await run.signal("human_input", {"decision": "approve"})
 
 
+async def moves_and_is_told(it: World, run: Run) -> None:
+    """The same while a result is awaited from outside."""
+    await it.until_pending(run, 1)
+    while (await run.describe()).run_id == run.first_execution_run_id:
+        await run.signal("no_such_signal")
+    await it.send_result(run, 1, "vote")
+
+
 async def resumes(it: World) -> Run:
     run = await it.start_raw(GOAL)
     await ended(it.client, run.id)
@@ -915,6 +923,14 @@ SCENARIOS = (
         [CHARGE, FINISH],
         (guarded,),
         moves_and_is_approved,
+        rotates=True,
+    ),
+    Scenario(
+        "moved-while-a-result-is-awaited",
+        "completed",
+        [calls(("vote", {"n": 1})), FINISH],
+        (vote,),
+        moves_and_is_told,
         rotates=True,
     ),
 )

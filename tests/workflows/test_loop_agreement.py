@@ -235,6 +235,7 @@ def told(state: RunState) -> dict[str, Any]:
             call["outcome"] = (call["outcome"]["status"], call["outcome"]["error"])
     for each in whole["pending"]:
         del each["since"]
+        each.pop("handed_out", None)
     for made in whole["recent"]:
         made["result"] = made["result"] is not None
     if whole["question"] is not None:

@@ -2,7 +2,9 @@
 
 import asyncio
 from datetime import timedelta
+from functools import partial
 from itertools import count, pairwise
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -237,29 +239,41 @@ async def flooded(it: Any, run: Any, rotations: int) -> None:
 WAITS = {
     "question": calls(("ask_human", {"question": "Pay it?"})),
     "approval": calls(("charge", {"cents": 5})),
+    "outside": calls(("vote", {"on": "it"})),
 }
+vote = partial(ScriptedTool, "vote", kind=ToolKind.signal, effect=Effect.once)
 
 
 @pytest.mark.parametrize("waits", WAITS)
-async def test_a_run_that_waits_for_a_person_goes_on_waiting_however_many_signals_come(
+async def test_a_run_that_waits_goes_on_waiting_however_many_signals_come(
     waits: str, world: Any, short_history_client: Client
 ) -> None:
     charge = ScriptedTool("charge", lambda *_: "charged", effect=Effect.once, approval=Approval.always)
-    async with world([WAITS[waits], FINISH], charge, server=short_history_client, works=False) as it:
+    votes = vote()
+    async with world([WAITS[waits], FINISH], charge, votes, server=short_history_client, works=False) as it:
         async with it.worker():
             run = await it.start()
-            before = await it.until_state(run, question=True)
+            await (it.until_pending(run, 1) if waits == "outside" else it.until_state(run, question=True))
+            before = await it.state(run)
             await flooded(it, run, 3)
             after = await it.state(run)
-            assert [after[key] for key in ("question", "status", "step")] == [before["question"], "waiting_on_human", 1]
-            assert [pending["step"] for pending in after["pending"]] == [1]
+            assert [after[key] for key in ("question", "status", "pending")] == [
+                before[key] for key in ("question", "status", "pending")
+            ]
             assert charge.calls == []
         async with it.worker():  # with nothing in its memory
-            said = {"text": "yes"} if waits == "question" else {"decision": "approve"}
-            await run.signal("human_input", {**said, "question_id": before["question"]["id"]})
+            match waits:
+                case "question":
+                    await run.signal("human_input", {"text": "yes", "question_id": before["question"]["id"]})
+                case "approval":
+                    await run.signal("human_input", {"decision": "approve"})
+                case _:
+                    for result in ("yes", "twice"):
+                        await it.send_result(run, 1, "vote", result=result)
             await run.result()
-            assert len(charge.calls) == (waits == "approval")
-            assert shown(it.model.requests[-1]) == ["yes" if waits == "question" else "charged"]
+            assert shown(it.model.requests[-1]) == ["charged" if waits == "approval" else "yes"]
+            made = [len(tool.calls) for tool in (charge, votes)]
+            assert made == [waits == "approval", waits == "outside"]
         await it.replay()
 
 
@@ -296,15 +310,30 @@ async def test_an_approval_expires_when_it_would_have_without_the_flood(
         assert charge.calls == []
 
 
-@pytest.mark.parametrize("by", ["signal", "Temporal"])
-async def test_a_cancel_of_a_run_that_has_moved_with_its_question(
-    by: str, world: Any, short_history_client: Client
+async def test_a_result_from_outside_is_late_when_it_would_have_been_without_the_flood(
+    world: Any, short_history_client: Client
 ) -> None:
-    async with world([WAITS["question"]], server=short_history_client) as it:
+    script = [WAITS["outside"], FINISH]
+    async with world(script, vote(timeout=timedelta(seconds=4)), server=short_history_client) as it:
         run = await it.start()
-        await it.until_state(run, question=True)
+        await it.until_pending(run, 1)
+        began = monotonic()
         await flooded(it, run, 1)
-        noise = [run.signal("noise", {"n": n}) for n in range(60)]  # which may make it move just now
+        await run.result()
+        assert "no result came within 0:00:04" in shown(it.model.requests[-1])[0]
+        assert monotonic() - began < 7
+
+
+@pytest.mark.parametrize("waits", ["question", "outside"])
+@pytest.mark.parametrize("by", ["signal", "Temporal"])
+async def test_a_cancel_of_a_run_that_has_moved_while_it_waits(
+    by: str, waits: str, world: Any, short_history_client: Client
+) -> None:
+    async with world([WAITS[waits]], vote(), server=short_history_client) as it:
+        run = await it.start()
+        await (it.until_pending(run, 1) if waits == "outside" else it.until_state(run, question=True))
+        await flooded(it, run, 1)
+        noise = [run.signal("noise") for _ in range(60)]  # which may make it move just now
         noise.insert(50, run.signal("cancel") if by == "signal" else run.cancel())
         await asyncio.gather(*noise)
         with pytest.raises(WorkflowFailureError) as failure:
@@ -312,3 +341,5 @@ async def test_a_cancel_of_a_run_that_has_moved_with_its_question(
         assert isinstance(failure.value.cause, CancelledError)
         state = await it.state(run)
         assert (state["status"], state["question"], state["pending"]) == ("cancelled", None, [])
+        (result,) = await it.results(run)
+        assert ("may have happened" in result[1]) == (waits == "outside")
