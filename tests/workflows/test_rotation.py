@@ -11,10 +11,16 @@ import pytest
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
+from activities.store import LocalStores
 from contracts.tool import Approval, Effect, ToolKind
+from decisions.ids import run_id_of
+from export import Exporter
+from happenings import Resumed, Waiting
+from runs import fork
 from testkit.model_server import Reply, calls
 from testkit.tools import ScriptedTool
 from tests.conftest import SHORT_HISTORY
+from watch import Watch
 
 FINISH = calls(("finish", {"outcome": "done"}))
 
@@ -275,6 +281,34 @@ async def test_a_run_that_waits_goes_on_waiting_however_many_signals_come(
             made = [len(tool.calls) for tool in (charge, votes)]
             assert made == [waits == "approval", waits == "outside"]
         await it.replay()
+
+
+async def test_what_is_told_of_a_run_goes_over_the_executions_that_its_wait_took(
+    world: Any, short_history_client: Client
+) -> None:
+    charge = ScriptedTool("charge", lambda *_: "charged", effect=Effect.once, approval=Approval.always)
+    async with world([WAITS["question"], WAITS["approval"], FINISH, FINISH], charge, server=short_history_client) as it:
+        run = await it.start()
+        for number, said in enumerate(({"text": "yes"}, {"decision": "approve", "by": "ann"}), 1):
+            await it.until_state(run, question=True, step=number)
+            await flooded(it, run, 1)
+            seen = [each async for each in Watch(it.client, run_id_of(run.id), follow=False).happenings()]
+            assert isinstance([each for each in seen if isinstance(each, Waiting | Resumed)][-1], Waiting)
+            await run.signal("human_input", said)
+        await run.result()
+
+        stores = LocalStores(it.project.workspaces)
+        record = await Exporter(it.client, stores, stores, asks=True).export(run_id_of(run.id))
+        assert (record.missing, record.transcript.complete) == ([], True)
+        assert [(asked.id, len(asked.answers)) for asked in record.questions] == [("q1", 1), ("q2", 1)]
+        assert [call.step for call in record.calls] == [1, 2, None]
+
+        forked = await fork(it.client, it.queue, run_id_of(run.id), 1, None)
+        await it.until_state(forked, question=True)
+        await forked.signal("human_input", {"decision": "deny", "text": "once is enough"})
+        await forked.result()
+        assert shown(it.model.requests[-1]) == ["yes", "denied: a person denied this call: once is enough"]
+        assert len(charge.calls) == 1
 
 
 async def test_an_answer_that_comes_in_a_flood_is_taken(world: Any, short_history_client: Client) -> None:
