@@ -1,6 +1,7 @@
 """Logs: one JSON object a line, with the run they belong to."""
 
 import asyncio
+import errno
 import json
 import logging
 import sys
@@ -29,6 +30,8 @@ from decisions.metrics import BUCKETS
 
 # An activity that fails with a kind that was named, or is cancelled, is no bug: where it happened says nothing.
 EXPECTED = (ApplicationError, asyncio.CancelledError)
+# Nor is a disk that is full, read-only or away.
+OF_THE_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 
 _log = logging.getLogger(__name__)
 
@@ -64,10 +67,14 @@ class JsonLines(logging.Formatter):
         line |= self._secrets.redact_value(getattr(record, "event", None) or {})
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
-            why = str(error) if isinstance(error, EXPECTED) else self.formatException(record.exc_info)
+            why = str(error) if _is_expected(error) else self.formatException(record.exc_info)
             line["error"] = self._secrets.redact(why)
         told = json.dumps(line, ensure_ascii=False)
         return told if is_utf8(told) else json.dumps(line)  # half a surrogate pair would cost the whole line
+
+
+def _is_expected(error: BaseException) -> bool:
+    return isinstance(error, EXPECTED) or (isinstance(error, OSError) and error.errno in OF_THE_DISK)
 
 
 def log_to(handler: logging.Handler, secrets: Secrets, level: int = logging.INFO) -> None:

@@ -1,5 +1,6 @@
 """What a log line holds, and what metrics and spans ask of the environment."""
 
+import errno
 import json
 import logging
 import re
@@ -30,10 +31,19 @@ def test_a_failure_of_a_named_kind_is_told_without_a_traceback() -> None:
     )
 
 
+def test_a_full_disk_is_told_without_a_traceback() -> None:
+    assert line_of(OSError(errno.ENOSPC, "No space left on device", "/runs/a"))["error"] == (
+        "[Errno 28] No space left on device: '/runs/a'"
+    )
+
+
 def test_a_bug_is_told_with_its_traceback() -> None:
     with pytest.raises(ValueError) as bug:
         json.loads("{")
     assert "Traceback" in line_of(bug.value)["error"]
+    with pytest.raises(FileNotFoundError) as missing:
+        Path("nowhere").read_bytes()
+    assert "Traceback" in line_of(missing.value)["error"]
 
 
 def test_a_line_of_a_run_has_its_trace() -> None:
