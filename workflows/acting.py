@@ -273,14 +273,14 @@ async def _hand_out(run: LiveRun, call: Call) -> ToolOutcome:
     """The request goes out, the result comes back as a signal; an error that may pass is tried again (A11)."""
     timeout, step = _route(run, call).timeout, call.step or 0
     for attempt, delay in enumerate((*RETRY_DELAYS, None), start=1):
-        if settlement.handed_out_at(run.state, step) is None:  # by an execution before this one
+        if settlement.handed_out_at(run.state, step) is None:  # else an execution before this one has done it
             handed_out = await _run_tool(run, call)
             if handed_out.status == "error":
                 return handed_out
             run.state = settlement.handed_out(run.state, step, workflow.now())
         run.in_flight(call)
         # Of a later attempt it would not be known whether a result is the one that was judged before.
-        outcome = await run.outside_result(step, call.tool, timeout, moves=attempt == 1)
+        outcome = await run.outside_result(step, call.tool, timeout, moves=attempt == 1 and run.fits())
         run.landed(call)
         if outcome is None:
             happened = "" if call.effect is Effect.read else "; it was handed out, and may have happened"

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
+from pydantic_core import to_json
 from temporalio import workflow
 from temporalio.common import TypedSearchAttributes
 
@@ -44,6 +45,7 @@ from workflows.sharing import share
 
 SHOWN_WAIT = timedelta(days=365)
 AT_ONCE = timedelta(milliseconds=1)  # for what has expired between two executions
+MOST_CARRIED = 1024 * 1024  # bytes of a state, half of what the server takes as an input
 MOST_STEERED = 100  # request ids of what was said, by which it is known when it comes again
 KEPT_NOTICES = 20  # ignored signals that the state tells of
 
@@ -118,6 +120,10 @@ class LiveRun:
     def is_to_move(self) -> bool:
         """Whether a wait, which nothing else goes on beside, should go on in another execution."""
         return self.is_long and not self.said and len(self.state.pending) <= 1
+
+    def fits(self) -> bool:
+        """Whether its state is no more than an execution can begin with: in mid-turn it holds the turn's results."""
+        return len(to_json(self.state)) <= MOST_CARRIED
 
     @property
     def archived(self) -> int:
@@ -280,7 +286,8 @@ class LiveRun:
                 expires_at=now + timeout if timeout else None,
             )
             self.set_status(RunStatus.waiting_on_human, question=question, questions=number, expired=None)
-        await self.halt.stoppable(self._answered(question, moves=about is not None and asked_first(self.state, about)))
+        moves = about is not None and asked_first(self.state, about) and self.fits()
+        await self.halt.stoppable(self._answered(question, moves=moves))
         answer, self._answer = self._answer, None
         if answer is None and question.kind is not QuestionKind.resume_unsafe and timeout is None:
             raise AssertionError("the wait for an answer ended without one")

@@ -311,6 +311,23 @@ async def test_what_is_told_of_a_run_goes_over_the_executions_that_its_wait_took
         assert len(charge.calls) == 1
 
 
+async def test_a_turn_that_is_too_large_for_another_execution_stays_in_its_own(
+    world: Any, short_history_client: Client
+) -> None:
+    looks = [("look", {"n": n}) for n in range(18)]
+    script = [calls(*looks, ("ask_human", {"question": "Pay it?"})), FINISH]
+    look = ScriptedTool("look", lambda *_: "x" * 60_000)
+    async with world(script, look, server=short_history_client, window=10_000_000) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        for _ in range(SHORT_HISTORY):
+            await run.signal("noise")
+        assert (await run.describe()).run_id == run.first_execution_run_id
+        await run.signal("human_input", {"text": "yes"})
+        await run.result()
+        assert shown(it.model.requests[-1])[-1] == "yes"
+
+
 async def test_an_answer_that_comes_in_a_flood_is_taken(world: Any, short_history_client: Client) -> None:
     def pays(body: dict[str, Any]) -> Reply:
         return FINISH if shown(body) else WAITS["question"]
