@@ -211,17 +211,25 @@ async def test_a_secret_that_the_model_writes_into_a_call_or_a_link_goes_nowhere
 
 
 async def test_run_and_cache_hold_the_same_redacted_conversation(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else their hashes would differ, and each turn would ask the run for all of it again."""
+    """Else their hashes would differ, and a worker without the run would ask for all of it again at each turn."""
+    followed: list[int] = []
     asked: list[int] = []
-    load = Transcripts._load
+    follow, load = Transcripts._follow, Transcripts._load
 
-    async def counted(self: Transcripts, transcript: Any, wanted: Any) -> None:
+    def at_first(self: Transcripts, conversation: Any, wanted: Any) -> bool:
+        if conversation.transcript.parts:
+            return False  # as in a worker that the run is not in
+        followed.append(wanted.length)
+        return follow(self, conversation, wanted)
+
+    async def counted(self: Transcripts, conversation: Any, wanted: Any) -> None:
         asked.append(wanted.length)
-        await load(self, transcript, wanted)
+        await load(self, conversation, wanted)
 
+    monkeypatch.setattr(Transcripts, "_follow", at_first)
     monkeypatch.setattr(Transcripts, "_load", counted)
     script = [calls(("look", {}), text=ALL), calls(("look", {"n": 1})), says("done")]
     look = ScriptedTool("look", lambda _, __: {ALL: [ALL]})
     async with world(script, look, secrets=secrets_of(ENVIRONMENT)) as it:
         assert (await (await it.start()).result())["type"] == "agent.completed"
-    assert asked == [1]  # the goal, at the start
+    assert (followed, asked) == ([1], [])  # the goal, at the start
