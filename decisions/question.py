@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from contracts.question import Question, QuestionKind
+from contracts.run import Call
 from contracts.signals import Decision, HumanInput
 
 # What a person may decide, by the kind of question. None: the answer is a text.
@@ -21,6 +22,11 @@ TEXTUAL = (QuestionKind.question, QuestionKind.choice)
 
 # Those of which a text is an answer as well: another direction.
 DIRECTED = (QuestionKind.thrash, QuestionKind.recovery)
+
+
+def is_same(question: Question, kind: QuestionKind, text: str, about: Call | None) -> bool:
+    """Whether a run that comes to ask this has asked it before."""
+    return (question.kind, question.text, question.step) == (kind, text, about and about.step)
 
 
 def refusal(

@@ -36,7 +36,7 @@ from decisions.calls import asked_first
 from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
 from decisions.journal import handed_on
 from decisions.limits import DEFAULTS, in_force, set_in
-from decisions.question import DECISIONS, refusal
+from decisions.question import DECISIONS, is_same, refusal
 from decisions.transcript import Transcript, brief_part, goal_part, too_large
 from workflows import attributes
 from workflows.halt import Halt
@@ -271,8 +271,8 @@ class LiveRun:
 
         With a `timeout` for no longer: an answer that decides nothing then says that nobody answered in time.
         """
-        question = self._still_open(kind, text, about)
-        if question is None:
+        question = self.state.question
+        if question is None or not is_same(question, kind, text, about):  # else an execution before this one has asked
             number, now = self.state.questions + 1, workflow.now()
             question = Question(
                 id=ids.question_id(number),
@@ -294,13 +294,6 @@ class LiveRun:
         expired = question.id if answer is None and timeout else None
         self.set_status(RunStatus.running, question=None, expired=expired)
         return answer or HumanInput()
-
-    def _still_open(self, kind: QuestionKind, text: str, about: Call | None) -> Question | None:
-        """The question that an execution before this one has asked, where the run comes to it again."""
-        question, step = self.state.question, about and about.step
-        if question is None or (question.kind, question.text, question.step) != (kind, text, step):
-            return None
-        return question
 
     async def _answered(self, question: Question, *, moves: bool) -> None:
         """Without end, or until it expires; or until the result of a call in doubt comes, which leaves nothing to ask.
