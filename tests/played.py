@@ -204,6 +204,7 @@ class Played:
 
     def _rotate(self) -> None:
         """Continue as new: what is not in the state is lost, and the conversation is in segments."""
+        assert not self.said
         self.is_long = False
         self.rotations += 1
         self.state = RunState.model_validate_json(self.state.model_dump_json())

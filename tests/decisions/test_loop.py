@@ -221,6 +221,12 @@ def test_a_run_thinks_first_and_rotates_only_between_turns(player: Any, new_turn
     assert isinstance(loop.next_move(it.state, history_is_long=True), loop.Act)
 
 
+def test_a_closing_run_that_is_spoken_to_takes_its_last_turn_however_long_its_history_is(player: Any) -> None:
+    closing = loop.wound_up(player().state)
+    assert loop.next_move(closing, history_is_long=True) == loop.Rotate()
+    assert loop.next_move(closing, history_is_long=True, is_spoken_to=True) == loop.Think()
+
+
 def test_a_reply_without_calls_is_the_outcome(player: Any, new_turn: Any) -> None:
     it = player()
     it.turn(new_turn("All done."))
