@@ -73,6 +73,10 @@ class SubmitRequest(Edge):
     """Several, in place of a goal."""
     agent: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
     """Who does it; the agent that was spoken to last where it is left out."""
+    default_agent: str | None = Field(
+        default=None, min_length=1, max_length=MAX_ID_LENGTH, exclude_if=lambda agent: agent is None
+    )
+    """Who does it where nobody was spoken to yet."""
     context: dict[str, Any] = Field(default_factory=dict)
     """As of `agentic.start`; with `raw` up to 64 KiB."""
     origin: Headers | None = None

@@ -82,6 +82,8 @@ class CreateData(CamelEdge):
     definition: Definition
     run_id: str | None = Field(default=None, min_length=1, max_length=1000)
     """The run whose turn creates the tasks; `all` is not judged before its end."""
+    agent: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    """Who goes on with the work, in a conversation where nobody was spoken to yet."""
 
 
 class CreateCommand(Edge):
@@ -214,6 +216,7 @@ class FollowUpState(CamelValue):
     runs: tuple[str, ...] = ()
     idle_until: int | None = None
     execution: str = ""  # the first Temporal execution: the ledger is kept by it
+    agent: str | None = None  # who goes on, unless the conversation has somebody
     resume_seq: int = 0
     late: tuple[Late, ...] = ()
     events: tuple[LifecycleEvent, ...] = ()  # the latest, bounded

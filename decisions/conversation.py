@@ -158,7 +158,7 @@ def found_open(state: LaneState, turn: Queued) -> LaneState:
 def begun(state: LaneState) -> LaneState:
     """The first request of the queue becomes the turn that runs. The agent it names is spoken to from now on."""
     first, *rest = state.queue
-    agent = first.request.agent or state.agent
+    agent = first.request.agent or state.agent or first.request.default_agent
     return state.model_copy(update={"active": Active(queued=first), "queue": tuple(rest), "agent": agent})
 
 

@@ -60,7 +60,7 @@ def _create(state: RunState, call: Call, definition: Any) -> CreateCommand:
     whole = {**definition, "origin": origin, "resumeTarget": target | _object(definition, "resumeTarget")}
     run_id, step = _maker(state, call)
     data = CreateData.model_validate(
-        {"workflowId": ids.follow_up_id(run_id, step), "definition": whole, "runId": state.run_id}
+        {"workflowId": ids.follow_up_id(run_id, step), "definition": whole, "runId": state.run_id, "agent": state.agent}
     )
     return CreateCommand(headers=own, data=data)
 

@@ -83,6 +83,7 @@ def opened(command: CreateCommand, now: int, execution: str) -> FollowUpState:
         runs=(run,) if run else (),
         idle_until=None if run else now + FIRST_TASK_WITHIN,
         execution=execution,
+        agent=command.data.agent,
     )
 
 
@@ -117,10 +118,17 @@ def topics(state: FollowUpState) -> tuple[tuple[Task, str], ...]:
     return tuple((task, kind.topic(given)) for task, kind, given in read if kind.topic is not None)
 
 
+def misdirected(state: FollowUpState, workflow_id: str | None) -> str | None:
+    """Why a command that names this follow-up is not for this one; None where it is, or names none."""
+    if workflow_id in (None, state.workflow_id):
+        return None
+    return f"this is follow-up {state.workflow_id}, not {workflow_id[:100]}"
+
+
 def refusal(state: FollowUpState, wanted: TaskData) -> str | None:
     """Why this task is not taken; None where it is, or was before."""
-    if wanted.workflow_id != state.workflow_id:
-        return f"this is follow-up {state.workflow_id}, not {wanted.workflow_id[:100]}"
+    if why := misdirected(state, wanted.workflow_id):
+        return why
     if task_of(state, wanted.task_id) is not None:
         return None
     if state.state.is_final:
@@ -181,9 +189,9 @@ def sent(state: FollowUpState, task_id: str, outcome: ToolOutcome, now: int) -> 
 
 def took(state: FollowUpState, brought: TaskResolved, now: int) -> tuple[FollowUpState, str | None]:
     """What an event, or a result from outside, makes of a task; or why it makes nothing of it."""
-    task = task_of(state, brought.task_id)
-    if task is None:
-        return state, f"there is no task {brought.task_id[:100]}"
+    task, why = task_of(state, brought.task_id), misdirected(state, brought.workflow_id)
+    if why or task is None:
+        return state, why or f"there is no task {brought.task_id[:100]}"
     result, by = brought.result, brought.resolved_by or "task_resolved"
     if brought.event is not None:
         result, by = _judged(task, brought.event), event_id(brought.event)

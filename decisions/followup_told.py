@@ -72,6 +72,7 @@ def resume_request(state: FollowUpState) -> SubmitRequest:
     return SubmitRequest(
         request_id=resume_request_id(state.workflow_id, state.resume_seq),
         messages=(Message(role="system", content=_brief(state)), Message(role="user", content=_trigger(state))),
+        default_agent=state.agent,
         when_busy=WhenBusy.queue,
         origin=state.definition.origin,
         request_client=target.request_client,

@@ -257,7 +257,7 @@ class FollowUp:
     @workflow.signal(description='Cancel it, and resume nothing: cmd.workflow.cancel, or {"reason"?, "by"?}')
     def cancel(self, *args: Any) -> None:
         try:
-            self._live.halt.request(_reason(args))
+            self._live.halt.request(_reason(self._live.state, args))
         except ApplicationError as refused:
             self._ignore("cancel", refused.message)
 
@@ -275,8 +275,11 @@ class FollowUp:
         return self._live.state
 
 
-def _reason(args: Sequence[Any]) -> str:
+def _reason(state: FollowUpState, args: Sequence[Any]) -> str:
     if len(args) == 1 and isinstance(args[0], dict) and "type" in args[0]:
-        return read(CancelCommand, args).data.reason or "cmd.workflow.cancel"
+        data = read(CancelCommand, args).data
+        if why := followup.misdirected(state, data.workflow_id):
+            raise invalid(why)
+        return data.reason or "cmd.workflow.cancel"
     request = read_optional(CancelRequest, args)
     return (request.reason or "cancel signal") + (f" by {request.by}" if request.by else "")

@@ -164,6 +164,17 @@ def in_two(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text[:half]}, {"role": "user", "content": text[half:]}]
 
 
+@pytest.mark.parametrize(
+    ("known", "named", "speaks"),
+    [(None, {}, "ops"), ("guide", {}, "guide"), ("guide", {"agent": "clerk"}, "clerk")],
+)
+def test_a_default_agent_is_spoken_to_where_nobody_was_before(known: Any, named: dict[str, str], speaks: str) -> None:
+    idle = LaneState(conversation_id="c", agent=known)
+    state = lane.begun(accepted(idle, "r", default_agent="ops", **named).state)
+    assert state.active is not None
+    assert (state.agent, lane.begin_event(state, state.active.queued).payload.agent) == (speaks, speaks)
+
+
 def test_what_a_turn_did_not_take_comes_next() -> None:
     state = accepted(busy("a"), "s", when_busy="steer").state
     state = accepted(state, "t", when_busy="steer").state

@@ -172,6 +172,14 @@ def test_an_event_that_comes_again_changes_nothing_and_another_one_is_late() -> 
     assert took(late, "a", reply("a", 2), START + 9) == late
 
 
+def test_what_names_another_follow_up_resolves_nothing_here() -> None:
+    state = with_tasks(follow_up(), task("a"))
+    stray = TaskResolved(workflow_id="g", task_id="a", result="yes")
+    assert followup.took(state, stray, START + 1) == (state, "this is follow-up f, not g")
+    own = TaskResolved(workflow_id="f", task_id="a", result="yes")
+    assert states(followup.took(state, own, START + 1)[0]) == ["resolved"]
+
+
 def test_all_is_judged_only_after_the_turn_that_creates_the_tasks() -> None:
     state = took(with_tasks(follow_up(run_id="r"), task("a", run_id="r")), "a", reply("a"))
     state = followup.advanced(state, START)

@@ -451,7 +451,8 @@ async def test_no_bad_signal_harms_a_follow_up_or_a_topic(following: Following) 
                 await run.signal(name, args=body)
             for name in ("event", "subscribe", "no_such_signal"):
                 await topic.signal(name, args=body)
-        for body in ([{}, {}], [5], [{"no": "such field"}], [{"type": "cmd.workflow.cancel", "data": 5}]):
+        elsewhere = {"type": "cmd.workflow.cancel", "data": {"workflowId": "another"}}
+        for body in ([{}, {}], [5], [{"no": "such field"}], [{"type": "cmd.workflow.cancel", "data": 5}], [elsewhere]):
             await run.signal("cancel", args=body)
         await here.add(run, "wait", "t2", until="9999-12-31T00:00:00Z")
         await topic.signal("subscribe", {"subscriber": run.id, "taskId": "t1", "expiresAt": 2**53})

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from answering import WORKFLOWS
+from contracts.agent import Agent
 from decisions.ids import run_workflow_id, turn_run_id
 from testkit.model_server import Reply, calls, says
 from tests.workflows.conftest import MakeWorld, Run
@@ -35,7 +36,7 @@ def wait(here: Followed, workflow_id: str, what: str) -> Reply:
     return calls(("workflow_wait_for_reply", given))
 
 
-async def dm_b_then_update_x(here: Followed, *whats: str) -> Run:
+async def dm_b_then_update_x(here: Followed, *whats: str, **payload: Any) -> Run:
     """An agent creates a follow-up, adds a task for each of `whats`, and says that it will come back to it."""
 
     def script(body: dict[str, Any]) -> Reply:
@@ -52,7 +53,7 @@ async def dm_b_then_update_x(here: Followed, *whats: str) -> Run:
         return wait(here, named, left[0]) if left else calls(("finish", {"outcome": "I will tell you."}))
 
     here.it.model._script = script
-    turn = await here.it.start("ask B for lunch", conversation_id=f"dm-{here.session}")
+    turn = await here.it.start("ask B for lunch", conversation_id=f"dm-{here.session}", **payload)
     await turn.result()
     return await here.follow_up_of(turn)
 
@@ -105,6 +106,14 @@ async def test_if_no_agent_is_running_for_the_resume_target_session_resume_still
         await replies(here, "when")
         event = await (await resumed(here, run)).result()
     assert (event["type"], event["payload"]["outcome"]) == ("agent.completed", "<@A> B has replied")
+
+
+async def test_the_agent_that_made_the_follow_up_goes_on_with_it(following: Following) -> None:
+    async with following(agents=[Agent(name="secretary", prompt="I keep the calendar.", tools=())]) as here:
+        run = await dm_b_then_update_x(here, "when", agent="secretary")
+        await replies(here, "when")
+        state = await here.it.state(await resumed(here, run))
+    assert state["agent"] == "secretary"
 
 
 async def test_if_another_request_is_running_resume_is_queued_fifo_and_runs_after(following: Following) -> None:
