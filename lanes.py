@@ -17,20 +17,11 @@ from activities import conversation
 from contracts.conversation import LaneFault, LaneView, SubmitRequest, Submitted
 from decisions import ids
 from decisions.narrate import cut
-from refusals import NotReachable, Refused, translated
+from refusals import NotReachable, Refused, translated, unanswered
 from runs import QUERY_PATIENCE
 
 PATIENCE = 30.0  # seconds in which a submit is tried again
 PAUSE, MOST_PAUSE = 0.25, 4.0  # seconds between tries, which grow: callers of other processes try again too
-# A lane that continues as new just then, or a server that is busy. Whether the request was taken is not known: it is
-# sent again, and the lane knows it by its id.
-_PASSES = (
-    RPCStatusCode.FAILED_PRECONDITION,
-    RPCStatusCode.UNAVAILABLE,
-    RPCStatusCode.RESOURCE_EXHAUSTED,
-    RPCStatusCode.DEADLINE_EXCEEDED,
-    RPCStatusCode.ABORTED,
-)
 _SILENT = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED, RPCStatusCode.FAILED_PRECONDITION)
 
 
@@ -61,7 +52,9 @@ async def submit(client: Client, task_queue: str, conversation_id: str, request:
         except (WorkflowUpdateRPCTimeoutOrCancelledError, TimeoutError):
             continue
         except RPCError as error:
-            if error.status not in _PASSES:
+            # A lane that continues as new just then fails the precondition. Whether the request was taken is not known:
+            # it is sent again, and the lane knows it by its id.
+            if error.status is not RPCStatusCode.FAILED_PRECONDITION and not unanswered(error):
                 raise Refused(f"the server does not take the request: {cut(error.message, 300)}") from None
             why = cut(error.message, 200)
             await asyncio.sleep(min(uniform(pause / 2, pause), left))  # noqa: S311 - nothing secret

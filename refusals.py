@@ -4,6 +4,14 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from decisions.narrate import cut
 
+_PASSING = (
+    RPCStatusCode.UNAVAILABLE,
+    RPCStatusCode.DEADLINE_EXCEEDED,
+    RPCStatusCode.CANCELLED,
+    RPCStatusCode.RESOURCE_EXHAUSTED,
+    RPCStatusCode.ABORTED,
+)
+
 
 class NotReachable(Exception):
     """Temporal does not answer, or must not be spoken to as it is configured."""
@@ -26,6 +34,12 @@ def translated(error: RPCError, named: str) -> Exception:
     if error.status is RPCStatusCode.NOT_FOUND:
         closed = "already completed" in error.message
         return Refused(f"{named} has ended") if closed else NoSuchRun(f"there is no {named}")
-    if error.status is RPCStatusCode.UNAVAILABLE:
-        return NotReachable(f"Temporal does not answer: {cut(error.message, 200)}")
-    return Refused(cut(error.message, 300))
+    return unanswered(error) or Refused(cut(error.message, 300))
+
+
+def unanswered(error: RPCError) -> NotReachable | None:
+    """Where Temporal did not say no, but is away or too busy: the same may be asked again. It may have been done."""
+    is_too_large = "larger than max" in error.message  # gRPC has no other status for it
+    if error.status not in _PASSING or is_too_large:
+        return None
+    return NotReachable(f"Temporal does not answer: {cut(error.message, 200)}")

@@ -34,7 +34,7 @@ from decisions.narrate import cut, markdown
 from decisions.resume import refusal
 from decisions.transcript import goal_part, too_large
 from found import Found, find, find_any
-from refusals import NotReachable, Refused, TooLarge, translated
+from refusals import NotReachable, Refused, TooLarge, translated, unanswered
 
 V = TypeVar("V")
 QUERY_PATIENCE = timedelta(seconds=3)  # a run without a worker answers no query
@@ -115,8 +115,8 @@ async def _start(
     except WorkflowAlreadyStartedError:
         return client.get_workflow_handle(workflow_id, result_type=dict[str, Any])
     except RPCError as error:
-        if error.status is RPCStatusCode.UNAVAILABLE:
-            raise NotReachable(f"Temporal does not answer: {cut(error.message, 200)}") from None
+        if away := unanswered(error):
+            raise NotReachable(f"{away}; it may have started run {cut(run_id, 200)} all the same") from None
         raise Refused(f"the server does not take the start: {cut(error.message, 300)}") from None
 
 

@@ -31,7 +31,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from contracts.events import StartEvent
 from decisions import ids
 from decisions.narrate import cut, markdown
-from refusals import NotReachable, Refused
+from refusals import NotReachable, Refused, unanswered
 from runs import must_fit
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -253,6 +253,4 @@ def _written(every: timedelta) -> str:
 def _translated(error: RPCError, name: str) -> Exception:
     if error.status is RPCStatusCode.NOT_FOUND:
         return NoSuchSchedule(f"there is no schedule {name}; to see which there are: perdure schedule list")
-    if error.status is RPCStatusCode.UNAVAILABLE:
-        return NotReachable(f"Temporal does not answer: {cut(error.message, 200)}")
-    return Refused(f"the server does not take the schedule: {cut(error.message, 300)}")
+    return unanswered(error) or Refused(f"the server does not take the schedule: {cut(error.message, 300)}")

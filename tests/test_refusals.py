@@ -1,0 +1,41 @@
+"""What Temporal's client says becomes what whoever asked should do: nothing, or the same again."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from contracts.events import StartEvent
+from refusals import NoSuchRun, NotReachable, Refused, translated
+from runs import start
+
+BUSY = "namespace rate limit exceeded"
+SAID = [
+    (RPCStatusCode.UNAVAILABLE, "tcp connect error", NotReachable),
+    (RPCStatusCode.DEADLINE_EXCEEDED, "Timeout expired", NotReachable),
+    (RPCStatusCode.CANCELLED, "Timeout expired", NotReachable),
+    (RPCStatusCode.RESOURCE_EXHAUSTED, BUSY, NotReachable),
+    (RPCStatusCode.RESOURCE_EXHAUSTED, "grpc: received message larger than max (5 vs. 4)", Refused),
+    (RPCStatusCode.INVALID_ARGUMENT, "BadSignalInput", Refused),
+    (RPCStatusCode.NOT_FOUND, "workflow execution already completed", Refused),
+    (RPCStatusCode.NOT_FOUND, "workflow not found", NoSuchRun),
+]
+
+
+@pytest.mark.parametrize(("status", "message", "kind"), SAID)
+def test_a_server_that_is_away_or_busy_has_refused_nothing(
+    status: RPCStatusCode, message: str, kind: type[Exception]
+) -> None:
+    assert type(translated(RPCError(message, status, b""), "run x")) is kind
+
+
+async def test_a_start_that_the_server_did_not_answer_may_have_happened() -> None:
+    async def start_workflow(*_: Any, **__: Any) -> None:
+        raise RPCError(BUSY, RPCStatusCode.RESOURCE_EXHAUSTED, b"")
+
+    client = cast("Client", SimpleNamespace(start_workflow=start_workflow))
+    event = StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": "do it"}})
+    with pytest.raises(NotReachable, match=f"{BUSY}; it may have started run x all the same"):
+        await start(client, "q", event, "x")
