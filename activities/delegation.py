@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -82,17 +83,20 @@ class Delegations:
             if len("".join([*copied, target]).encode("utf-8", "replace")) > request.most:
                 break  # their names are told, too
             with suppress(OSError, OutsideWorkspace):
-                _write(ours, target, data)
-                copied.append(target)
+                copied.append(_kept(ours, below, path, data))
         if len(outcome.encode("utf-8", "replace")) > request.most:
-            _write(ours, f"{below}/outcome.md", outcome.encode("utf-8", "replace"))
-            copied.append(f"{below}/outcome.md")
+            copied.append(_kept(ours, below, "outcome.md", outcome.encode("utf-8", "replace")))
         return tuple(copied)
 
 
-def _write(workspaces: list[Workspace], path: str, data: bytes) -> None:
+def _kept(workspaces: list[Workspace], folder: str, path: str, data: bytes) -> str:
+    """Where it lies for all of them: what an earlier subtask of the same name has brought stays as it was told."""
+    target = f"{folder}/{path}"
+    if any(workspace.is_taken(target, data) for workspace in workspaces):
+        target = f"{folder}-{blake2b(data, digest_size=4).hexdigest()}/{path}"
     for workspace in workspaces:
-        workspace.write(path, data)
+        workspace.write(target, data)
+    return target
 
 
 async def _asked(handle: Handle, query: str, kind: type[V]) -> V | None:

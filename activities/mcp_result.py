@@ -56,9 +56,8 @@ def _kept(block: ContentBlock, number: int, stem: str, workspace: Workspace) -> 
     told["bytes"] = len(data)
     if number > MOST_FILES:
         return told | {"lost": f"one answer may bring {MOST_FILES} files"}
-    path = workspace.artifact_path(f"{stem}-{number}" if number > 1 else stem, content_type)
     try:
-        workspace.write(path, data)
+        path = workspace.keep(f"{stem}-{number}" if number > 1 else stem, content_type, data)
     except (OSError, OutsideWorkspace) as error:  # the call was made: only this file is lost
         return told | {"lost": f"the disk refused it: {error}"}
     return told | {"path": path}

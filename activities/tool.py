@@ -284,18 +284,14 @@ def fitted(outcome: ToolOutcome, call: ToolCall | LargeResult, workspace: Worksp
     is_text = isinstance(outcome.result, str)
     data = outcome.result.encode() if isinstance(outcome.result, str) else to_json(outcome.result, indent=2)
     content_type = "text/plain" if is_text else "application/json"
-    path = workspace.artifact_path(f"{call.tool}-{call.step:02}", content_type)
     result: dict[str, Any] = {
-        "artifact_path": path,
+        "artifact_path": None,
         "content_type": content_type,
         "bytes": len(data),
         "excerpt": data[:EXCERPT_BYTES].decode(errors="ignore"),
     }
     try:
-        workspace.write(path, data)
+        result["artifact_path"] = workspace.keep(f"{call.tool}-{call.step:02}", content_type, data)
     except (OSError, OutsideWorkspace) as error:
-        result |= {
-            "artifact_path": None,
-            "lost": f"only the excerpt is left, the disk refused the rest: {error}",
-        }
+        result["lost"] = f"only the excerpt is left, the disk refused the rest: {error}"
     return outcome.model_copy(update={"result": result})

@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -91,6 +91,25 @@ class Workspace:
     def write(self, relative: str, data: bytes) -> None:
         """Replaces a file atomically, as a tool may; makes the folders above it."""
         self._replace(_tool_parts(relative, writing=True), data)
+
+    def keep(self, stem: str, content_type: str, data: bytes) -> str:
+        """Writes a result as an artifact, and says where: a path that was told before keeps what it holds.
+
+        The turns of a conversation share their artifacts, and each counts its steps anew.
+        """
+        path = self.artifact_path(stem, content_type)
+        if self.is_taken(path, data):
+            path = self.artifact_path(f"{stem[:80]}-{blake2b(data, digest_size=4).hexdigest()}", content_type)
+        self.write(path, data)
+        return path
+
+    def is_taken(self, relative: str, data: bytes) -> bool:
+        """Whether there is a file that holds something else."""
+        try:
+            with self.open(relative) as file:
+                return file.read() != self.secrets.redact_bytes(data)
+        except FileNotFoundError:
+            return False
 
     def write_own(self, relative: str, data: bytes, *, durable: bool = True) -> None:
         """As `write`; for the runtime, whose files tools may not write. What can be made again need not be durable."""

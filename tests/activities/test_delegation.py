@@ -83,6 +83,19 @@ async def test_named_files_are_copied_to_all_who_need_them_and_nothing_else_is(t
         assert sorted(path.name for path in (tmp_path / run / "artifacts" / "a").iterdir()) == ["notes.md", "x.md"]
 
 
+async def test_a_second_subtask_of_one_name_leaves_what_the_first_has_brought(tmp_path: Path) -> None:
+    theirs = project(tmp_path).workspace("child")
+    theirs.create()
+    told: list[str] = []
+    for text in (b"first", b"second", b"second"):
+        theirs.write("artifacts/x.md", text)
+        told += (await collected(tmp_path, done(), view("artifacts/x.md"))).artifacts
+    assert told[0] == "artifacts/a/x.md"
+    assert told[1] == told[2] != told[0]  # tried again, it is the same
+    for run in ("lead", "other"):
+        assert [(tmp_path / run / path).read_bytes() for path in told[:2]] == [b"first", b"second"]
+
+
 async def test_what_a_run_delegated_counts_with_what_it_used_itself(tmp_path: Path) -> None:
     end = await collected(tmp_path, done(), view())
     assert (end.status, end.outcome) == (SubtaskStatus.done, "It is 4.")

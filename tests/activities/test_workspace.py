@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from activities.secrets import Secrets
 from activities.workspace import OutsideWorkspace, Workspace, folder_name, run_id_in
 
 
@@ -285,6 +286,18 @@ def test_no_descriptor_is_left_open(workspace: Workspace) -> None:
             with pytest.raises(OSError):
                 read_bytes(workspace, path, 1)
     assert descriptors() == before
+
+
+def test_a_result_is_kept_under_one_name_and_never_replaced_by_another(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "run", Secrets([("DB_PASSWORD", "hunter2hunter2")]))
+    workspace.create()
+    secret = b"say hunter2hunter2"
+    first = workspace.keep("fetch-01", "text/plain", secret)
+    other = workspace.keep("fetch-01", "text/plain", b"else")
+    assert (first, workspace.keep("fetch-01", "text/plain", secret)) == ("artifacts/fetch-01.txt",) * 2
+    assert other == workspace.keep("fetch-01", "text/plain", b"else") != first
+    assert workspace.read_own(other) == b"else"
+    assert workspace.keep("x" * 200, "text/plain", b"1") != workspace.keep("x" * 200, "text/plain", b"2")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A lane: one run at a time, in order, each request ending once (B8)."""
 
 import asyncio
+import json
 from collections import Counter
 from io import StringIO
 from pathlib import Path
@@ -357,6 +358,21 @@ async def test_files_go_from_turn_to_turn(world: Any, tmp_path: Path) -> None:
         await until_idle(it, chat, 3)
     notes = [(tmp_path / each.run_id / "artifacts/note.txt").read_text() for each in (first, second, third)]
     assert notes == ["one", "two", "two"]
+
+
+async def test_a_large_result_stays_where_an_earlier_turn_was_told_of_it(world: Any, tmp_path: Path) -> None:
+    chat, pages = new_id(), iter(["a" * 70_000, "b" * 70_000])
+    script = [calls(("look", {})), says("read"), calls(("look", {})), says("read, too")]
+    async with world(script, ScriptedTool("look", lambda *_: next(pages))) as it:
+        await say(it, chat, "read the one")
+        turn = await say(it, chat, "and the other")
+        await until_idle(it, chat, 2)
+        messages = it.model.requests[-1]["messages"]
+        blocks = [block for message in messages if message["role"] == "user" for block in message["content"]]
+        results = [block["content"] for block in blocks if block["type"] == "tool_result"]
+        told = [json.loads(text)["artifact_path"] for text in results]
+    assert len(set(told)) == 2
+    assert [(tmp_path / turn.run_id / path).read_text()[0] for path in told] == ["a", "b"]
 
 
 async def test_messages_of_the_system_go_beside_the_system_prompt_for_their_turn(world: Any) -> None:
