@@ -3,7 +3,6 @@
 Failures of Temporal's client become one of three (`refusals`), each with a message of one line.
 """
 
-import asyncio
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from temporalio.exceptions import ApplicationError, CancelledError, TerminatedEr
 from temporalio.exceptions import TimeoutError as TimedOut
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.update import answered
 from contracts.events import ResumeEvent, ResumePayload, StartEvent, ToolResultEvent
 from contracts.failures import RunFailure
 from contracts.followup import FollowUpState
@@ -38,6 +38,7 @@ from refusals import NotReachable, Refused, TooLarge, translated, unanswered
 
 V = TypeVar("V")
 QUERY_PATIENCE = timedelta(seconds=3)  # a run without a worker answers no query
+ANSWERED_WITHIN = 20.0  # seconds
 MOST_ID_BYTES = 900  # the server takes 1,000 for the whole workflow id
 
 
@@ -166,16 +167,17 @@ async def follow_up_state(client: Client, named: str, patience: timedelta = QUER
 
 
 async def answer(client: Client, run_id: str, body: HumanInput) -> None:
-    """Accepted, or Refused with the run's own reason. Raises NoSuchRun."""
+    """Accepted, or Refused with the run's own reason. Raises NoSuchRun, NotReachable where no worker is there."""
     handle = client.get_workflow_handle(ids.addressed(run_id))
     said = body.model_dump(mode="json", exclude_none=True)
     try:
-        await asyncio.wait_for(handle.execute_update("answer", said, id=secrets.token_hex(8)), timeout=20)
+        await answered(handle.execute_update("answer", said, id=secrets.token_hex(8)), ANSWERED_WITHIN)
     except WorkflowUpdateFailedError as error:
         cause = error.cause
         raise Refused(cause.message if isinstance(cause, ApplicationError) else str(cause)) from None
     except TimeoutError:
-        raise NotReachable("no worker took the answer within 20 s: is one running? (perdure worker)") from None
+        why = f"no worker took the answer within {ANSWERED_WITHIN:g} s: is one running? (perdure worker)"
+        raise NotReachable(why) from None
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise translated(error, f"run {run_id}") from None

@@ -12,7 +12,7 @@ toolkit      what every tool looks like to it
 run          `open_run` and `close_segment`: a run's files and its store
 definition   the snapshot of its agent, and how another one differs from it
 conversation `join_conversation` and `answer_turn`: what turns of a conversation hand on to each other
-with_start   an update of a lane or a mailbox that is opened where there is none
+with_start   an update of a lane or a mailbox that is opened where there is none (update: one that is answered in time)
 standing     `watch_run`: waits for the end of a run that its watcher has no handle for
 delegation   `collect` and `find_delegation`: what became of a subtask, or of a whole delegation
 inherit      `inherit`: what a resumed or forked run begins with

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 from temporalio.client import Client, WithStartWorkflowOperation, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.service import RPCError
 
+from activities.update import must_not_be_cancelled
+
 MOMENT = 0.05  # seconds; the future is done by then, or never will be
 
 T = TypeVar("T")
@@ -27,7 +29,6 @@ async def update_with_start(client: Client, name: str, body: Any, start: dict[st
         with suppress(TimeoutError):
             async with asyncio.timeout(MOMENT):
                 await asyncio.gather(operation.workflow_handle(), return_exceptions=True)
-        if (caller := asyncio.current_task()) is not None and caller.cancelling():
-            raise asyncio.CancelledError from None  # the SDK has made an error of it
+        must_not_be_cancelled()
         raise
     return answer

@@ -19,9 +19,12 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError
 
 from activities.tool import ToolCalls
+from contracts.signals import HumanInput
 from contracts.tool import Approval, Effect, ToolKind
 from decisions.ids import call_digest
 from found import listing
+from refusals import NotReachable
+from runs import answer
 from testkit.model_server import calls
 from testkit.tools import ScriptedTool
 
@@ -114,6 +117,25 @@ async def test_a_question_that_asks_nothing_goes_back_to_the_model(world: Any, b
         run = await it.start()
         await run.result()
         assert (await it.results(run))[0][1].startswith("invalid_arguments: `question` is required")
+
+
+async def test_an_answer_that_no_worker_takes_is_told_so_in_time(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runs.ANSWERED_WITHIN", 0.5)
+    async with world([ASK, FINISH], works=False) as it:
+        run = await it.start()
+        with pytest.raises(NotReachable, match=r"no worker took the answer within 0\.5 s"):
+            await answer(it.client, run.id, HumanInput(text="b"))
+
+
+async def test_who_is_cancelled_while_no_worker_takes_an_answer_is_cancelled(world: Any) -> None:
+    async with world([ASK, FINISH], works=False) as it:
+        run = await it.start()
+        task = asyncio.create_task(answer(it.client, run.id, HumanInput(text="b")))
+        done, _ = await asyncio.wait({task}, timeout=0.5)
+        assert not done
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 def guarded(**fields: Any) -> ScriptedTool:
