@@ -14,6 +14,7 @@ from activities.mail_inputs import Resolved, Unusable, content, resolve
 from activities.mail_message import NotAMessage, read
 from activities.mail_pages import Pages
 from activities.mail_told import Told
+from activities.update import answered
 from activities.workspace import ARTIFACTS, OutsideWorkspace, Workspace, folder_name
 from contracts.carry import Done
 from contracts.conversation import Choice, LaneFault, SubmitRequest
@@ -26,6 +27,7 @@ from decisions.narrate import cut
 
 TASK_FILE = f"{ARTIFACTS}/task.md"
 GOAL_SHOWN = 100_000  # characters of a task in the conversation; a longer one lies in a file
+ANSWERED_WITHIN = 30.0  # seconds; whoever is silent for longer holds up its own message alone
 _MOST_KEY = 64  # bytes of a fairness key
 _FINAL = (LaneFault.invalid_input,)
 
@@ -41,7 +43,10 @@ class Takes:
         self._copying = asyncio.Lock()  # inputs are large
 
     async def take(self, letter: Letter) -> Done:
-        """Nothing is done about a message before the folder has it that it is consumed."""
+        """Nothing is done about a message before the folder has it that it is consumed.
+
+        Raises TimeoutError where its lane, or the delegation, does not answer: taken again, it is the same message.
+        """
         try:
             data = await asyncio.to_thread(self._folder.read, letter.plan, letter.file)
             if sha256(data).hexdigest() != letter.sha256:
@@ -86,7 +91,8 @@ class Takes:
         )
         fair = _fairness_key(head.plan_id)
         try:
-            await submit(self._client, self._queue, conversation_id, request, closes=True, fairness_key=fair)
+            given = submit(self._client, self._queue, conversation_id, request, closes=True, fairness_key=fair)
+            await answered(given, ANSWERED_WITHIN)
         except WorkflowUpdateFailedError as error:
             kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
             if kind in _FINAL:
@@ -135,11 +141,10 @@ class Takes:
             )
             handle = self._client.get_workflow_handle(ids.delegation_workflow_id(run_id, int(step)))
             try:
-                verdict = ReplyVerdict(
-                    await handle.execute_update(
-                        "reply", reply.model_dump(mode="json"), id=f"mail:{letter.key}", result_type=str
-                    )
+                told = handle.execute_update(
+                    "reply", reply.model_dump(mode="json"), id=f"mail:{letter.key}", result_type=str
                 )
+                verdict = ReplyVerdict(await answered(told, ANSWERED_WITHIN))
             except WorkflowUpdateFailedError:
                 verdict = ReplyVerdict.orphan
             except RPCError as error:

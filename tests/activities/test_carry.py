@@ -1,5 +1,6 @@
 """Orders in a folder that others write into as well."""
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.testing import ActivityEnvironment
 
 from activities.carry import Carrier
@@ -32,6 +34,21 @@ class FakeDelegation:
 
     async def query(self, *_: Any, **__: Any) -> str:
         return self.text
+
+
+class Wedged:
+    """A lane or delegation that takes no update, as the SDK tells it."""
+
+    def get_workflow_handle(self, *_: Any) -> "Wedged":
+        return self
+
+    async def execute_update(self, *_: Any, **__: Any) -> Any:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            raise WorkflowUpdateRPCTimeoutOrCancelledError from error
+
+    execute_update_with_start_workflow = execute_update
 
 
 @pytest.fixture
@@ -148,6 +165,35 @@ async def test_a_bridge_that_sleeps_looks_for_the_pick_that_a_task_waits_for(
     watcher = Watcher(folder)
     await carried(folder, order("take", letter()))
     assert watcher.woken.is_set()
+
+
+@pytest.mark.parametrize("kind", ["task", "reply"])
+async def test_whoever_takes_no_message_holds_up_none_of_the_others(
+    folder: MailFolder, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("activities.mail_take.ANSWERED_WITHIN", 0.1)
+    told = {"type": kind, "message_id": "m1", "plan_id": "p", "task_id": "r.1", "from": "you", "body": "x"}
+    more = {"subtask_id": "s", "status": "done"} if kind == "reply" else {}
+    data = json.dumps({**told, **more}).encode()
+    which = letter(sha256=sha256(data).hexdigest(), is_reply=kind == "reply")
+    folder.below.write(data, "inbox", "p", ".pending", which.file)
+    orders = (order("take", which), order("write_state", letter(2)))
+    async with asyncio.timeout(20):
+        assert await carried(folder, *orders, client=Wedged()) == (Done(later=True), Done())
+    assert "take of 1.md: nobody has answered within 0.1 s; it is tried again" in folder.undone
+
+
+async def test_a_take_that_is_called_off_ends_at_once(folder: MailFolder) -> None:
+    told = {"type": "task", "message_id": "m1", "plan_id": "p", "task_id": "t1", "from": "you", "body": "x"}
+    data = json.dumps(told).encode()
+    which = letter(sha256=sha256(data).hexdigest())
+    folder.below.write(data, "inbox", "p", ".pending", which.file)
+    task = asyncio.create_task(carried(folder, order("take", which), client=Wedged()))
+    done, _ = await asyncio.wait({task}, timeout=0.5)
+    assert not done
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_an_input_that_is_written_anew_puts_its_task_off(folder: MailFolder) -> None:
