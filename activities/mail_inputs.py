@@ -89,8 +89,9 @@ def _digests(below: Beneath, candidates: list[Candidate], policy: PickPolicy | N
 
 
 def _candidates(below: Beneath, parts: tuple[str, ...]) -> Iterator[Candidate]:
+    """Each file once, however many ways a pattern with several `**` leads to it."""
     looked = [0]
-    yield from _below(below, (), parts, looked)
+    yield from {each.path: each for each in _below(below, (), parts, looked)}.values()
 
 
 def _below(below: Beneath, above: tuple[str, ...], parts: tuple[str, ...], looked: list[int]) -> Iterator[Candidate]:

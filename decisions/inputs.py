@@ -71,7 +71,8 @@ def segments(match: str) -> tuple[str, ...] | str:
         return "expected a pattern below inputs/, as in `*.csv`"
     if not match.isprintable():
         return "expected characters that can be printed"
-    parts = tuple(part for part in match.split("/") if part not in {"", "."})
+    named = [part for part in match.split("/") if part not in {"", "."}]
+    parts = tuple(part for at, part in enumerate(named) if named[at : at + 2] != ["**", "**"])
     if not parts or any(part == ".." or part.startswith((".", "~")) for part in parts):
         return "`..`, `~` and hidden names are not allowed"
     if any(len(part.encode()) > MOST_NAME for part in parts):

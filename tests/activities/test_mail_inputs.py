@@ -43,12 +43,14 @@ def task(*wanted: str, policy: PickPolicy | None = None, waits: bool = True) -> 
         ("s?b/b.*", "sub/b.csv"),
         ("**/b.csv", "sub/b.csv"),
         ("**/deep/*.txt", "sub/deep/c.txt"),
+        ("**/**/b.csv", "sub/b.csv"),
+        ("**/sub/**/d.txt", "sub/sub/d.txt"),
         ("./a.csv", "a.csv"),
         ("[a-b].csv", "a.csv"),
     ],
 )
 def test_a_pattern_finds_the_file_that_it_fits(box: Path, match: str, path: str) -> None:
-    for each in ("a.csv", "sub/b.csv", "sub/deep/c.txt"):
+    for each in ("a.csv", "sub/b.csv", "sub/deep/c.txt", "sub/sub/d.txt"):
         put(box, each)
     assert resolve(Beneath(box), task(match)).chosen == {"i0": path}
 
@@ -69,6 +71,10 @@ def test_what_fits_nothing_is_missing(box: Path, match: str) -> None:
 def test_a_pattern_stays_below_the_inputs(box: Path, match: str) -> None:
     with pytest.raises(Unusable, match="inputs: i0: "):
         resolve(Beneath(box), task(match))
+
+
+def test_several_stars_in_a_row_lead_down_once() -> None:
+    assert segments("**/**/**/a/**/**") == ("**", "a", "**")
 
 
 @given(st.text(min_size=1, max_size=60))
