@@ -29,6 +29,7 @@ from decisions.mailbox import RESULT_SENT_AGAIN, SKIPPED_DUPLICATE
 from decisions.narrate import cut
 
 AT_ONCE = 8
+DONE = Ending(ack=Ack.succeeded, details=RESULT_SENT_AGAIN)  # what a `resend` is about
 
 _log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Carrier:
         ending = letter.ending or LOST
         result, workspace = told_without_run(ending), None
         if not letter.is_reply and letter.run_id is not None and ending.fault != BAD_MESSAGE:
-            result = await result_of(self._client, letter.run_id)
+            result = await result_of(self._client, letter.run_id, ending)
             if not result.is_done and await self._may_try_again(letter, result):
                 return Done(again=True)
             workspace = Workspace(self._workspaces / folder_name(letter.run_id))
@@ -157,7 +158,7 @@ class Carrier:
         if kept is not None:
             await asyncio.to_thread(self._told.send, letter, kept)
         else:
-            result = await result_of(self._client, run_id)
+            result = await result_of(self._client, run_id, DONE)
             workspace = Workspace(self._workspaces / folder_name(run_id))
             again = letter.model_copy(update={"run_id": run_id})
             await asyncio.to_thread(self._told.reply, again, result, workspace)

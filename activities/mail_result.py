@@ -14,6 +14,7 @@ from decisions.ids import run_workflow_id
 
 LOOK_WITHIN = timedelta(seconds=20)
 GONE = "RunGone"
+NOT_KEPT = "It is done. What came of it is not kept any more."
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,17 @@ class Result:
     artifacts: tuple[str, ...] = ()
 
 
-async def result_of(client: Client, run_id: str) -> Result:
-    """Of a run that has ended; waits for one that has not. `fault` is `RunGone` where the server has forgotten it.
+async def result_of(client: Client, run_id: str, known: Ending) -> Result:
+    """Of a run that has ended; waits for one that has not.
+
+    `fault` is `RunGone` where the server has forgotten it: all there is then is what is `known` of its end.
 
     Raises RPCError.
     """
     end = await outcome_of(client.get_workflow_handle(run_workflow_id(run_id), result_type=dict[str, Any]))
     if end is None:
-        return Result(is_done=False, text="the server does not know the run any more", fault=GONE)
+        is_done = known.ack is Ack.succeeded
+        return Result(is_done, NOT_KEPT if is_done else known.details, GONE)
     return Result(end.status is SubtaskStatus.done, end.text, end.fault, end.artifacts)
 
 

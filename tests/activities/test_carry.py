@@ -9,16 +9,20 @@ from typing import Any
 
 import pytest
 from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
 from activities.carry import Carrier
 from activities.mail_folder import MailFolder
 from activities.mail_message import read
 from activities.mail_pages import Pages
+from activities.mail_result import NOT_KEPT
 from activities.mail_told import Told
 from activities.mail_watch import Watcher
 from contracts.carry import CarryRequest, Done, Order, OrderKind
+from contracts.conversation import TurnEnd
 from contracts.letter import Ack, Ending, Letter, Stage, TaskState, Transition
+from decisions.letter import ending_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -34,6 +38,19 @@ class FakeDelegation:
 
     async def query(self, *_: Any, **__: Any) -> str:
         return self.text
+
+
+class Forgetful:
+    """A server that knows no run any more."""
+
+    def get_workflow_handle(self, *_: Any, **__: Any) -> "Forgetful":
+        return self
+
+    async def result(self) -> Any:
+        raise RPCError("workflow not found", RPCStatusCode.NOT_FOUND, b"")
+
+    def list_workflows(self, *_: Any, **__: Any) -> Any:
+        raise RPCError("nothing is listed", RPCStatusCode.UNAVAILABLE, b"")
 
 
 class Wedged:
@@ -165,6 +182,36 @@ async def test_a_bridge_that_sleeps_looks_for_the_pick_that_a_task_waits_for(
     watcher = Watcher(folder)
     await carried(folder, order("take", letter()))
     assert watcher.woken.is_set()
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        (TurnEnd.completed, "done", NOT_KEPT),
+        (TurnEnd.dropped, "failed", "the task was dropped before its run began"),
+    ],
+)
+async def test_the_end_of_a_run_that_the_server_has_forgotten_is_told_as_it_was_heard(
+    folder: MailFolder, end: TurnEnd, status: str, said: str
+) -> None:
+    which = letter(run_id="r", stage=Stage.ending, ending=ending_of(end))
+    pending(folder, which)
+    (done,) = await carried(folder, order("finish", which), client=Forgetful())
+    assert done.ending == which.ending
+    head, body = read((folder.root / "outbox/p/t1-reply.md").read_bytes(), "p")
+    assert (getattr(head, "status", None), body.strip()) == (status, said)
+    page = (folder.root / "tasks/t1/task.md").read_text()
+    assert f"status: {status}\n" in page
+    assert said in page
+
+
+async def test_the_result_of_a_done_task_that_is_gone_is_sent_again_as_done(folder: MailFolder) -> None:
+    which = letter()
+    pending(folder, which)
+    again = order("resend", which).model_copy(update={"run_id": "r"})
+    assert await carried(folder, again, client=Forgetful()) == (Done(),)
+    head, body = read((folder.root / "outbox/p/t1-reply.md").read_bytes(), "p")
+    assert (getattr(head, "status", None), body.strip()) == ("done", NOT_KEPT)
 
 
 @pytest.mark.parametrize("kind", ["task", "reply"])
