@@ -149,7 +149,8 @@ class Carrier:
         more = () if last and last[0].state is state else (Transition(state=state, at=datetime.now(UTC)),)
         self._told.state(letter, *more)
         self._told.ack(letter, Ack(ending.ack), ending.details)
-        self._told.answered(stem_of(letter))
+        if not letter.is_reply:
+            self._told.over(letter)
         self._told.away(letter, ending)
 
     async def _resend(self, order: Order) -> Done:

@@ -14,20 +14,19 @@ from activities.beneath import NotThere
 from activities.mail_folder import ARCHIVE, TASKS
 from activities.mail_message import MOST_FRONT, NotAMessage, read
 from activities.mail_result import LOOK_WITHIN
-from activities.mail_told import Told, stem_of
+from activities.mail_told import PAGE, Told, stem_of
 from activities.workspace import folder_name
 from contracts.delegation import DelegationState
 from contracts.letter import Letter, Stage, TaskState
 from contracts.mail import MOST_MESSAGE
 from contracts.mailbox import AckView, MailboxView
 from contracts.run import RunView
-from decisions.ids import mailbox_workflow_id, run_workflow_id
+from decisions.ids import mailbox_workflow_id, run_workflow_id, task_key
 from decisions.task_file import page
 from decisions.visibility import named
 
 MOST_AT_ONCE = 20  # runs that are asked in one cycle
 MOST_DELEGATIONS = 20  # of a run
-FILE = "task.md"
 OVER = (b"\nstatus: done\n", b"\nstatus: failed\n")
 UNTOLD = "(The message is not kept any more.)"
 
@@ -104,20 +103,18 @@ class Pages:
 
     def _replace(self, letter: Letter, data: bytes) -> None:
         """What was told of a run's end is not replaced by how it stood before."""
-        below, place = self._told.folder.below, (TASKS, stem_of(letter))
-        with below.locked(*place):
-            before = b""
-            with suppress(FileNotFoundError):
-                before = below.read(*place, FILE, most=MOST_MESSAGE)
+        with self._told.place(letter) as task:
+            before = self._told.page(task)
             is_of_run = f"\nrun_id: {letter.run_id}\n".encode() in before
             is_over = is_of_run and any(each in before[:MOST_FRONT] for each in OVER)
             if before != data and (letter.ending is not None or not is_over):
-                below.write(data, *place, FILE)
+                self._told.folder.below.write(data, TASKS, task, PAGE)
 
 
 def _letter(view: AckView) -> Letter:
     """As much of it as a page shows."""
     known: dict[str, Any] = view.model_dump(include={"key", "message_id", "plan_id", "task_id", "subtask_id", "run_id"})
+    task = task_key(view.plan_id, view.task_id, view.subtask_id)
     return Letter(
-        **known, task="", folder="", plan=view.plan_id, sender="", stage=view.stage or Stage.ending, heard_at=view.at
+        **known, task=task, folder="", plan=view.plan_id, sender="", stage=view.stage or Stage.ending, heard_at=view.at
     )

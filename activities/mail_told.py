@@ -1,13 +1,14 @@
 """What a mailbox's folder is told of a message: its ack, how its task stands, the reply, and the raw copies."""
 
 import json
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
+from activities.beneath import NotThere
 from activities.mail_folder import ARCHIVE, DEAD, PENDING, PROCESSED, TASKS, MailFolder
 from activities.mail_message import NotAMessage, read, written
 from activities.mail_result import Result
@@ -16,11 +17,13 @@ from activities.workspace import Workspace, folder_name
 from contracts.letter import Ack, Ending, Letter, Transition
 from contracts.mail import MOST_MESSAGE, ReplyHead, ReplyStatus
 from decisions.ack import acked, duplicated, stated
+from decisions.task_file import is_of_another
 
 MOST_BODY = 200 * 1024  # bytes of an outcome in its reply; a longer one lies beside it
 MOST_TOLD = 1024 * 1024  # bytes of an ack, or of a state, that are read again
 ASKED = ".asked"  # of the tasks, those that wait for a person
 REQUEST = "human_intervention_request.json"
+PAGE = "task.md"
 
 
 @dataclass(frozen=True)
@@ -193,11 +196,37 @@ class Told:
             "pick": dict.fromkeys(undecided),
             "at": _when(_now()),
         }
-        names = (TASKS, stem_of(letter), REQUEST)
-        before = self._read(*names)
-        if before is None or before.get("run_id") != run_id:
-            self.folder.below.write(_json(asked), *names)
-        self.folder.below.write(_json(asked), TASKS, ASKED, names[1])
+        with self.place(letter) as task:
+            before = self._read(TASKS, task, REQUEST)
+            if before is None or before.get("run_id") != run_id:
+                self.folder.below.write(_json(asked), TASKS, task, REQUEST)
+            self.folder.below.write(_json(asked), TASKS, ASKED, task)
+
+    @contextmanager
+    def place(self, letter: Letter) -> Iterator[str]:
+        """The folder of its task below `tasks/`, which nobody else writes into meanwhile.
+
+        One that is called alike, as in another plan, has another: whose a name was first keeps it.
+        """
+        usual, other = _places(letter)
+        with self.folder.below.locked(TASKS, usual):
+            is_other = self.folder.below.status(TASKS, other) is not None or self._is_of_another(usual, letter)
+            yield other if is_other else usual
+
+    def _is_of_another(self, task: str, letter: Letter) -> bool:
+        asked = self.question(task)
+        own = {"plan_id": letter.plan_id, "task_id": letter.task_id, "subtask_id": letter.subtask_id}
+        if asked and any(asked.get(name) != value for name, value in own.items()):
+            return True
+        with suppress(NotThere):  # no page is written there either
+            return is_of_another(self.page(task), letter)
+        return False
+
+    def page(self, task: str) -> bytes:
+        """Empty where there is none."""
+        with suppress(FileNotFoundError):
+            return self.folder.below.read(TASKS, task, PAGE, most=MOST_MESSAGE)
+        return b""
 
     def asked(self) -> list[str]:
         """The folders of the tasks that wait for a person."""
@@ -222,6 +251,12 @@ class Told:
         with suppress(FileExistsError):
             self.folder.below.create(_json(request), TASKS, task, REQUEST)
 
+    def over(self, letter: Letter) -> None:
+        """Nothing that this message asked is asked any more."""
+        for task in _places(letter):
+            if self.question(task).get("key") == letter.key:
+                self.answered(task)
+
     def answered(self, task: str) -> None:
         self.folder.below.remove(TASKS, task, REQUEST)
         self.folder.below.remove(TASKS, ASKED, task)
@@ -231,6 +266,12 @@ def stem_of(letter: Letter) -> str:
     """As the files about a task are named."""
     sub = f"-{folder_name(letter.subtask_id)}" if letter.subtask_id else ""
     return f"{folder_name(letter.task_id)}{sub}"
+
+
+def _places(letter: Letter) -> tuple[str, str]:
+    """Below `tasks/`, as `place` chooses from them."""
+    stem = stem_of(letter)
+    return stem, f"{stem}.{letter.task[:8]}"
 
 
 def _is_about(data: bytes, letter: Letter) -> bool:

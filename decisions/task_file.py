@@ -1,4 +1,7 @@
-"""`task.md`: a task as a page, from what its run and its delegations say of themselves (D8). It is never read back."""
+"""`task.md`: a task as a page, from what its run and its delegations say of themselves (D8).
+
+Of it nothing is read back but whose it is.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -36,15 +39,12 @@ def page(letter: Letter, task: str, view: RunView | None, delegations: Sequence[
     """`task` is what is to be done, `said` the outcome, or why there is none; empty while it runs."""
     mode = "coordinating" if delegations else "direct"
     head = [
-        ("task_id", letter.task_id),
-        ("subtask_id", letter.subtask_id or ""),
-        ("plan_id", letter.plan_id),
         ("from", letter.sender),
         ("mode", mode),
         ("status", status_of(letter, view, delegations)),
         ("run_id", letter.run_id or ""),
     ]
-    lines = ["---", *(f"{name}: {_quoted(value)}" for name, value in head if value), "---", "", "# Task", ""]
+    lines = [*_about(letter), *_members(head), "---", "", "# Task", ""]
     lines += [task[:MOST_GOAL].rstrip() + ("\n\n…" if len(task) > MOST_GOAL else ""), ""]
     for number, each in enumerate(delegations, 1):
         title = "## Subtasks" if len(delegations) == 1 else f"## Subtasks {number}"
@@ -59,6 +59,22 @@ def page(letter: Letter, task: str, view: RunView | None, delegations: Sequence[
     if said:
         lines += ["## Result", "", said.rstrip(), ""]
     return "\n".join(lines)
+
+
+def is_of_another(page: bytes, letter: Letter) -> bool:
+    """Whether it is the page of another task: tasks of two plans may be called alike. What is no page is nobody's."""
+    own = "\n".join([*_about(letter), ""]).encode(errors="replace")
+    return page.startswith(b"---\ntask_id: ") and not page.startswith(own)
+
+
+def _about(letter: Letter) -> list[str]:
+    """How the page of a task begins, and that of no other."""
+    ids = (("task_id", letter.task_id), ("subtask_id", letter.subtask_id or ""), ("plan_id", letter.plan_id))
+    return ["---", *_members(ids)]
+
+
+def _members(named: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"{name}: {_quoted(value)}" for name, value in named if value]
 
 
 def _result(subtask: SubtaskState) -> list[str]:

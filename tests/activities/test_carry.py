@@ -17,11 +17,12 @@ from activities.mail_folder import MailFolder
 from activities.mail_message import read
 from activities.mail_pages import Pages
 from activities.mail_result import NOT_KEPT
-from activities.mail_told import Told
+from activities.mail_told import REQUEST, Told
 from activities.mail_watch import Watcher
 from contracts.carry import CarryRequest, Done, Order, OrderKind
 from contracts.conversation import TurnEnd
 from contracts.letter import Ack, Ending, Letter, Stage, TaskState, Transition
+from decisions.ids import task_key
 from decisions.letter import ending_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -38,6 +39,11 @@ class FakeDelegation:
 
     async def query(self, *_: Any, **__: Any) -> str:
         return self.text
+
+
+def of_plan(plan: str, **changes: Any) -> Letter:
+    """About the task `t1` of this plan."""
+    return letter(1, plan, task=task_key(plan, "t1", None), **changes)
 
 
 class Forgetful:
@@ -182,6 +188,55 @@ async def test_a_bridge_that_sleeps_looks_for_the_pick_that_a_task_waits_for(
     watcher = Watcher(folder)
     await carried(folder, order("take", letter()))
     assert watcher.woken.is_set()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [of_plan("autumn"), of_plan("autumn", is_reply=True), of_plan("spring", key="reply", is_reply=True)],
+    ids=["a task of another plan", "a reply there", "a reply in its own plan"],
+)
+async def test_what_a_task_asks_stays_until_its_own_end(folder: MailFolder, other: Letter) -> None:
+    asks = of_plan("spring")
+    told = Told(folder, "writer")
+    told.ask(asks, "run-1", {"data": ("a", "b")})
+    request, ending = folder.root / "tasks/t1" / REQUEST, Ending(ack=Ack.failed, details="so")
+    await carried(folder, order("finish", other.model_copy(update={"ending": ending})))
+    assert (request.exists(), told.asked()) == (True, ["t1"])
+    await carried(folder, order("finish", asks.model_copy(update={"ending": ending})))
+    assert (request.exists(), told.asked()) == (False, [])
+
+
+async def test_tasks_of_two_plans_that_are_called_alike_ask_beside_each_other(folder: MailFolder) -> None:
+    told, plans = Told(folder, "writer"), {"run-1": of_plan("spring"), "run-2": of_plan("autumn")}
+    for _ in range(2):  # what is asked again stays where it is
+        for run_id, which in plans.items():
+            told.ask(which, run_id, {"data": ("a", "b")})
+    second = f"t1.{plans['run-2'].task[:8]}"
+    assert told.asked() == ["t1", second]
+    asked = {name: json.loads((folder.root / "tasks" / name / REQUEST).read_text()) for name in told.asked()}
+    assert {name: each["run_id"] for name, each in asked.items()} == {"t1": "run-1", second: "run-2"}
+    told.over(plans["run-2"])
+    assert told.asked() == ["t1"]
+
+
+async def test_tasks_of_two_plans_that_are_called_alike_have_a_page_each(folder: MailFolder) -> None:
+    pages = Pages(FakeDelegation(""), Told(folder, "writer"))  # type: ignore[arg-type]
+    spring, autumn = of_plan("spring"), of_plan("autumn")
+    for _ in range(2):
+        await pages.begin(spring, "of spring")
+        await pages.begin(autumn, "of autumn")
+    names = {each.name: (each / "task.md").read_text() for each in (folder.root / "tasks").iterdir()}
+    assert ["of spring" in names["t1"], "of autumn" in names[f"t1.{autumn.task[:8]}"]] == [True, True]
+    assert len(names) == 2
+
+
+async def test_what_somebody_has_made_of_a_page_makes_no_other_folder(folder: MailFolder) -> None:
+    pages = Pages(FakeDelegation(""), Told(folder, "writer"))  # type: ignore[arg-type]
+    (folder.root / "tasks/t1").mkdir()
+    (folder.root / "tasks/t1/task.md").write_text("my notes")
+    await pages.begin(of_plan("spring"), "of spring")
+    assert [each.name for each in (folder.root / "tasks").iterdir()] == ["t1"]
+    assert "of spring" in (folder.root / "tasks/t1/task.md").read_text()
 
 
 @pytest.mark.parametrize(

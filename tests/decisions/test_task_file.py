@@ -7,7 +7,7 @@ from contracts.delegation import DelegationState, DelegationStatus, SubtaskState
 from contracts.letter import Ack, Ending, Letter, Stage
 from contracts.run import RunStatus, RunView
 from contracts.turn import Usage
-from decisions.task_file import page, status_of
+from decisions.task_file import is_of_another, page, status_of
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -91,3 +91,25 @@ def test_the_page_of_a_task_that_is_done() -> None:
     told = page(letter(ending=WELL, sender='x"\ny'), "Do it.", view(), [], "Here it is.")
     assert told.startswith('---\ntask_id: t1\nplan_id: p\nfrom: "x\\" y"\nmode: direct\nstatus: done\n')
     assert told.endswith("## Result\n\nHere it is.\n")
+
+
+@pytest.mark.parametrize(
+    ("other", "is_another"),
+    [
+        ({}, False),
+        ({"run_id": "r2", "sender": "b", "message_id": "m2"}, False),
+        ({"plan_id": "q"}, True),
+        ({"plan_id": "p 1"}, True),
+        ({"subtask_id": "s"}, True),
+        ({"task_id": "t1\nplan_id: p"}, True),
+    ],
+)
+def test_a_page_says_whose_it_is(other: dict[str, str], is_another: bool) -> None:
+    written = page(letter(run_id="r"), "x", None, (), "").encode()
+    assert is_of_another(written, letter(**other)) is is_another
+    assert not is_of_another(page(letter(**other), "x", None, (), "").encode(), letter(**other))
+
+
+@pytest.mark.parametrize("text", [b"", b"my notes", b"---\nnotes: 1\n---\n"])
+def test_what_is_no_page_is_nobodys(text: bytes) -> None:
+    assert not is_of_another(text, letter())
