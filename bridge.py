@@ -1,7 +1,8 @@
 """Between a folder and its mailbox: what comes is claimed and delivered. All that follows are orders (`carry`).
 
 A message is in the incoming folder, or in `.pending/`, until it has been told what became of it. So a bridge may end at
-any moment: the next one delivers again, and the mailbox knows what it has.
+any moment: the next one delivers again, and the mailbox knows what it has. A mailbox may end, too: the next one has it
+all again, by whatever bridge is there.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from activities.mail_pages import Pages
 from activities.mail_picks import Picks
 from activities.mail_told import Told
 from activities.mail_watch import Watcher
-from activities.mailbox import deliver
+from activities.mailbox import deliver, opened
 from contracts.mailbox import MOST_DELIVERIES, Delivered, DeliverRequest, Delivery, Verdict
 from decisions.mail_mode import Mode, Pace, Patience, after_cycle, woken
 from decisions.narrate import cut
@@ -38,6 +39,8 @@ CYCLE = 1.0  # seconds between looks where nothing wakes it
 PATIENCE = 30.0  # seconds in which a delivery is answered
 LONGEST_PAUSE = 10.0  # seconds between tries while the server, the mailbox or the disk does not take it
 OTHERS_EVERY, OTHERS_AFTER = 5.0, 10.0  # what another bridge has claimed and not delivered is delivered after this
+
+SAME_EVERY = 60.0  # seconds between looks whether the mailbox is still the one that it was delivered to
 
 Place = tuple[str, str]  # of a file in `.pending/`: its plan and its name
 
@@ -63,6 +66,8 @@ class Bridge:
     _strangers: dict[Place, float] = field(default_factory=dict)
     _looked_at: float | None = None
     _is_attached: bool = False  # the mailbox knows where to send its orders
+    _mailbox: str = ""  # which one that was
+    _seen_at: float = 0.0  # when it was last looked for
     _failures: int = 0
     _said: str = ""  # the trouble that was told of
     _most: int = MOST_DELIVERIES  # of the next batch
@@ -71,7 +76,7 @@ class Bridge:
     @property
     def is_quiet(self) -> bool:
         """Nothing more has come, and all that had has been delivered."""
-        waits = self._backlog or self._strangers or self._is_soon or self.trouble
+        waits = self._backlog or self._strangers or self._is_soon or self.trouble or self._looked_at is None
         return not waits and self.folder.is_through
 
     @property
@@ -107,16 +112,37 @@ class Bridge:
             await watcher.close()
 
     async def _rest(self, watcher: Watcher, stopped: asyncio.Task[bool]) -> None:
-        """Until something wakes it, or the next cycle is due. Dormant, it waits for a file alone."""
+        """Until something wakes it, or the next cycle is due."""
         came = asyncio.create_task(watcher.woken.wait())
         pause = min(LONGEST_PAUSE, 0.25 * 2 ** min(self._failures, 8)) if self.trouble else CYCLE
         waits_for = {stopped} if self.trouble else {stopped, came}
         is_soon = not self.trouble and (self._is_soon or not self.folder.is_through)
-        seconds = None if self.pace.mode is Mode.dormant else (SOON if is_soon else pause)
-        await asyncio.wait(waits_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if self.pace.mode is Mode.dormant:
+            await self._sleep(waits_for)
+        else:
+            seconds = SOON if is_soon else pause
+            await asyncio.wait(waits_for, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if came.done():
             self.pace = woken(self.pace, _now())
         came.cancel()
+
+    async def _sleep(self, waits_for: set[asyncio.Task[Any]]) -> None:
+        """Dormant, it waits for a file alone, or for its mailbox to be another."""
+        while self._is_attached:
+            came, _ = await asyncio.wait(waits_for, timeout=SAME_EVERY, return_when=asyncio.FIRST_COMPLETED)
+            if came:
+                return
+            await self._check_mailbox()
+        self.pace = woken(self.pace, _now())
+
+    async def _check_mailbox(self) -> None:
+        """Somebody may have ended it: then nobody knows any more what was delivered, and no event tells of that."""
+        if not self._is_attached or time.monotonic() - self._seen_at < SAME_EVERY:
+            return
+        self._seen_at = time.monotonic()
+        with suppress(RPCError):  # who cannot be reached now is asked again
+            there = await opened(self.client, self.folder.agent)
+            self._is_attached = there is not None and self._mailbox in ("", there)
 
     async def _once(self, watcher: Watcher, picks: Picks, pages: Pages) -> bool:
         """A cycle. Whether there was something to do, and it was done."""
@@ -127,6 +153,7 @@ class Bridge:
             if self._inputs_due is not None and self._inputs_due <= time.monotonic():
                 self._inputs_due = None
                 self._unpark()
+            await self._check_mailbox()
             if await self._find_strangers() and not watcher.is_watching:
                 self._unpark()  # nothing tells of inputs
             has_worked = await self._deliver_next()
@@ -235,16 +262,26 @@ class Bridge:
 
     def _judged(self, new: list[Looked], answer: Delivered) -> dict[Place, Verdict]:
         """What each was found to be; those without their inputs are kept in mind."""
-        self._is_attached = True
+        if self._mailbox not in ("", answer.mailbox):
+            self._forget()
+        self._is_attached, self._mailbox, self._seen_at = True, answer.mailbox, time.monotonic()
         self.open = answer.open
         verdicts: dict[Place, Verdict] = {}
         for each, verdict in zip(new, answer.verdicts, strict=True):
             place = _place(each.delivery)
+            self._known.add(place)
             verdicts[place] = verdict
             self._parked.pop(place, None)
             if verdict is Verdict.blocked:
                 self._parked[place] = each.delivery
         return verdicts
+
+    def _forget(self) -> None:
+        """It is another mailbox, which has nothing yet: all that lies there is looked at as by a bridge that begins."""
+        self._known.clear()
+        self._parked.clear()
+        self._strangers.clear()
+        self._looked_at = None
 
     async def _deliver(self, deliveries: tuple[Delivery, ...]) -> Delivered:
         request = DeliverRequest(folder=self.folder.id, deliveries=deliveries)

@@ -1,6 +1,7 @@
 """What a mailbox asks the server: how its runs have ended. And how a subtask gets into the mailbox of a peer."""
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 from temporalio import activity
@@ -16,6 +17,7 @@ from decisions import ids
 from decisions.narrate import cut, markdown
 
 AT_A_TIME = 10
+LOOK_WITHIN = timedelta(seconds=5)
 
 _ENDS = {
     WorkflowExecutionStatus.FAILED: TurnEnd.failed,
@@ -89,6 +91,19 @@ async def deliver(client: Client, task_queue: str, agent: str, request: DeliverR
     """
     body = request.model_dump(mode="json", by_alias=True, exclude_none=True)
     return await update_with_start(client, "deliver", body, _mailbox(task_queue, agent), Delivered)
+
+
+async def opened(client: Client, agent: str) -> str | None:
+    """Which mailbox of the agent is open, as `Delivered` names it; None where none is. Raises RPCError."""
+    try:
+        box = await client.get_workflow_handle(ids.mailbox_workflow_id(agent)).describe(rpc_timeout=LOOK_WITHIN)
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+        return None
+    if box.status is not WorkflowExecutionStatus.RUNNING:
+        return None
+    return box.raw_description.workflow_execution_info.first_run_id
 
 
 def _mailbox(task_queue: str, agent: str) -> dict[str, Any]:

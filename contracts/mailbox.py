@@ -57,10 +57,14 @@ class Verdict(StrEnum):
 
 
 class Delivered(Value):
-    """The answer of `deliver`: a verdict for each delivery, in their order. `open` counts the messages in hand."""
+    """The answer of `deliver`: a verdict for each delivery, in their order. `open` counts the messages in hand.
+
+    `mailbox` is the run id of its first execution: of one that has another, nothing is known that was delivered before.
+    """
 
     verdicts: tuple[Verdict, ...]
     open: int
+    mailbox: str = ""
 
 
 class TurnEnded(Edge):

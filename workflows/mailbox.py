@@ -242,7 +242,8 @@ class Mailbox:
     def deliver(self, *args: Any) -> dict[str, Any]:
         request = self._readable(args)
         self._box, delivered = mailbox.deliver(self._box, request.folder, request.deliveries, workflow.now())
-        return delivered.model_dump(mode="json")
+        own = delivered.model_copy(update={"mailbox": workflow.info().first_execution_run_id})
+        return own.model_dump(mode="json")
 
     @deliver.validator
     def _is_taken(self, *args: Any) -> None:

@@ -1,8 +1,12 @@
 """A mailbox with scripted bridges on the real server: each message once, whatever is lost in between (C2 to C5, C7)."""
 
 import asyncio
+import json
 from collections import Counter
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +15,16 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.conversation import submit
-from activities.mailbox import Mailboxes
+from activities.mail_folder import MailFolder
+from activities.mailbox import Mailboxes, tell
+from bridge import Bridge
 from contracts.carry import Done, Order
 from contracts.conversation import SubmitRequest, TurnEnd
 from contracts.letter import Ack, Ending, Stage, TaskState
 from contracts.mail_outside import Dispatch, MailDispatch
 from contracts.mailbox import Delivery, LookRequest
 from decisions import ids, mail_orders
+from decisions.mail_mode import Mode, Patience
 from testkit.model_server import Reply, calls
 from tests.workflows.lane import asking, begun, echo, lane_of, new_id, run_of, say, texts
 from tests.workflows.mail import Carrier, acks, failing, message, new_agent, told
@@ -495,3 +502,62 @@ async def test_what_a_bridge_is_at_when_its_mailbox_rotates_is_not_ordered_besid
         assert await it.failed_tasks(bridge.box) == 0
     assert bridge.most_at_once == 1
     assert view.notices == ()
+
+
+@asynccontextmanager
+async def bridged(it: Any, folder: MailFolder, patience: Patience) -> AsyncIterator[Bridge]:
+    """A bridge that stays up. Its orders are for whoever works on the queue of the folder."""
+    bridge, stop = Bridge(it.client, it.queue, folder, patience), asyncio.Event()
+    task = asyncio.create_task(bridge.run(stop))
+    yield bridge
+    stop.set()
+    await task
+
+
+WAKES: pytest.MarkDecorator = pytest.mark.parametrize(
+    "patience", [Patience(dormant_after=None), Patience(0, timedelta(0))], ids=str
+)
+
+
+@WAKES
+async def test_what_lies_in_pending_is_given_to_the_next_mailbox_by_a_bridge_that_stays_up(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: Patience
+) -> None:
+    monkeypatch.setattr("bridge.SAME_EVERY", 0.2)
+    folder = MailFolder(tmp_path / "box", new_agent())
+    folder.open()
+    for name in "abc":
+        task = {"type": "task", "message_id": name, "plan_id": "p", "task_id": name, "from": "bob", "body": "x"}
+        folder.below.write(json.dumps(task).encode(), "inbox", "p", f"{name}.json")
+    async with world(echo) as it:
+        box = Carrier(it, folder.agent, folder.id)
+        async with bridged(it, folder, patience) as bridge:
+            await it.until(lambda: bridge.open == 3)
+            if patience.dormant_after is not None:
+                await it.until(lambda: bridge.pace.mode is Mode.dormant)
+            await box.box.terminate("lost")
+            await it.until(lambda: open_in(box, "abc"))
+
+
+@WAKES
+async def test_a_subtask_for_a_mailbox_that_was_ended_comes_to_the_bridge_that_stays_up(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: Patience
+) -> None:
+    monkeypatch.setattr("bridge.SAME_EVERY", 0.2)
+    folder = MailFolder(tmp_path / "box", new_agent(), outside=True)
+    folder.open()
+    async with world(echo) as it:
+        carrier = Carrier(it, folder.agent, folder.id)
+        async with carrier.working(), bridged(it, folder, patience) as bridge:
+            mode = Mode.idle if patience.dormant_after is None else Mode.dormant
+            await it.until(lambda: bridge.pace.mode is mode)
+            await carrier.box.terminate("lost")
+            await tell(it.client, it.queue, folder.agent, "dispatch", SENT)
+            await it.until(lambda: carrier.done("dispatch"))
+
+
+async def open_in(carrier: Carrier, names: str) -> bool:
+    """Of the mailbox that is open now. One that was terminated would still tell what it had."""
+    if (await carrier.box.describe()).status is not WorkflowExecutionStatus.RUNNING:
+        return False
+    return {each.message_id for each in (await carrier.look()).open} == {*names}
