@@ -19,6 +19,7 @@ from activities.model_faults import is_unsigned, translated, unavailable
 from contracts.failures import RunFailure
 from contracts.turn import Usage
 from contracts.value import once_each
+from decisions.loop import CUT_OFF
 
 MOST_BYTES = 1024 * 1024  # of a reply's JSON; the server takes 2 MiB, and the longest replies of today are half of this
 
@@ -148,13 +149,11 @@ class _Accumulated:
                 self.content.append(self._named(event.content_block.model_dump(mode="json", exclude_none=True)))
             case "content_block_delta":
                 self._grow(self.content[event.index], event.index, event.delta.model_dump())
-            case "content_block_stop":
-                self._close(self.content[event.index], event.index)
             case "message_delta":
                 self.stop_reason = event.delta.stop_reason
                 self._count(event.usage.model_dump())
-            case "message_stop":
-                pass
+            case "content_block_stop" | "message_stop":
+                pass  # not every server says where a block ends that it cuts off
 
     def _named(self, block: dict[str, Any]) -> dict[str, Any]:
         """Some servers use an id twice in a reply, or none; but a result must belong to one tool use.
@@ -188,16 +187,6 @@ class _Accumulated:
             case _:
                 pass  # a kind of delta that came after this was written
 
-    def _close(self, block: dict[str, Any], index: int) -> None:
-        written = self._arguments.pop(index, "")
-        if not written:
-            return
-        try:
-            block["input"] = read_arguments(written)
-        except ValueError:
-            block["input"] = {}
-            self.broken.append(block["id"])
-
     def _count(self, usage: dict[str, Any]) -> None:
         """Figures of a later event replace those of an earlier one; they are totals, not increments."""
         names = {
@@ -210,9 +199,30 @@ class _Accumulated:
         self.usage = self.usage.model_copy(update=found)
 
     def reply(self) -> ModelReply:
+        self._read_arguments()
         said = [block for block in self.content if block.get("type") != "text" or block.get("text", "").strip()]
         content = [self._whole(block) for block in said]  # the API takes no blank text back
         return fitted(ModelReply(content, self.stop_reason, self.model, self.usage, tuple(self.broken)))
+
+    def _read_arguments(self) -> None:
+        for index, written in self._arguments.items():
+            if not written:
+                continue
+            block = self.content[index]
+            try:
+                block["input"] = read_arguments(written)
+            except ValueError:
+                block["input"] = {}
+                self.broken.append(block["id"])
+        if self._is_cut_before_arguments():
+            self.broken.append(self.content[-1]["id"])
+
+    def _is_cut_before_arguments(self) -> bool:
+        """Whether nobody knows with what the last call was to be made: none are meant only where the reply is whole."""
+        if self.stop_reason not in CUT_OFF or not self.content:
+            return False
+        last = self.content[-1]
+        return last["type"] == "tool_use" and not last.get("input") and not self._arguments.get(len(self.content) - 1)
 
     def _whole(self, block: dict[str, Any]) -> dict[str, Any]:
         return {**block, "input": {}} if block.get("type") == "tool_use" and block.get("input") is None else block

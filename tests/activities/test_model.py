@@ -14,6 +14,7 @@ from anthropic import AsyncAnthropic
 from temporalio.exceptions import ApplicationError
 
 from activities.messages import MessagesModel, read_arguments
+from activities.messages_sse import encode_stream
 from activities.model import ModelCall, ModelReply
 from activities.model_faults import TOO_LONG, translated
 from contracts.agent import Definition, ToolSchema
@@ -95,6 +96,55 @@ async def test_broken_arguments_are_named_and_not_kept(server: ScriptedModel) ->
     reply = await ask(server)
     assert reply.broken == ("toolu_0_0",)
     assert reply.content[0]["input"] == {}
+
+
+def streamed(*uses: tuple[str, str], stop_reason: str = "max_tokens") -> model_server.Reply:
+    return model_server.Reply(calls=uses, stop_reason=stop_reason)
+
+
+@pytest.mark.parametrize(
+    ("script", "broken"),
+    [
+        ([streamed(("look", ""))], ("toolu_0_0",)),
+        ([streamed(("look", ""), ("look", ""))], ("toolu_0_1",)),  # what is not the last one had its end
+        ([streamed(("look", '{"at": "x"}'))], ()),
+        ([streamed(("look", "{}"))], ()),
+        ([streamed(("look", ""), stop_reason="tool_use")], ()),
+    ],
+)
+async def test_a_call_that_is_cut_off_before_its_arguments_is_broken(
+    server: ScriptedModel, broken: tuple[str, ...]
+) -> None:
+    assert (await ask(server)).broken == broken
+
+
+@pytest.mark.parametrize(
+    ("written", "stop_reason", "broken", "given"),
+    [
+        ('{"env": "sta', "max_tokens", ("t1",), {}),
+        ("", "max_tokens", ("t1",), {}),
+        ("", "tool_use", (), {}),
+        ('{"env": "staging"}', "tool_use", (), {"env": "staging"}),
+    ],
+)
+async def test_arguments_count_where_a_server_does_not_say_that_their_block_ends(
+    written: str, stop_reason: str, broken: tuple[str, ...], given: dict[str, str]
+) -> None:
+    use = {"type": "tool_use", "id": "t1", "name": "look", "input": written}
+    usage = {"input_tokens": 1, "output_tokens": 1}
+    message = {"id": "m", "role": "assistant", "model": "m", "content": [use], "stop_reason": stop_reason}
+    events = [each for each in encode_stream({**message, "usage": usage}) if b"content_block_stop" not in each]
+    reply = await answered(b"".join(events))
+    assert (reply.broken, reply.content[0]["input"]) == (broken, given)
+
+
+async def answered(stream: bytes) -> ModelReply:
+    """What is read of these bytes."""
+    response = httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=stream)
+    transport = httpx2.MockTransport(lambda _: response)
+    http = httpx2.AsyncClient(transport=transport)
+    async with AsyncAnthropic(api_key=KEY, base_url="http://model", max_retries=0, http_client=http) as client:
+        return await MessagesModel(client).reply(ModelCall(definition=DEFINITION, messages=GOAL))
 
 
 @pytest.mark.parametrize("script", [[says("")]])
