@@ -1,10 +1,11 @@
 """What is wrong with the arguments of a call, by the schema of its tool.
 
-The schema may be a stranger's, and the arguments are a model's: a pattern may take years on the right text, and `re`
-lets nothing else run meanwhile. So patterns are matched by `regex`, which gives up in time.
+The schema may be a stranger's, and the arguments are a model's: a pattern may take years on the right text, and so may
+definitions that name each other twice; nothing else runs meanwhile. So patterns are matched by `regex`, which gives up
+in time, and each step into a schema looks at the clock.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from time import process_time
 from typing import Any
@@ -15,7 +16,7 @@ from jsonschema.exceptions import ValidationError, best_match
 from jsonschema.validators import extend
 from referencing.exceptions import Unresolvable
 
-WITHIN = 1.0  # seconds of CPU, as `regex` counts them, for all patterns of a call
+WITHIN = 1.0  # seconds of CPU, as `regex` counts them, for the arguments of a call
 
 _until: ContextVar[float] = ContextVar("_until")
 
@@ -39,6 +40,11 @@ class Arguments:
         if wrong is None:
             return None
         return f"{'/'.join(str(part) for part in wrong.absolute_path) or 'arguments'}: {wrong.message[:500]}"
+
+
+def _look_at_the_clock() -> None:
+    if process_time() > _until.get():
+        raise TimeoutError("it takes too long on what was given")
 
 
 def _has(pattern: str, text: str) -> bool:
@@ -78,7 +84,116 @@ def _others(validator: Any, others: Any, given: Any, schema: Mapping[str, Any]) 
         yield ValidationError(f"Additional properties are not allowed ({named} {were} unexpected)")
 
 
+def _unique(validator: Any, wanted: Any, given: Any, _: Any) -> Iterator[ValidationError]:
+    """In one pass: the library compares each with each where they cannot be sorted."""
+    if not wanted or not validator.is_type(given, "array"):
+        return
+    seen = set()
+    for item in given:
+        _look_at_the_clock()
+        seen.add(_comparable(item))
+    if len(seen) < len(given):
+        yield ValidationError(f"{given!r} has non-unique elements")
+
+
+def _comparable(value: Any) -> Any:
+    """Equal to another where JSON Schema has them equal: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(value, dict):
+        return dict, frozenset((name, _comparable(inner)) for name, inner in value.items())
+    if isinstance(value, list):
+        return list, tuple(map(_comparable, value))
+    return (bool, value) if isinstance(value, bool) else value
+
+
+def _unevaluated_names(validator: Any, others: Any, given: Any, _: Any) -> Iterator[ValidationError]:
+    if not validator.is_type(given, "object"):
+        return
+    known = set(_names_looked_at(validator, given))
+    inner = validator.evolve(schema=others)
+    if wrong := [name for name in given if name not in known and not inner.is_valid(given[name])]:
+        yield ValidationError(f"Unevaluated properties are not allowed ({', '.join(map(repr, wrong))})")
+
+
+def _unevaluated_items(validator: Any, _others: Any, given: Any, _: Any) -> Iterator[ValidationError]:
+    if not validator.is_type(given, "array"):
+        return
+    known = set(_items_looked_at(validator, given))
+    if wrong := [item for at, item in enumerate(given) if at not in known]:
+        yield ValidationError(f"Unevaluated items are not allowed ({', '.join(map(repr, wrong))})")
+
+
+def _names_looked_at(validator: Any, given: dict[str, Any]) -> Iterator[str]:
+    """The library's own goes by `re`, and what it finds is a list that it looks through for each name."""
+    schema = validator.schema
+    if not isinstance(schema, dict):
+        return
+    yield from schema.get("properties", {}).keys() & given.keys()
+    for pattern in schema.get("patternProperties", {}):
+        yield from (name for name in given if _has(pattern, name))
+    for keyword in ("additionalProperties", "unevaluatedProperties"):
+        if keyword in schema:
+            inner = validator.evolve(schema=schema[keyword])
+            yield from (name for name, value in given.items() if inner.is_valid(value))
+    for part in _parts(validator, given):
+        yield from _names_looked_at(part, given)
+
+
+def _items_looked_at(validator: Any, given: list[Any]) -> Iterator[int]:
+    schema = validator.schema
+    if not isinstance(schema, dict):
+        return
+    yield from range(len(given) if "items" in schema else len(schema.get("prefixItems", ())))
+    for keyword in ("contains", "unevaluatedItems"):
+        if keyword in schema:
+            inner = validator.evolve(schema=schema[keyword])
+            yield from (at for at, item in enumerate(given) if inner.is_valid(item))
+    for part in _parts(validator, given):
+        yield from _items_looked_at(part, given)
+
+
+def _parts(validator: Any, given: Any) -> Iterator[Any]:
+    """The validators of what a schema says of the same value elsewhere, as far as it holds."""
+    schema = validator.schema
+    for keyword in ("$ref", "$dynamicRef"):
+        if keyword in schema:
+            found = validator._resolver.lookup(schema[keyword])  # noqa: SLF001 - the library's keywords do so
+            yield validator.evolve(schema=found.contents, _resolver=found.resolver)
+    parts = [part for keyword in ("allOf", "anyOf", "oneOf") for part in schema.get(keyword, ())]
+    if isinstance(given, dict):
+        parts += [part for name, part in schema.get("dependentSchemas", {}).items() if name in given]
+    if "if" in schema:
+        is_so = validator.evolve(schema=schema["if"]).is_valid(given)
+        parts += [schema[each] for each in (("if", "then") if is_so else ("else",)) if each in schema]
+    yield from filter(lambda part: part.is_valid(given), (validator.evolve(schema=part) for part in parts))
+
+
 _Bounded: Any = extend(  # type: ignore[no-untyped-call]
     Draft202012Validator,
-    {"pattern": _pattern, "patternProperties": _named_alike, "additionalProperties": _others},
+    {
+        "pattern": _pattern,
+        "patternProperties": _named_alike,
+        "additionalProperties": _others,
+        "uniqueItems": _unique,
+        "unevaluatedProperties": _unevaluated_names,
+        "unevaluatedItems": _unevaluated_items,
+    },
 )
+
+
+def _evolved(validator: Any, *, schema: Any, _resolver: Any = None) -> Any:
+    """The validator of a part; the library goes into each by this. It is one of ours, whatever `$schema` it names."""
+    _look_at_the_clock()
+    return _Bounded(schema, _resolver=_resolver or validator._resolver)  # noqa: SLF001 - as its own does
+
+
+def _looking(errors_of: Callable[[Any, Any], Iterator[ValidationError]]) -> Callable[[Any, Any], Any]:
+    """One validator may be asked about each item of a long list."""
+
+    def iter_errors(validator: Any, given: Any) -> Iterator[ValidationError]:
+        _look_at_the_clock()
+        return errors_of(validator, given)
+
+    return iter_errors
+
+
+_Bounded.evolve, _Bounded.iter_errors = _evolved, _looking(_Bounded.iter_errors)

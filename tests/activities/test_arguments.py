@@ -9,6 +9,9 @@ from activities.arguments import WITHIN, Arguments, NotApplicable
 
 SLOW = "^(a|aa)+$"
 LONG = "a" * 60 + "!"
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+NO_MORE = {"prefixItems": [{}], "unevaluatedItems": False}
+A_AND_B = {"a": 1, "b": 2}
 
 
 def of(**fields: Any) -> Arguments:
@@ -22,6 +25,11 @@ def of(**fields: Any) -> Arguments:
         ({"properties": {"a": {"items": {"pattern": SLOW}}}}, {"a": [LONG] * 1000}),
         ({"patternProperties": {SLOW: {}}}, {LONG: 1}),
         ({"patternProperties": {SLOW: {}}, "additionalProperties": False}, {LONG: 1}),
+        ({"unevaluatedProperties": False, "patternProperties": {SLOW: {}}}, {LONG: 1}),
+        (
+            {"$ref": "#/$defs/a", "$defs": {"a": {"$schema": DRAFT_7, "properties": {"a": {"pattern": SLOW}}}}},
+            {"a": LONG},
+        ),
     ],
 )
 def test_a_pattern_that_comes_to_no_end_is_given_up(schema: dict[str, Any], given: dict[str, Any]) -> None:
@@ -29,6 +37,50 @@ def test_a_pattern_that_comes_to_no_end_is_given_up(schema: dict[str, Any], give
     with pytest.raises(NotApplicable, match="takes too long"):
         of(**schema).fault(given)
     assert process_time() - began < WITHIN + 1  # which is what `regex` counts
+
+
+def doubling(keyword: str, **fields: Any) -> dict[str, Any]:
+    """Thirty definitions, of which each names the next one twice."""
+    twice = {f"a{at}": {keyword: [{"$ref": f"#/$defs/a{at + 1}"}] * 2} for at in range(30)}
+    return {"$ref": "#/$defs/a0", "$defs": {**twice, "a30": {}}, **fields}
+
+
+@pytest.mark.parametrize(
+    ("schema", "given"),
+    [
+        (doubling("allOf"), {}),
+        (doubling("allOf", **{"$schema": DRAFT_7}), {}),
+        (doubling("anyOf", unevaluatedProperties=False), {"a": 1}),
+        ({"properties": {"a": {"contains": {"enum": list(range(10_000))}}}}, {"a": [-1] * 200_000}),
+    ],
+)
+def test_a_schema_that_comes_to_no_end_is_given_up(schema: dict[str, Any], given: dict[str, Any]) -> None:
+    began = process_time()
+    with pytest.raises(NotApplicable, match="takes too long"):
+        of(**schema).fault(given)
+    assert process_time() - began < WITHIN + 1
+
+
+@pytest.mark.parametrize("schema", [{"uniqueItems": True}, {"items": True, "unevaluatedItems": False}])
+def test_what_is_asked_of_a_long_list_as_a_whole_takes_one_pass(schema: dict[str, Any]) -> None:
+    began = process_time()
+    assert of(properties={"a": schema}).fault({"a": [{"n": n} for n in range(50_000)]}) is None
+    assert process_time() - began < WITHIN + 1
+
+
+@pytest.mark.parametrize(
+    ("items", "is_unique"),
+    [
+        ([1, True, 0, False, "1", None], True),
+        ([1, 1.0], False),
+        ([[1], [True]], True),
+        ([{"a": 1, "b": [2]}, {"b": [2.0], "a": 1}], False),
+        ([{"a": 1}, {"a": True}, {"a": {"a": 1}}], True),
+        ([[["a", 1]], {"a": 1}, []], True),
+    ],
+)
+def test_items_are_alike_where_json_has_them_alike(items: list[Any], is_unique: bool) -> None:
+    assert (of(properties={"a": {"uniqueItems": True}}).fault({"a": items}) is None) == is_unique
 
 
 @pytest.mark.parametrize(
@@ -43,6 +95,18 @@ def test_a_pattern_that_comes_to_no_end_is_given_up(schema: dict[str, Any], give
         ({"additionalProperties": {"type": "integer"}}, {"b": "x"}, "b: 'x' is not of type 'integer'"),
         ({"additionalProperties": True}, {"b": "x"}, None),
         ({"required": ["a"]}, {}, "arguments: 'a' is a required property"),
+        ({"properties": {"a": {"uniqueItems": True}}}, {"a": [1, 1]}, "a: [1, 1] has non-unique elements"),
+        ({"anyOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False}, {"a": 1}, None),
+        ({"patternProperties": {"^n": {}}, "unevaluatedProperties": False}, {"n1": 1}, None),
+        (
+            {"if": {"required": ["a"]}, "then": {"properties": {"a": {}}}, "unevaluatedProperties": False},
+            {"a": 1},
+            None,
+        ),
+        ({"dependentSchemas": {"a": {"properties": {"b": {}}}}, "unevaluatedProperties": {"const": 1}}, A_AND_B, None),
+        ({"unevaluatedProperties": False}, {"a": 1}, "arguments: Unevaluated properties are not allowed ('a')"),
+        ({"properties": {"a": NO_MORE}}, {"a": [1, 2]}, "a: Unevaluated items are not allowed (2)"),
+        ({"properties": {"a": {**NO_MORE, "contains": {"const": 2}}}}, {"a": [1, 2]}, None),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(schema: dict[str, Any], given: dict[str, Any], fault: str | None) -> None:
