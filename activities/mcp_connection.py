@@ -62,6 +62,7 @@ class _Link:
     end: asyncio.Event
     owner: "asyncio.Task[None] | None" = None
     has_served: bool = False
+    calls: int = 0  # that are in flight
 
 
 class Connection:
@@ -90,11 +91,24 @@ class Connection:
             if anew or self._is_stale or client.protocol_version in MODERN_PROTOCOL_VERSIONS:
                 await self._list(client)
         except (ValidationError, MCPError) as error:
-            if not isinstance(error, MCPError) or error.code == REQUEST_TIMEOUT:
+            if not self._is_over(link, error):
                 raise Unreachable(self._told(f"does not say which tools it has: {_leaf(error)}")) from None
-            link.end.set()  # a session that the server has forgotten, or a server that has died: once more
+            link.end.set()
             await self._linked()
         return self._tools
+
+    def _is_over(self, link: _Link, error: ValidationError | MCPError) -> bool:
+        """Whether only another connection can bring the tools: the server has died, or has forgotten the session.
+
+        Calls of other runs may be at work on this one: then it goes on, unless the error says just that.
+        """
+        if not isinstance(error, MCPError):
+            return False
+        if not self.is_remote:
+            return error.code == CONNECTION_CLOSED
+        if error.message == CLOSED or "session" in error.message.lower():  # each kind of server has words of its own
+            return True
+        return error.code != REQUEST_TIMEOUT and not link.calls
 
     @property
     def is_remote(self) -> bool:
@@ -115,6 +129,7 @@ class Connection:
         link, client = await self._linked()
         if self._is_stale or tool not in self._tools or self._tools[tool].sha256 not in accepted:
             raise Unreachable(self._told("changed its tools just now"))  # since the call was looked at
+        link.calls += 1
         try:
             async with asyncio.timeout(timeout + 1):  # beyond the client's own, which does not count while it writes
                 result = await client.call_tool(tool, arguments, read_timeout_seconds=timeout)
@@ -133,6 +148,8 @@ class Connection:
             raise
         except ValidationError as error:
             raise RuntimeError(f"its answer is none of MCP: {_leaf(error)}") from None
+        finally:
+            link.calls -= 1
         link.has_served = True
         return result
 

@@ -178,6 +178,18 @@ async def test_a_server_that_dies_in_a_once_call_leaves_it_in_doubt(rig: Rig) ->
     assert len(rig.calls()) == 1
 
 
+async def test_a_server_that_refuses_to_list_its_tools_goes_on_with_the_calls_of_others(rig: Rig) -> None:
+    acting = asyncio.create_task(rig.run("later", tool="act"))
+    await until(lambda: bool(rig.calls()))
+    (rig.state / "refuse").touch()
+    with pytest.raises(Unreachable, match="does not say which tools it has: not just now"):
+        await rig.connection.tools(anew=True)
+    assert (await acting).result == "done"
+    (rig.state / "refuse").unlink()
+    assert (await rig.run("x")).result == "done"
+    assert len(rig.pids()) == 1
+
+
 async def test_a_once_call_that_was_not_sent_is_said_not_to_have_been_made(rig: Rig) -> None:
     tool = await rig.tool("act")
     await rig.connection.close()

@@ -1,6 +1,7 @@
 """The servers that people use, as they come: time, git, fetch (Python), filesystem and everything (npm), and HTTP."""
 
 import asyncio
+import json
 import shutil
 import socket
 import subprocess
@@ -237,6 +238,88 @@ async def test_a_server_at_a_url_that_was_started_anew_is_asked_again_at_once(tm
             tool = await client.tool("large")
             assert await tool.refusal(tool.route.effect, None, PATIENT) is None
             assert (await tool.run({}, client.context())).status == "ok"
+
+
+class Front:
+    """What stands before a server of the version with sessions: it refuses listings with `status`, if that is set.
+
+    Sessions that are `forgotten` are told so in `words`, as servers do that are not of the SDK.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.status: int | None = None
+        self.words = ""
+        self.forgotten: set[bytes] = set()
+        self.seen: set[bytes] = set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        first = await receive()
+        body = first.get("body", b"")
+        session = dict(scope["headers"]).get(b"mcp-session-id")
+        if session is not None:
+            self.seen.add(session)
+        if self.status and b"tools/list" in body:
+            await refused(send, self.status)
+        elif b"server/discover" in body:
+            await refused(send, 404, -32601, "Method not found")
+        elif session in self.forgotten:
+            await refused(send, 404, -32001, self.words)
+        else:
+            waiting = [first]
+
+            async def rest() -> Any:
+                return waiting.pop() if waiting else await receive()
+
+            await self._app(scope, rest, send)
+
+
+async def refused(send: Any, status: int, code: int | None = None, words: str = "") -> None:
+    body = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": words}} if code else None
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_url_that_refuses_to_list_its_tools_goes_on_with_the_calls_of_others(
+    tmp_path: Path, status: int
+) -> None:
+    server, begun, released = web(), asyncio.Event(), asyncio.Event()
+
+    @server.tool()
+    async def hold() -> str:
+        """Acts for as long as it takes."""
+        begun.set()
+        await released.wait()
+        return "held"
+
+    front, port = Front(server.streamable_http_app()), free_port()
+    web_server = HttpServer("web", f"http://127.0.0.1:{port}/mcp")
+    async with listening(front, port), connected(web_server, tmp_path) as client:
+        holding = asyncio.create_task(client.run("hold"))
+        await asyncio.wait_for(begun.wait(), 60)
+        front.status = status
+        with pytest.raises(Unreachable, match="does not say which tools it has"):
+            await client.connection.tools(anew=True)
+        released.set()
+        assert (await holding).result == {"result": "held"}
+        front.status = None
+        assert (await client.run("add", a=1, b=2)).result == {"result": 3}
+
+
+async def test_a_session_that_a_url_has_forgotten_is_opened_anew_by_whatever_words_it_says_so(tmp_path: Path) -> None:
+    front, port = Front(web().streamable_http_app()), free_port()
+    server = HttpServer("web", f"http://127.0.0.1:{port}/mcp")
+    async with listening(front, port), connected(server, tmp_path) as client:
+        for words in ("Session not found", "Bad Request: No valid session ID provided"):
+            assert (await client.run("add", a=1, b=2)).result == {"result": 3}
+            front.words, front.forgotten = words, set(front.seen)
+            assert front.forgotten
+            assert (await client.run("add", a=2, b=2)).result == {"result": 4}
 
 
 async def test_a_url_that_lets_nobody_in_says_so(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 STATE, MODE = Path(sys.argv[1]), sys.argv[2]
+LATER: list[Any] = []
 
 
 def send(message: Any) -> None:
@@ -75,6 +76,9 @@ def call(number: Any, arguments: dict[str, Any]) -> None:  # noqa: C901, PLR0912
             os._exit(7)
         case "hang":
             return
+        case "later":  # once a listing was refused
+            LATER.append(number)
+            return
         case "deaf":
             time.sleep(3600)
         case "flood":
@@ -106,6 +110,16 @@ def call(number: Any, arguments: dict[str, Any]) -> None:  # noqa: C901, PLR0912
     send({"jsonrpc": "2.0", "id": number, "result": result(arguments)})
 
 
+def list_tools(number: Any) -> None:
+    note("lists", "")
+    if not (STATE / "refuse").exists():
+        send({"jsonrpc": "2.0", "id": number, "result": {"tools": tools()}})
+        return
+    send({"jsonrpc": "2.0", "id": number, "error": {"code": -32603, "message": "not just now"}})
+    while LATER:
+        send({"jsonrpc": "2.0", "id": LATER.pop(), "result": text("done")})
+
+
 def main() -> None:
     note("pids", str(os.getpid()))
     if MODE == "silent":
@@ -122,8 +136,7 @@ def main() -> None:
             about = {"protocolVersion": version, "capabilities": {"tools": {"listChanged": True}}, "serverInfo": info}
             send({"jsonrpc": "2.0", "id": number, "result": about})
         elif method == "tools/list":
-            note("lists", "")
-            send({"jsonrpc": "2.0", "id": number, "result": {"tools": tools()}})
+            list_tools(number)
         elif method == "tools/call":
             call(number, message["params"].get("arguments") or {})
             if (STATE / "announce").exists():
