@@ -2,6 +2,7 @@
 
 import json
 import sys
+from hashlib import sha256
 from typing import Any
 
 import click
@@ -24,7 +25,6 @@ from settings import load
 
 MOST_GOAL = 100_000  # characters in the conversation; more goes into a file
 GOAL_SHOWN = 2000
-GOAL_FILE = "artifacts/goal.md"
 
 
 @click.command(
@@ -190,7 +190,10 @@ def _with_file(event: StartEvent, goal: str, workspace: Workspace, here: Session
             f"the goal has {len(goal):,} characters, and {MOST_GOAL:,} is the most: put the rest where a tool of the "
             "agent can read it"
         )
+    written = goal.encode(errors="replace")
+    file = f"artifacts/goal-{sha256(written).hexdigest()[:16]}.md"  # a run of this id may be there
     workspace.create()
-    workspace.write(GOAL_FILE, goal.encode(errors="replace"))
-    told = f"{goal[:GOAL_SHOWN]}\n\n… The whole goal, {len(goal):,} characters, is in {GOAL_FILE}: read it."
+    if not (workspace.root / file).exists():
+        workspace.write(file, written)
+    told = f"{goal[:GOAL_SHOWN]}\n\n… The whole goal, {len(goal):,} characters, is in {file}: read it."
     return event.model_copy(update={"payload": event.payload.model_copy(update={"goal": told})})

@@ -79,10 +79,16 @@ def test_a_goal_that_no_conversation_holds_goes_into_a_file_of_the_run(make_proj
     done = project.perdure("run", "-", "--id", "long", "--json", typed=goal)
     assert (done.code, done.err) == (0, "")
     assert json.loads(done.out)["status"] == "completed"
-    assert (project.home / "runs/long/artifacts/goal.md").read_text() == goal
+    [file] = (project.home / "runs/long/artifacts").glob("goal-*.md")
+    assert file.read_text() == goal
     shown = json.loads(project.perdure("show", "long", "--json").out)
     assert shown["goal"].startswith(critique)
-    assert shown["goal"].endswith("is in artifacts/goal.md: read it.")
+    assert shown["goal"].endswith(f"is in artifacts/{file.name}: read it.")
+    taken = project.perdure("run", "-", "--id", "long", "--detach", typed=f"another {goal}")
+    assert (taken.code, taken.out) == (1, "")
+    assert "there is a run long already" in taken.err
+    assert file.read_text() == goal
+    assert json.loads(project.perdure("show", "long", "--json").out)["goal"] == shown["goal"]
     elsewhere = project.perdure("run", "-", typed=goal, TEMPORAL_ADDRESS="127.0.0.1:1")
     assert elsewhere.code == 1
     assert elsewhere.err.count("\n") == 1
