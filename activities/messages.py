@@ -18,7 +18,7 @@ from activities.model import ModelCall, ModelReply
 from activities.model_faults import is_unsigned, translated, unavailable
 from contracts.failures import RunFailure
 from contracts.turn import Usage
-from contracts.value import once_each
+from contracts.value import AROUND, once_each
 from decisions.loop import CUT_OFF
 
 MOST_BYTES = 1024 * 1024  # of a reply's JSON; the server takes 2 MiB, and the longest replies of today are half of this
@@ -261,8 +261,7 @@ def read_arguments(written: str) -> dict[str, Any]:
     Lone surrogates, NaN and very deep nesting are valid for some parsers, and would fail on their way to the run. Of a
     name that is there twice, no two readers take the same.
     """
-    levels = 16  # more than those around the arguments wherever they are stored, so that they can be read back there
-    from_json(f"{'[' * levels}{written}{']' * levels}")
+    from_json(f"{'[' * AROUND}{written}{']' * AROUND}")
     value = json.loads(written, parse_float=_finite, parse_constant=_finite, object_pairs_hook=once_each)
     if not isinstance(value, dict):
         raise ValueError("a JSON object is expected")  # noqa: TRY004 - callers tell all of these alike

@@ -36,6 +36,7 @@ from contracts.tool import (
     ToolOutcome,
     failed,
 )
+from contracts.value import AROUND
 from decisions.ids import call_digest, request_key, result_key, run_id_of
 from decisions.narrate import call_line, call_trace
 from decisions.transcript import result_part
@@ -261,7 +262,7 @@ def _retried(call: ToolCall, workspace: Workspace, attempt: int, why: str, delay
 def sound(outcome: ToolOutcome) -> ToolOutcome:
     """What the run could not read back (lone surrogates, very deep nesting) would stop it for good."""
     try:
-        from_json(to_json([outcome]))  # a level deeper than it will lie
+        from_json(b"%b%b%b" % (b"[" * AROUND, to_json(outcome), b"]" * AROUND))
     except ValueError as error:
         return failed(ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {error}")
     return outcome

@@ -53,6 +53,8 @@ _JOINERS = "\u200c\u200d"
 
 MOST_DEPTH = 50  # of a value from outside: a payload nested 200 deep is not read any more, and it gets wrapped
 
+AROUND = 16  # levels; more than lie around a result or arguments wherever a run keeps them, to be read back from there
+
 
 def depth(value: Any) -> int:
     """How many lists and objects lie in each other."""

@@ -8,13 +8,17 @@ from hypothesis import strategies as st
 from pydantic_core import from_json
 from temporalio.api.common.v1 import Payload
 
+from activities.tool import sound
 from contracts.agent import Opening
-from contracts.tool import Effect, ToolCall, ToolError, ToolOutcome
+from contracts.run import Call, Continuation
+from contracts.tool import Effect, ToolCall, ToolError, ToolKind, ToolOutcome
+from contracts.transcript import Segment
 from contracts.turn import ModelTurn, PassedOver, TurnRequest, Usage
 from contracts.value import Terse, Undecodable
 from converter import TolerantPayloadConverter, data_converter
 from decisions.builtins import ROUTES
 from decisions.limits import DEFAULTS
+from tests.drawn import running
 
 CONVERTER = data_converter.payload_converter
 TURN = ModelTurn(content=[], stop_reason=None, model="m", usage=Usage(), duration_ms=0)
@@ -138,3 +142,17 @@ def test_runs_share_what_reads_their_types_and_the_tools_of_their_agent() -> Non
     read = [each.from_payloads(payloads, [Opening])[0] for each in (first, second)]
     assert read == [opening, opening]
     assert read[0].tools is read[1].tools
+
+
+@pytest.mark.parametrize("depth", [1, 183, 184, 195, 196, 198, 300])
+def test_a_result_that_a_run_keeps_is_read_back_by_its_next_execution(depth: int) -> None:
+    result: Any = 1
+    for _ in range(depth):
+        result = [result]
+    call = Call(tool_use_id="u", tool="look", kind=ToolKind.python, effect=Effect.read, step=1, arguments={})
+    call = call.model_copy(update={"outcome": sound(ToolOutcome(result=result))})
+    state = running(ROUTES).model_copy(update={"calls": (call,)})
+    segments = (Segment(ref="r", start=0, end=1, head="h"),)
+    payloads = CONVERTER.to_payloads([Continuation(state=state, segments=segments)])
+    [read] = CONVERTER.from_payloads(payloads)  # untyped, as the run takes what it begins with
+    assert not isinstance(read, Undecodable)
