@@ -36,8 +36,6 @@ MEANS: dict[str, str] = {
     Decision.stop: "end the run",
 }
 PROMPT = "  answer> "
-IS_CUT = "the arguments are longer than what is shown; before you decide, see perdure trace RUN --export"
-CUT_AT = 4000  # characters of the arguments in the text of a question
 
 
 def print_question(console: Console, question: QuestionView, exact: Exact | None) -> None:
@@ -49,8 +47,6 @@ def print_question(console: Console, question: QuestionView, exact: Exact | None
     console.print(Text.assemble(("? ", "bold yellow"), (head, "bold yellow")))
     if body:
         console.print(Padding(Text(body, overflow="fold"), (0, 0, 0, 4), expand=False))
-    if is_cut(question, exact):
-        console.print(f"    [yellow]{IS_CUT}[/]")
     if question.expires_at:
         console.print(f"    [dim]open until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC[/]")
     widest = max((len(option) for option in question.options), default=0)
@@ -58,12 +54,6 @@ def print_question(console: Console, question: QuestionView, exact: Exact | None
         label = f"{number} " if _numbered(question) else "- "
         means = "" if question.kind in TEXTUAL else f"{' ' * (widest - len(option))}  {MEANS.get(option, '')}"
         console.print(Padding(Text.assemble((label, "bold"), option, (means, "dim")), (0, 0, 0, 2), expand=False))
-
-
-def is_cut(question: QuestionView, exact: Exact | None) -> bool:
-    """Whether an approval's text leaves out arguments that are not known from elsewhere."""
-    _, _, arguments = question.text.rpartition("\n\n")
-    return question.kind == QuestionKind.approval and exact is None and len(arguments) >= CUT_AT
 
 
 def _parts(question: QuestionView, exact: Exact | None) -> tuple[str, str]:
@@ -78,9 +68,8 @@ def _parts(question: QuestionView, exact: Exact | None) -> tuple[str, str]:
 def _in_a_line(question: QuestionView, exact: Exact | None) -> str:
     head, body = _parts(question, exact)
     call = f" {exactly(exact[1])}" if exact else f" {' '.join(body.split())}" if body else ""
-    cut_off = f" ({IS_CUT})" if is_cut(question, exact) else ""
     options = f" · {', '.join(question.options)}" if question.options else ""
-    return f"? {' '.join(head.split())}{call}{cut_off}{options}"
+    return f"? {' '.join(head.split())}{call}{options}"
 
 
 def exactly(arguments: Mapping[str, Any], indent: int | None = None) -> str:

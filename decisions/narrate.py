@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic_core import to_json
+
 from contracts.delegation import DelegationRequest, DelegationState, Spent, SubtaskState
 from contracts.question import Question, QuestionKind
 from contracts.run import Call, Ending, PendingView, QuestionView, RunState, RunStatus, RunView
@@ -14,6 +16,7 @@ from decisions.builtins import DELEGATE
 from decisions.delegation import call_told
 from decisions.question import TEXTUAL
 
+MOST_WANTED = 4000  # characters of the arguments that an approval shows
 SHOWN = 64  # characters of a call in the timeline; the Web UI cuts longer labels, and the step with them
 
 
@@ -36,6 +39,19 @@ def call_summary(call: Call, *, was_lost: bool = False) -> str:
     again = f" · attempt {call.generation}" if call.generation > 1 else ""
     looked_up = " · looked up, its worker was lost" if was_lost else ""
     return f"{cut(call_line(call.tool, call.arguments), SHOWN)} · step {call.step}{again}{looked_up}"
+
+
+def wanted(tool: str, arguments: Mapping[str, Any]) -> str:
+    """What an approval asks for: the call in a line, and its arguments."""
+    written = to_json(arguments, indent=2).decode()
+    return f"{call_line(tool, arguments)}\n\n{begun(written, MOST_WANTED, 'perdure trace RUN --export')}"
+
+
+def begun(text: str, most: int, whole: str) -> str:
+    """How it begins. Where more follows it says so, and where all of it is: a person decides by what stands here."""
+    if len(text) <= most:
+        return text
+    return f"{text[:most]} …\n({len(text) - most:,} more characters are not shown; all of it: {whole})"
 
 
 def call_line(tool: str, arguments: Mapping[str, Any]) -> str:
@@ -128,11 +144,9 @@ def _asked(question: Question | None) -> list[str]:
     """The open question, and the JSON that answers it from the dialog "Send an Update"."""
     if question is None:
         return []
-    by_text = question.kind in TEXTUAL
-    if by_text:
-        said = "\n".join(f"> {markdown(line)}  " for line in question.text[:2000].splitlines())
-    else:
-        said = _code(question.text[:2000])  # arguments are shown as they are, with no quote made typographic
+    by_text, text = question.kind in TEXTUAL, begun(question.text, 2000, "perdure show RUN")
+    quoted = "\n".join(f"> {markdown(line)}  " for line in text.splitlines())
+    said = quoted if by_text else _code(text)  # arguments are shown as they are, with no quote made typographic
     offered = ", ".join(markdown(cut(option, 100)) for option in question.options)
     until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
     is_free = question.kind is QuestionKind.question

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeVar
 
-from pydantic_core import to_json
 from temporalio.exceptions import ApplicationError
 
 from contracts.context import ContextFull, Recovery, Summary
@@ -344,7 +343,9 @@ class Played:
 
     def _approve(self, call: Call) -> Flow[Call | ToolOutcome]:
         timeout = self._route(call).approval_timeout
-        answer = yield from self._ask(QuestionKind.approval, _wanted(call), about=call, timeout=timeout)
+        answer = yield from self._ask(
+            QuestionKind.approval, narrate.wanted(call.tool, call.arguments), about=call, timeout=timeout
+        )
         if answer.decision is None:
             return failed(ToolFault.denied, f"the approval expired: no person decided within {timeout}")
         if answer.decision is Decision.deny:
@@ -500,10 +501,6 @@ class Played:
 
     def _route(self, call: Call) -> ToolRoute:
         return next(route for route in self.state.tools if route.name == call.tool)
-
-
-def _wanted(call: Call) -> str:
-    return f"{narrate.call_line(call.tool, call.arguments)}\n\n{to_json(call.arguments, indent=2).decode()[:4000]}"
 
 
 def failed_model(text: str) -> Ending:

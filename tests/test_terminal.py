@@ -18,6 +18,7 @@ from contracts.signals import Decision, HumanInput
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, Usage
 from decisions.ids import call_digest
+from decisions.narrate import wanted
 from happenings import Answered, Called, Crowded, Happening, Noticed, Shortened, Started, Thought, happening_json
 from runs import Ended
 
@@ -40,7 +41,7 @@ ARGUMENTS = {"text": "all of it " * 900, "name": "back\u202ewards", "code": "\x1
 WANTED = QuestionView(
     id="q4",
     kind="approval",
-    text=f"note all of it …\n\n{json.dumps(ARGUMENTS, indent=2)[:4000]}",
+    text=wanted("note", ARGUMENTS),
     options=("approve", "approve_tool", "deny"),
     call=call_digest("note", ARGUMENTS),
 )
@@ -124,7 +125,7 @@ def test_the_whole_call_is_shown_before_it_is_approved(columns: int) -> None:
     exact = json.dumps(ARGUMENTS, indent=2)  # with a code for what would not be seen as it is
     assert "".join(exact.split()) in shown
     assert "approvethiscall:note" in shown
-    assert "longer than what is shown" not in said
+    assert "are not shown" not in said
     assert [line.split()[:2] for line in said.splitlines()[-3:]] == [
         ["1", "approve"],
         ["2", "approve_tool"],
@@ -136,7 +137,7 @@ def test_the_whole_call_is_shown_before_it_is_approved(columns: int) -> None:
 def test_a_call_that_cannot_be_shown_whole_says_so(*, is_terminal: bool) -> None:
     seen = Terminal() if is_terminal else StringIO()
     print_question(SafeConsole(file=seen, width=80, _environ={"TERM": "xterm"}), WANTED, None)
-    assert "longer than what is shown" in " ".join(seen.getvalue().split())
+    assert "more characters are not shown; all of it: perdure trace RUN --export)" in " ".join(seen.getvalue().split())
 
 
 def test_a_happening_for_programs_is_one_line_whatever_ends_lines_for_them() -> None:

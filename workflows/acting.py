@@ -95,7 +95,7 @@ async def _ask(run: LiveRun, call: Call) -> ToolOutcome:
 
 async def _approve(run: LiveRun, call: Call) -> Call | ToolOutcome:
     """The call with the approval that a person gave to exactly it; or why it is not made."""
-    answer = await _decision(run, call, _wanted(call))
+    answer = await _decision(run, call, narrate.wanted(call.tool, call.arguments))
     if isinstance(answer, ToolOutcome):
         return answer
     if answer.decision is Decision.approve_tool:
@@ -111,17 +111,14 @@ async def _accept(run: LiveRun, call: Call, error: ToolError) -> Call | ToolOutc
         run.halt.check()
         if run.state.accepted.get(call.tool) != definition:
             events.emit(run, "agent_run.resume_unsafe", **_about(call), definition=definition)
-            answer = await _decision(run, call, f"{error.message}\n\nMake this call all the same?\n{_wanted(call)}")
+            wanted = narrate.wanted(call.tool, call.arguments)
+            answer = await _decision(run, call, f"{error.message}\n\nMake this call all the same?\n{wanted}")
             if isinstance(answer, ToolOutcome):
                 return answer
             if answer.decision is Decision.approve_tool:
                 run.update(accepted={**run.state.accepted, call.tool: definition})
     run.state, call = settlement.accepted(run.state, call, definition)
     return call
-
-
-def _wanted(call: Call) -> str:
-    return f"{narrate.call_line(call.tool, call.arguments)}\n\n{to_json(call.arguments, indent=2).decode()[:4000]}"
 
 
 async def _decision(run: LiveRun, call: Call, wants: str) -> HumanInput | ToolOutcome:

@@ -94,6 +94,20 @@ def test_what_a_run_waits_for_has_at_most_200_characters(now: Any, text: str, to
     assert len(narrate.waiting_for(asks(now, "approval", text, tool))) <= 200
 
 
+def test_an_approval_says_how_much_of_its_arguments_is_not_shown(new_state: Any, now: Any) -> None:
+    """Whoever approves by what is shown approves the whole."""
+    short, long = (
+        narrate.wanted("note", {"text": "x" * 3000}),
+        narrate.wanted("note", {"text": "x" * 5000, "to": "eve"}),
+    )
+    assert "not shown" not in short
+    assert long.endswith("…\n(1,031 more characters are not shown; all of it: perdure trace RUN --export)")
+    question = Question(id="q1", kind=QuestionKind.approval, text=long, options=("approve", "deny"), asked_at=now)
+    assert "more characters are not shown; all of it: perdure show RUN)" in narrate.details(
+        new_state(question=question)
+    )
+
+
 def test_what_a_run_waits_for_names_the_tool_or_asks_the_question(now: Any) -> None:
     assert narrate.waiting_for(asks(now, "approval", "charge …", "charge")) == "human: approve charge"
     assert narrate.waiting_for(asks(now, "question", "Which one?", "ask_human")) == "human: Which one?"
