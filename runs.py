@@ -75,7 +75,21 @@ async def resume(client: Client, task_queue: str, run_id: str) -> WorkflowHandle
     if why := refusal(origin.run_id, RunStatus(origin.status)):
         raise Refused(why)
     event = ResumeEvent(type="agentic.resume", payload=ResumePayload(run_id=origin.run_id))
-    return await _start(client, task_queue, event, ids.resumed_id(origin.run_id), f"go on with {origin.run_id}")
+    heir = ids.resumed_id(origin.run_id)
+    handle = await _start(client, task_queue, event, heir, f"go on with {origin.run_id}")
+    if handle.first_execution_run_id is None and not await _goes_on_with(client, heir, origin.run_id):
+        raise Refused(
+            f"run {heir} is there already, and does not go on with {origin.run_id}: perdure fork goes on with it"
+        )
+    return handle
+
+
+async def _goes_on_with(client: Client, run_id: str, origin: str) -> bool:
+    first = (await find(client, run_id)).first_execution
+    execution = client.get_workflow_handle(ids.run_workflow_id(run_id), run_id=first)
+    begun = await anext(execution.fetch_history_events(page_size=1))
+    given = await client.data_converter.decode(begun.workflow_execution_started_event_attributes.input.payloads)
+    return len(given) == 1 and isinstance(given[0], dict) and given[0].get("payload", {}).get("run_id") == origin
 
 
 async def fork(client: Client, task_queue: str, run_id: str, step: int, say: str | None) -> WorkflowHandle[Any, Any]:

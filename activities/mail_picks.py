@@ -11,6 +11,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.beneath import NotThere
 from activities.mail_result import LOOK_WITHIN
 from activities.mail_told import REQUEST, Told
+from activities.update import answered
 from contracts.question import QuestionKind
 from contracts.run import QuestionView, RunStatus, RunView
 from contracts.signals import HumanInput
@@ -19,6 +20,7 @@ from decisions.narrate import cut
 
 _log = logging.getLogger(__name__)
 
+ANSWERED_WITHIN = 10.0  # seconds; the folder's bridge waits for it
 LOOK_EVERY = 5  # looks at a file until its run is asked whether it still waits
 
 
@@ -94,8 +96,11 @@ class Picks:
         handle = self._client.get_workflow_handle(run_workflow_id(str(request.get("run_id"))))
         name, _ = _picked(request, question)
         said = HumanInput(question_id=question.id, text=picked, by="the request's file")
+        update = handle.execute_update("answer", said.model_dump(mode="json", exclude_none=True))
         try:
-            await handle.execute_update("answer", said.model_dump(mode="json", exclude_none=True))
+            await answered(update, ANSWERED_WITHIN)
+        except TimeoutError:
+            return  # the file is looked at again
         except WorkflowUpdateFailedError as error:
             why = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
             await self._fault(task, request, f"{name}: {cut(why, 200)}")

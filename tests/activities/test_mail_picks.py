@@ -1,5 +1,6 @@
 """The request to a person, and all that can become of its file."""
 
+import asyncio
 import json
 import logging
 from datetime import UTC, datetime
@@ -111,6 +112,22 @@ async def test_no_other_run_is_answered_than_the_one_that_asks(told: Told, reque
     await looks(told, run, 1)
     assert "run:stranger" not in run.asked
     assert run.answers == ["a"]
+
+
+async def test_a_run_that_does_not_take_its_answer_holds_up_no_folder(
+    told: Told, request_file: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Silent(FakeRun):
+        async def execute_update(self, *_: Any) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr("activities.mail_picks.ANSWERED_WITHIN", 0.05)
+    asked = json.loads(request_file.read_text())
+    request_file.write_text(json.dumps({**asked, "pick": {"data": "b"}}))
+    await asyncio.wait_for(looks(told, Silent(), 1), 10)
+    run = FakeRun()
+    await looks(told, run, 1)
+    assert run.answers == ["b"]
 
 
 async def test_a_request_that_goes_away_while_it_is_edited_comes_back(told: Told, request_file: Any) -> None:

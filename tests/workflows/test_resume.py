@@ -4,6 +4,7 @@ import asyncio
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from temporalio.client import Client, WorkflowFailureError
@@ -90,6 +91,16 @@ async def test_a_failed_run_goes_on_as_a_new_one_and_repeats_nothing(world: Any,
     assert [arguments["n"] for arguments, _ in tool.calls] == [1, 2, 3]
     assert tool.calls[-1][1].idempotency_key == "agentic:run:unlucky.r2:step:3:request"
     assert (tmp_path / "unlucky.r2" / "artifacts" / "made.txt").read_text() == "made before"
+
+
+async def test_a_run_that_only_has_the_name_of_the_next_one_is_not_taken_for_it(world: Any) -> None:
+    name = f"nightly-{uuid4().hex[:8]}"
+    async with world(Script(breaks=0)) as it:
+        run = await it.start("count them", run_id=name)
+        await failed(run)
+        await failed(await it.start("count others", run_id=f"{name}.r2"))
+        with pytest.raises(Refused, match=f"run {name}.r2 is there already, and does not go on with {name}"):
+            await resumed(it, run)
 
 
 async def test_resuming_twice_finds_the_same_run_and_a_resumed_run_can_be_resumed(world: Any) -> None:
