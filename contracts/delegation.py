@@ -110,7 +110,8 @@ class DelegationRequest(Value):
     """The input of `Delegation`: subtasks for run `run_id` and its agent, at `step`, `depth` below the first run.
 
     `budget` is what all of them may use together. `max_depth` is the first run's, and holds for the whole tree.
-    `mailboxes` names the agents that live outside: their subtasks are no runs, but messages and replies.
+    `mailboxes` names the agents that live outside: their subtasks are no runs, but messages and replies. `heir` is the
+    run that makes it, where it goes on from `run_id`: what the subtasks bring has to be in its workspace, too.
     """
 
     type: Literal["agentic.delegate"] = "agentic.delegate"
@@ -123,6 +124,7 @@ class DelegationRequest(Value):
     subtasks: tuple[Subtask, ...] = Field(min_length=1)
     join: Join = Join.all
     mailboxes: tuple[str, ...] = sparse(())
+    heir: str = sparse("")
 
 
 class DelegationState(Value):

@@ -68,6 +68,7 @@ def planned(state: RunState, call: Call, owner: str) -> DelegationRequest | Tool
         subtasks=asked.subtasks,
         join=asked.join,
         mailboxes=state.mailboxes,
+        heir=state.run_id if state.run_id != owner else "",
     )
 
 
@@ -268,9 +269,10 @@ def clipped(text: str, most: int) -> str:
 
 
 def dependents(request: DelegationRequest, state: DelegationState, subtask: str) -> tuple[str, ...]:
-    """The runs that are given what this one brings, the delegating one first."""
+    """The runs that are given what this one brings; the first is the one that it was delegated for."""
     waiting = {each.id for each in request.subtasks if subtask in each.depends_on}
-    return (request.run_id, *(each.run_id for each in state.subtasks if each.id in waiting and each.run_id))
+    owners = (request.run_id, request.heir) if request.heir else (request.run_id,)
+    return (*owners, *(each.run_id for each in state.subtasks if each.id in waiting and each.run_id))
 
 
 def message(request: DelegationRequest, state: DelegationState, subtask: Subtask) -> str:

@@ -376,3 +376,11 @@ def test_a_message_to_a_peer_outside_is_one_that_stands_alone() -> None:
     assert "Files, in the workspace of run R1:" in text
     assert [each.run_id for each in state.subtasks] == ["R1.1-b", ""]
     assert delegation.dependents(asked, state, "b") == ("R1",)
+
+
+def test_a_resumed_run_is_given_what_its_subtasks_bring(new_state: State) -> None:
+    run = new_state(peers=("writer",))
+    for owner, *others in ((run.run_id,), ("origin", run.run_id)):
+        asked = planned(run, call(task("a")), owner)
+        assert isinstance(asked, DelegationRequest)
+        assert delegation.dependents(asked, begun(asked), "a") == (owner, *others)
