@@ -7,7 +7,7 @@ in time, and each step into a schema looks at the clock.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from time import process_time
+from time import thread_time
 from typing import Any
 
 import regex
@@ -16,7 +16,7 @@ from jsonschema.exceptions import ValidationError, best_match
 from jsonschema.validators import extend
 from referencing.exceptions import Unresolvable
 
-WITHIN = 1.0  # seconds of CPU, as `regex` counts them, for the arguments of a call
+WITHIN = 1.0  # seconds of CPU for the arguments of a call; `regex` counts those of the whole process
 
 _until: ContextVar[float] = ContextVar("_until")
 
@@ -31,7 +31,7 @@ class Arguments:
 
     def fault(self, arguments: dict[str, Any]) -> str | None:
         """The worst of it, in a line: `where: what`. Raises NotApplicable."""
-        _until.set(process_time() + WITHIN)
+        _until.set(thread_time() + WITHIN)
         try:
             wrong = best_match(self._validator.iter_errors(arguments))
         except (RecursionError, Unresolvable, regex.error, TimeoutError) as error:
@@ -43,13 +43,13 @@ class Arguments:
 
 
 def _look_at_the_clock() -> None:
-    if process_time() > _until.get():
+    if thread_time() > _until.get():
         raise TimeoutError("it takes too long on what was given")
 
 
 def _has(pattern: str, text: str) -> bool:
     """Raises regex.error, TimeoutError."""
-    left = max(_until.get() - process_time(), 0.001)
+    left = max(_until.get() - thread_time(), 0.001)
     try:
         return regex.search(pattern, text, timeout=left, concurrent=True) is not None
     except TimeoutError:

@@ -1,5 +1,8 @@
 """Which tools an MCP server has, as far as a model can be offered them."""
 
+import asyncio
+from collections.abc import Iterable
+
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 from mcp import Client
@@ -11,18 +14,13 @@ from decisions.mcp import foreign_reference, pin, unfit
 MOST_PAGES = 100  # of a listing
 MOST_TOOLS = 1000
 MOST_DEFINITION = 64 * 1024  # bytes of a tool's description and schema: all of it goes to the model
+MOST_DEFINITIONS = 4 * 1024 * 1024  # bytes of those of one server: to look at a megabyte takes some ten seconds
 
 
 async def listed(client: Client, server: str) -> tuple[dict[str, Pin], dict[str, str]]:
     """The tools by name, and those that cannot be offered with the reason. Raises what the client raises."""
-    tools: dict[str, Pin] = {}
-    refused: dict[str, str] = {}
-    for tool in await _all(client):
-        if why := _fault(server, tool):
-            refused[tool.name] = why
-        else:
-            tools[tool.name] = _pinned(tool)
-    return tools, refused
+    tools = await _all(client)
+    return await asyncio.to_thread(_judged, server, tools)  # the connection, and all else here, goes on meanwhile
 
 
 async def _all(client: Client) -> list[Tool]:
@@ -37,16 +35,32 @@ async def _all(client: Client) -> list[Tool]:
     return tools[:MOST_TOOLS]
 
 
+def _judged(server: str, tools: Iterable[Tool]) -> tuple[dict[str, Pin], dict[str, str]]:
+    offered: dict[str, Pin] = {}
+    refused: dict[str, str] = {}
+    taken = 0
+    for tool in tools:
+        size = len(tool.model_dump_json(include={"description", "input_schema", "annotations"}))
+        taken += size if size <= MOST_DEFINITION else 0
+        if taken > MOST_DEFINITIONS:
+            refused[tool.name] = f"the definitions of its server are larger than {MOST_DEFINITIONS:,} bytes"
+        elif why := _fault(server, tool, size):
+            refused[tool.name] = why
+        else:
+            offered[tool.name] = _pinned(tool)
+    return offered, refused
+
+
 def _pinned(tool: Tool) -> Pin:
     annotations = tool.annotations.model_dump(mode="json", by_alias=True, exclude_none=True) if tool.annotations else {}
     return pin(tool.description or tool.title or "", tool.input_schema, annotations)
 
 
-def _fault(server: str, tool: Tool) -> str | None:
+def _fault(server: str, tool: Tool, size: int) -> str | None:
     """Why a model cannot be offered this tool; None if it can."""
     if why := unfit(server, tool.name):
         return why
-    if len(tool.model_dump_json(include={"description", "input_schema", "annotations"})) > MOST_DEFINITION:
+    if size > MOST_DEFINITION:
         return f"its definition is larger than {MOST_DEFINITION:,} bytes"
     if tool.input_schema.get("type") != "object":
         return 'its inputSchema has no type "object"'

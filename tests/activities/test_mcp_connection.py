@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -441,6 +442,30 @@ async def test_tools_that_no_model_could_call_are_refused_by_name(rig: Rig) -> N
     assert sorted(refused) == ["a.b", "invalid", "large", "n" * 62, "outside"]
     assert "lies outside" in refused["outside"]
     assert "no server's name is short enough" in refused["n" * 62]
+
+
+async def test_more_definitions_than_any_model_takes_are_looked_at_up_to_a_bound(rig: Rig) -> None:
+    long = {"inputSchema": {"type": "object"}, "description": "d" * (63 * 1024)}
+    with patch("activities.mcp_listing.MOST_DEFINITIONS", 5 * 64 * 1024):
+        rig.define(*({"name": f"tool-{n}", **long} for n in range(8)))
+        tools = await rig.connection.tools()
+    assert sorted(tools) == [f"tool-{n}" for n in range(5)]
+    assert "the definitions of its server are larger" in rig.connection.refused["tool-5"]
+
+
+async def test_all_else_goes_on_while_a_large_listing_is_looked_at(rig: Rig) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def looks_long(_: object) -> None:
+        begun.set()
+        assert end.wait(LONG)
+
+    rig.define(LOOK)
+    with patch("activities.mcp_listing.Draft202012Validator.check_schema", looks_long):
+        listing = asyncio.create_task(rig.connection.tools())
+        assert await asyncio.to_thread(begun.wait, LONG)
+        end.set()
+        assert list(await listing) == ["look"]
 
 
 async def test_a_listing_that_is_none_of_mcp_is_told_by_the_place_of_its_fault(rig: Rig) -> None:
