@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ class Gate:
         self.open = asyncio.Event()
         self.begun: list[str] = []
         self.tool = ScriptedTool("wait", self._wait, effect=Effect.keyed)
+
+    def has_begun(self, turns: int) -> bool:
+        return len(self.begun) >= turns
 
     async def _wait(self, arguments: Any, context: Any) -> str:
         self.begun.append(str(arguments["for"]))
@@ -473,6 +477,8 @@ async def test_a_lane_rotates_with_a_turn_open_and_loses_nothing(world: Any, sho
         assert (await say(it, chat, "again", "x")).duplicate is True
         begun = await lane_of(it, chat).describe()
         gate.open.set()
+        for turns in range(1, 32):  # each in its own time: thirty turns are seconds of work
+            await it.until(partial(gate.has_begun, turns))
         view = await until_idle(it, chat, 31)
         executions = {e.run_id async for e in it.client.list_workflows(f"WorkflowId = 'conversation:{chat}'")}
         last = it.model.requests[-1]
