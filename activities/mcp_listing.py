@@ -14,7 +14,7 @@ from decisions.mcp import foreign_reference, pin, unfit
 MOST_PAGES = 100  # of a listing
 MOST_TOOLS = 1000
 MOST_DEFINITION = 64 * 1024  # bytes of a tool's description and schema: all of it goes to the model
-MOST_DEFINITIONS = 4 * 1024 * 1024  # bytes of those of one server: to look at a megabyte takes some ten seconds
+MOST_DEFINITIONS = 4 * 1024 * 1024  # bytes of those of one server: to look at a megabyte takes one to six seconds
 
 
 async def listed(client: Client, server: str) -> tuple[dict[str, Pin], dict[str, str]]:
