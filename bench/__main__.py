@@ -59,14 +59,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, once each: does it run at all?")
     parser.add_argument("--repeats", type=int, help="pairs of raw-min and ours behind each median")
+    parser.add_argument("--long", type=int, metavar="STEPS", help="of the runs whose growth is looked at (400)")
     parser.add_argument("--workers", type=int, default=1, help="of each side, on its task queue")
     parser.add_argument("--peer", action="append", choices=NAMES, help="measure another framework, too (repeatable)")
     parser.add_argument("--peers", action="store_true", help="measure all of them")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     options = parser.parse_args()
     sizes = QUICK if options.quick else Sizes()
-    if options.repeats:
-        sizes = replace(sizes, repeats=options.repeats)
+    given = {"repeats": options.repeats, "long": options.long}
+    sizes = replace(sizes, **{name: value for name, value in given.items() if value})
     peers = NAMES if options.peers else tuple(dict.fromkeys(options.peer or ()))
     rows = asyncio.run(measure(sizes, peers, options.workers))
     if options.json:
