@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from converter import data_converter
 from devserver import embedded
 
 HEAD = ("figure", "raw-min", "ours", "ratio", "target", "")
+LEAST_LONG = 8  # steps of which each quarter has one to be measured
 WIDTHS = (54, 19, 22, 5, 22, 4)
 PEER_WIDTHS = (36, 11, 8, 13, 13, 13, 13)
 
@@ -55,19 +56,37 @@ def _line(*cells: str, widths: Sequence[int] = WIDTHS) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)).rstrip()
 
 
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(given: str) -> int:
+        try:
+            value = int(given)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{given!r} is not a whole number of at least {least}")
+        return value
+
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, once each: does it run at all?")
-    parser.add_argument("--repeats", type=int, help="pairs of raw-min and ours behind each median")
-    parser.add_argument("--long", type=int, metavar="STEPS", help="of the runs whose growth is looked at (400)")
-    parser.add_argument("--workers", type=int, default=1, help="of each side, on its task queue")
+    parser.add_argument("--repeats", type=_at_least(1), help="pairs of raw-min and ours behind each median")
+    parser.add_argument(
+        "--long",
+        type=_at_least(LEAST_LONG),
+        metavar="STEPS",
+        help=f"of the runs whose growth is looked at (default: {Sizes.long}, with --quick {QUICK.long})",
+    )
+    parser.add_argument("--workers", type=_at_least(1), default=1, help="of each side, on its task queue")
     parser.add_argument("--peer", action="append", choices=NAMES, help="measure another framework, too (repeatable)")
     parser.add_argument("--peers", action="store_true", help="measure all of them")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     options = parser.parse_args()
     sizes = QUICK if options.quick else Sizes()
     given = {"repeats": options.repeats, "long": options.long}
-    sizes = replace(sizes, **{name: value for name, value in given.items() if value})
+    sizes = replace(sizes, **{name: value for name, value in given.items() if value is not None})
     peers = NAMES if options.peers else tuple(dict.fromkeys(options.peer or ()))
     rows = asyncio.run(measure(sizes, peers, options.workers))
     if options.json:

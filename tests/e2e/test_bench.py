@@ -57,6 +57,16 @@ def test_an_unknown_peer_is_refused_in_one_line_with_those_there_are() -> None:
     assert [name for name in NAMES if name not in told] == []
 
 
+@pytest.mark.parametrize("option", ["--repeats=0", "--workers=-1", "--long=7", "--long=many"])
+def test_a_size_that_measures_nothing_is_refused_in_one_line(option: str) -> None:
+    command = [sys.executable, "-m", "bench", option]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    name, _, given = option.partition("=")
+    told = done.stderr.splitlines()[-1]
+    assert f"{name}: '{given}' is not a whole number of at least" in told
+
+
 def test_each_peer_has_a_worker_and_a_lock() -> None:
     workers = {path.stem for path in (ROOT / "bench" / "peers").glob("[!_]*.py")}
     assert workers == set(NAMES)
