@@ -3,6 +3,9 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import cache
+from hashlib import blake2b
+from importlib.resources import files
 from typing import NoReturn
 
 from temporalio import activity
@@ -50,8 +53,23 @@ async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
         no_remote_activities=True,
         interceptors=of_runs(client),
         sticky_queue_schedule_to_start_timeout=RECOVERY,
+        build_id=build_id(),
     ):
         yield
+
+
+@cache
+def build_id() -> str:
+    """The code that decides, as Temporal is told of it: 8 hex digits, as history holds them six times a step.
+
+    The SDK's own, of 32, is made of all that is loaded, and takes a third of a second of a process's start.
+    """
+    code = blake2b(digest_size=4)
+    for package in ("contracts", "decisions", "workflows"):
+        for module in sorted(files(package).iterdir(), key=lambda file: file.name):
+            if module.name.endswith(".py"):
+                code.update(module.read_bytes())
+    return code.hexdigest()
 
 
 @activity.defn(dynamic=True)

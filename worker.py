@@ -4,6 +4,7 @@ Its parts are put together here: what the project offers, who answers as the mod
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -37,7 +38,7 @@ from activities.standing import Standings
 from activities.tool import ToolCalls
 from activities.transcript import Transcripts
 from activities.turn import Turns
-from answering import RECOVERY, WORKFLOWS, of_runs, workflow_runner
+from answering import RECOVERY, WORKFLOWS, build_id, of_runs, workflow_runner
 from connection import connect, register_search_attributes
 from leaving import leave
 from mcp_tools import offering
@@ -114,6 +115,7 @@ def build(  # noqa: PLR0913 - what a worker is made of
         graceful_shutdown_timeout=GRACE,
         max_heartbeat_throttle_interval=SHOWN_WITHIN,
         default_heartbeat_throttle_interval=SHOWN_WITHIN,
+        build_id=None if deployment else build_id(),
         deployment_config=versioned(deployment) if deployment else None,
     )
 
@@ -139,6 +141,7 @@ async def working(client: Client, settings: Settings, deployment: Deployment | N
             build(client, project, queue, model, deployment, observers, settings.file.worker),
             reconciling(client, queue),
         ):
+            gc.freeze()  # what is loaded stays: to look it all through took 0.15 s, in which no run went on
             yield
 
 

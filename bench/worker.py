@@ -1,6 +1,7 @@
 """One side's worker. Each line on its standard input is answered by what it has done since the last one, as JSON."""
 
 import asyncio
+import gc
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -19,6 +20,7 @@ async def serve(side: str, address: str, queue: str, workspaces: Path, reports: 
     marks = Marks()
     build = raw_min.build(client, queue, marks) if side == "raw" else ours.build(client, queue, marks, workspaces)
     async with build:
+        gc.freeze()  # as the product's worker does
         await answer(marks, reports)
     # The SDK's own threads must see the end of their work before the interpreter goes (sdk-python#300).
     await asyncio.sleep(0.2)

@@ -7,6 +7,7 @@ from temporalio.api.workflowservice.v1 import DescribeWorkerDeploymentRequest, S
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from answering import build_id
 from settings import Deployment
 from testkit.model_server import calls
 from testkit.tools import ScriptedTool
@@ -80,6 +81,27 @@ async def test_a_run_stays_with_its_build_also_over_rotations_and_a_new_run_goes
                     assert [await it.failed_tasks(each) for each in await executions(it, run)] == [0, 0]
                 assert await builds(it, old_run) == [{"1"}, {"1"}]
                 assert await builds(it, new_run) == [{"2"}, {"2"}]
+
+
+async def test_without_versioning_history_names_the_code_that_decided_in_eight_digits(world: Any) -> None:
+    """Six times a step: what the SDK makes by itself, of all that is loaded, is four times as long."""
+    async with world([calls(("look", {})), FINISH], ScriptedTool("look")) as it:
+        run = await it.start()
+        await run.result()
+        events = [event async for event in run.fetch_history_events()]
+        named = [
+            getattr(event, kind).worker_version.build_id
+            for event in events
+            for kind in (
+                "workflow_task_started_event_attributes",
+                "workflow_task_completed_event_attributes",
+                "activity_task_started_event_attributes",
+            )
+            if event.HasField(kind)
+        ]
+        assert set(named) == {build_id()}
+        assert len(build_id()) == 8
+        assert len(named) > 6
 
 
 async def test_a_run_that_began_without_versioning_goes_on_once_a_build_is_current(world: Any) -> None:
