@@ -30,7 +30,7 @@ redaction    how they are kept from leaving an activity
 followup     a follow-up's start, its topics, its messages, and the lane where the work goes on
 topic        how an event, or a task that waits for one, gets to its topic
 mailbox      `look_at_turns` and `dispatch_mail`: what a mailbox asks the server, and how a subtask gets into one
-outcome      what a run that has ended brings: its outcome, and the files that it names
+outcome      how a run has ended, and what it brings: its outcome, and the files that it names
 carry        `carry`: what a mailbox orders done in its folder (mail_take: the way of a message into its lane)
 mail_folder  that folder: what has come, claims, and where each file goes (beneath: how it is opened safely;
              mail_names: names of files; mail_delivery: what the mailbox is told of one)

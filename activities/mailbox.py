@@ -9,6 +9,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.outcome import end_of
 from activities.with_start import update_with_start
 from contracts.conversation import TurnEnd
 from contracts.mail_outside import Dispatch, MailDispatch
@@ -19,12 +20,7 @@ from decisions.narrate import cut, markdown
 AT_A_TIME = 10
 LOOK_WITHIN = timedelta(seconds=5)
 
-_ENDS = {
-    WorkflowExecutionStatus.FAILED: TurnEnd.failed,
-    WorkflowExecutionStatus.CANCELED: TurnEnd.cancelled,
-    WorkflowExecutionStatus.TERMINATED: TurnEnd.cancelled,
-    WorkflowExecutionStatus.TIMED_OUT: TurnEnd.timed_out,
-}
+_OPEN = (WorkflowExecutionStatus.RUNNING, WorkflowExecutionStatus.CONTINUED_AS_NEW)
 
 
 class Mailboxes:
@@ -54,10 +50,7 @@ class Mailboxes:
             status = await self._status(workflow_id)  # it may have begun and ended in between
             if status is None:
                 return TurnEnd.dropped
-        if status is WorkflowExecutionStatus.COMPLETED:
-            event = await self._client.get_workflow_handle(workflow_id).result()
-            return TurnEnd.completed if event["type"] == "agent.completed" else TurnEnd.escalated
-        return _ENDS.get(status)
+        return None if status in _OPEN else (await end_of(self._client.get_workflow_handle(workflow_id))).end
 
     async def _status(self, workflow_id: str) -> WorkflowExecutionStatus | None:
         """None where the server does not know it."""

@@ -1,4 +1,4 @@
-"""What a run that has ended brings: its outcome, or why there is none, and the files that it names."""
+"""How a run has ended, by its result or its failure, and what it brings: its outcome, and the files that it names."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,10 +11,12 @@ from temporalio.exceptions import TimeoutError as TimedOut
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.workspace import ARTIFACTS, OutsideWorkspace, Workspace
+from contracts.conversation import Ended, TurnEnd
 from contracts.delegation import SubtaskStatus
 from contracts.failures import RunFailure
 from decisions.endings import said_in
 
+ENDS = {"agent.completed": TurnEnd.completed, "agent.escalated": TurnEnd.escalated}
 MOST_FILES, MOST_FILE = 100, 64 * 1024 * 1024  # that are handed on; bytes of one
 
 
@@ -26,6 +28,36 @@ class Outcome:
     text: str
     fault: str | None = None
     artifacts: tuple[str, ...] = ()
+
+
+async def end_of(run: WorkflowHandle[Any, Any]) -> Ended:
+    """Waits for the end of one that has not ended. Raises RPCError."""
+    try:
+        return of_event(await run.result())
+    except WorkflowFailureError as error:
+        return of_failure(error.cause)
+
+
+def of_event(event: Any) -> Ended:
+    """By its result. One that is no event is that of another workflow, which somebody gave the id of a run."""
+    if not isinstance(event, dict) or event.get("type") not in ENDS:
+        return Ended(end=TurnEnd.failed, said="what has this id is no run of an agent")
+    return Ended(end=ENDS[event["type"]], said=said_in(event))
+
+
+def of_failure(cause: BaseException | None) -> Ended:
+    match cause:
+        case ApplicationError():
+            end = TurnEnd.timed_out if cause.type == RunFailure.hard_limit else TurnEnd.failed
+            return Ended(end=end, said=cause.message)
+        case CancelledError():
+            return Ended(end=TurnEnd.cancelled)
+        case TerminatedError():
+            return Ended(end=TurnEnd.cancelled, said=f"terminated: {cause.message}")
+        case TimedOut():
+            return Ended(end=TurnEnd.timed_out, said=str(cause))
+        case _:
+            return Ended(end=TurnEnd.failed, said=str(cause))
 
 
 async def outcome_of(run: WorkflowHandle[Any, dict[str, Any]]) -> Outcome | None:

@@ -7,7 +7,10 @@ from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.outcome import end_of
+from contracts.conversation import Ended
 from contracts.reconcile import Standing
+from decisions import ids
 
 FIRST_LOOK, LONGEST_PAUSE = 0.25, 5.0  # seconds; between looks nothing is held, and nothing enters history
 
@@ -30,19 +33,21 @@ class Standings:
         self._client = client
 
     @activity.defn
-    async def watch_run(self, workflow_id: str) -> Standing:
-        """How the workflow ended; `gone` where the server does not know it. Over its continue-as-new.
+    async def watch_run(self, workflow_id: str) -> Ended:
+        """How the workflow ended, over its continue-as-new; what only a run says of its end, only of a run.
 
         While it is open this fails, to be tried again: that is the wait.
         """
+        handle = self._client.get_workflow_handle(workflow_id)
         try:
-            described = await self._client.get_workflow_handle(workflow_id).describe()
+            standing = standing_of(await handle.describe())
+            if standing is not Standing.open:
+                is_run = workflow_id.startswith(ids.RUN)
+                return await end_of(handle) if is_run else Ended.model_validate(standing)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
-                return Standing.gone
+                return Ended.model_validate(Standing.gone)
             raise
-        if (standing := standing_of(described)) is not Standing.open:
-            return standing
         pause = min(FIRST_LOOK * activity.info().attempt, LONGEST_PAUSE)
         raise ApplicationError(
             f"{workflow_id} is still open",

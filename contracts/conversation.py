@@ -192,6 +192,22 @@ class TurnEnd(StrEnum):
     dropped = "dropped"
 
 
+class Ended(Value):
+    """How a run ended. `said` is the outcome, or why there is none."""
+
+    end: TurnEnd
+    said: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _end_alone(cls, value: Any) -> Any:
+        """In histories of earlier workers it is how the run stood with the server, and nothing else."""
+        return {"end": _AS_IT_STOOD.get(value, value)} if isinstance(value, str) else value
+
+
+_AS_IT_STOOD = {"terminated": TurnEnd.cancelled, "timed out": TurnEnd.timed_out, "gone": TurnEnd.failed}
+
+
 class Turn(Value):
     """A request that has ended. `said` is the outcome, or why there is none; both texts are cut."""
 

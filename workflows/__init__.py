@@ -9,7 +9,6 @@ asking        a person's word on how a run goes on
 acting        carrying out the calls of a turn
 queue_tool    a call that is an activity of another worker
 conversation  `Conversation`: a lane, one run at a time
-ended         how a turn of a conversation ended
 listening     what a run's user says while it is at work
 delegating    a call of `delegate`: a child workflow, and what it brings
 delegation    `Delegation`: a DAG of child runs, joined

@@ -28,7 +28,7 @@ from workflows import events, halt
 from workflows.acting import act
 from workflows.closing import close_turn
 from workflows.filing import filed, filed_in_sight
-from workflows.handlers import invalid, read, read_optional
+from workflows.handlers import ignoring_refusals, invalid, read, read_optional
 from workflows.listening import listen
 from workflows.live_run import LiveRun, StillWaiting, begin
 from workflows.opening import join_at_last, open_run
@@ -152,31 +152,21 @@ class AgentRun:
         return event
 
     @workflow.signal(description="A tool's result from outside: the agentic.tool_result event")
+    @ignoring_refusals
     def tool_result(self, *args: Any) -> None:
-        try:
-            self._run.take_result(read(ToolResultEvent, args))
-        except ApplicationError as refused:
-            self._ignore("tool_result", refused.message)
+        self._run.take_result(read(ToolResultEvent, args))
 
     @workflow.signal(description='Stop the run: {"reason"?, "by"?}; what is running is finished first')
+    @ignoring_refusals
     def cancel(self, *args: Any) -> None:
-        try:
-            request = read_optional(CancelRequest, args)
-        except ApplicationError as refused:
-            self._ignore("cancel", refused.message)
-            return
-        if not isinstance(self._live, ApplicationError):
-            by = f" by {request.by}" if request.by else ""
-            self._live.halt.request((request.reason or "cancel signal") + by)
+        request = read_optional(CancelRequest, args)
+        by = f" by {request.by}" if request.by else ""
+        self._run.halt.request((request.reason or "cancel signal") + by)
 
     @workflow.signal(description='Answer the open question: {"text"} or {"decision"}, with "question_id"?, "by"?')
+    @ignoring_refusals
     def human_input(self, *args: Any) -> None:
-        try:
-            answer = self._checked_answer(args)
-        except ApplicationError as refused:
-            self._ignore("human_input", refused.message)
-            return
-        self._run.take_answer(answer)
+        self._run.take_answer(self._checked_answer(args))
 
     @workflow.update(
         description='Answer the open question: {"text"} or {"decision"}; refused with the reason where it does not fit'
@@ -198,17 +188,15 @@ class AgentRun:
         return answer
 
     @workflow.signal(description='Say something to the run at work, for its next model call: {"request_id", "text"}')
+    @ignoring_refusals
     def steer(self, *args: Any) -> None:
-        try:
-            self._run.hear(read(SteerRequest, args))
-        except ApplicationError as refused:
-            self._ignore("steer", refused.message)
+        self._run.hear(read(SteerRequest, args))
 
     @workflow.signal(dynamic=True)
     def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
-        self._ignore(narrate.cut(name, 80), "no such signal; there are tool_result, human_input, steer and cancel")
+        self.ignore(narrate.cut(name, 80), "no such signal; there are tool_result, human_input, steer and cancel")
 
-    def _ignore(self, signal: str, why: str) -> None:
+    def ignore(self, signal: str, why: str) -> None:
         if isinstance(self._live, LiveRun):
             self._live.ignore(signal, why)
 

@@ -23,11 +23,13 @@ from temporalio.workflow import ChildWorkflowHandle, ParentClosePolicy
 from activities.attributes import CONVERSATION_ID
 from activities.conversation import Conversations
 from activities.observation import count
+from activities.outcome import of_event, of_failure
 from activities.standing import Standings
 from contracts.conversation import (
     MAX_ID_LENGTH,
     ConversationStart,
     DropRequest,
+    Ended,
     LaneFault,
     LaneState,
     LaneView,
@@ -40,14 +42,12 @@ from contracts.conversation import (
 )
 from contracts.failures import RunFailure
 from contracts.mailbox import TurnEnded
-from contracts.reconcile import Standing
 from contracts.signals import CancelRequest, HumanInput
 from decisions import conversation as lane
 from decisions import ids, metrics
 from decisions.narrate import SHOWN, cut, markdown
-from workflows.ended import Ended, of_event, of_failure, of_standing
 from workflows.halt import Halt
-from workflows.handlers import invalid, read, read_optional
+from workflows.handlers import ignoring_refusals, invalid, read, read_optional
 from workflows.policies import ANSWER, LOOK_BACK, WATCHING
 
 Run = ChildWorkflowHandle[Any, Any]
@@ -194,7 +194,7 @@ class Conversation:
         try:
             event = await run
         except ChildWorkflowError as error:
-            end = of_failure(error)
+            end = of_failure(error.cause)
             if isinstance(error.cause, ApplicationError) and error.cause.type in NEVER_BEGAN:
                 self._tell_failed_dispatch(message, error.cause.message)
             return end
@@ -202,13 +202,13 @@ class Conversation:
 
     async def _watched(self, message: Queued) -> Ended:
         """For a turn that was started by an earlier execution of this lane."""
-        standing: Standing = await workflow.execute_activity_method(
+        ended: Ended = await workflow.execute_activity_method(
             Standings.watch_run,
             ids.run_workflow_id(message.run_id),
             summary=f"wait for run {message.run_id}",
             **WATCHING,
         )
-        return of_standing(standing)
+        return ended
 
     def _tell_failed_dispatch(self, message: Queued, why: str) -> None:
         """A run that could not begin never blocks the lane (B12)."""
@@ -314,70 +314,58 @@ class Conversation:
         return admission
 
     @workflow.signal(description="As the update `submit`, for senders that need no answer")
+    @ignoring_refusals
     def request(self, *args: Any) -> None:
-        try:
-            self.submit(*args)
-        except ApplicationError as refused:
-            self._refuse("request", refused.message)
+        self.submit(*args)
 
     @workflow.signal(description='Cancel the running turn: {"reason"?, "by"?}; the next request follows')
+    @ignoring_refusals
     def cancel_turn(self, *args: Any) -> None:
-        self._cancel_turn("cancel_turn", args)
+        self._cancel_turn(args)
 
     @workflow.signal(description="As `cancel_turn`")
+    @ignoring_refusals
     def cancel(self, *args: Any) -> None:
-        self._cancel_turn("cancel", args)
+        self._cancel_turn(args)
 
-    def _cancel_turn(self, name: str, args: Sequence[Any]) -> None:
-        try:
-            request = read_optional(CancelRequest, args)
-        except ApplicationError as refused:
-            self._refuse(name, refused.message)
-            return
-        if (run_id := self._active_id) is None:
-            self._refuse(name, "no turn runs")
-            return
+    def _cancel_turn(self, args: Sequence[Any]) -> None:
+        request = read_optional(CancelRequest, args)
         by = f" by {request.by}" if request.by else ""
-        self._errands.append(lane.Cancel(run_id, (request.reason or "cancelled in its conversation") + by))
+        reason = (request.reason or "cancelled in its conversation") + by
+        self._errands.append(lane.Cancel(self._must_run(), reason))
 
     @workflow.signal(description='Take a request out of the queue: {"request_id", "by"?}')
+    @ignoring_refusals
     def drop(self, *args: Any) -> None:
-        try:
-            request = read(DropRequest, args)
-            left = lane.dropped(self._lane, request.request_id, request.by or "", workflow.now())
-        except ApplicationError as refused:
-            self._refuse("drop", refused.message)
-            return
+        request = read(DropRequest, args)
+        left = lane.dropped(self._lane, request.request_id, request.by or "", workflow.now())
         if left is None:
-            self._refuse("drop", f"no request {cut(request.request_id, 80)} waits")
-        else:
-            self._lane = left
+            raise invalid(f"no request {cut(request.request_id, 80)} waits")
+        self._lane = left
 
     @workflow.signal(description="Answer the open question of the running turn; it is handed on")
+    @ignoring_refusals
     def human_input(self, *args: Any) -> None:
-        try:
-            answer = read(HumanInput, args)
-        except ApplicationError as refused:
-            self._refuse("human_input", refused.message)
-            return
-        if self._active_id is None:
-            self._refuse("human_input", "no turn runs")
-        else:
-            self._errands.append(_PassOn(answer))
+        answer = read(HumanInput, args)
+        self._must_run()
+        self._errands.append(_PassOn(answer))
+
+    def _must_run(self) -> str:
+        """The turn that runs."""
+        if (run_id := self._active_id) is None:
+            raise invalid("no turn runs")
+        return run_id
 
     @workflow.signal(description="For runs: what was said while they were at work is taken")
+    @ignoring_refusals
     def steered(self, *args: Any) -> None:
-        try:
-            self._lane = lane.steered(self._lane, read(Steered, args).request_id, workflow.now())
-        except ApplicationError as refused:
-            self._refuse("steered", refused.message)
+        self._lane = lane.steered(self._lane, read(Steered, args).request_id, workflow.now())
 
     @workflow.signal(dynamic=True)
     def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
-        self._refuse(cut(name, 80), "no such signal; there are request, drop, cancel_turn, cancel and human_input")
+        self.ignore(cut(name, 80), "no such signal; there are request, drop, cancel_turn, cancel and human_input")
 
-    def _refuse(self, signal: str, why: str) -> None:
-        """A signal cannot be refused to its sender, so it is told where people look."""
+    def ignore(self, signal: str, why: str) -> None:
         workflow.logger.warning("%s ignored: %s", signal, why)
         if isinstance(self._begun, LaneState):
             self._lane = lane.refused(self._begun, f"{signal}: {why}")

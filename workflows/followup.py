@@ -33,7 +33,7 @@ from decisions import followup, followup_told, ids, narrate
 from workflows import halt
 from workflows.confidential import readable
 from workflows.fate import Fate, fate
-from workflows.handlers import invalid, read, read_optional
+from workflows.handlers import ignoring_refusals, invalid, read, read_optional
 from workflows.live_followup import LiveFollowUp, begin, now
 from workflows.policies import FILES, WAIT_FOR_END, WATCHING
 
@@ -193,11 +193,9 @@ class FollowUp:
         return followup_told.ended(state).model_dump(mode="json", exclude_none=True)
 
     @workflow.signal(description="One task more: the cmd.workflow.task.create command")
+    @ignoring_refusals
     def task_create(self, *args: Any) -> None:
-        try:
-            self._add(self._checked_task(args))
-        except ApplicationError as refused:
-            self._ignore("task_create", refused.message)
+        self._add(self._checked_task(args))
 
     @workflow.update(description="One task more: the cmd.workflow.task.create command; refused with the reason")
     def create_task(self, *args: Any) -> dict[str, Any]:
@@ -220,22 +218,17 @@ class FollowUp:
         self._live.become(followup.added(self._live.state, command.data, now()))
 
     @workflow.signal(description='An event for a task, or its result: {"taskId", "event" | "result", "resolvedBy"?}')
+    @ignoring_refusals
     def task_resolved(self, *args: Any) -> None:
-        try:
-            new, why = followup.took(self._live.state, read(TaskResolved, args), now())
-        except ApplicationError as refused:
-            self._ignore("task_resolved", refused.message)
-            return
+        new, why = followup.took(self._live.state, read(TaskResolved, args), now())
         self._live.become(new)
         if why is not None:
-            self._ignore("task_resolved", why)
+            raise invalid(why)
 
     @workflow.signal(description='Answer an open question: {"text", "question_id"?, "by"?}')
+    @ignoring_refusals
     def human_input(self, *args: Any) -> None:
-        try:
-            self._live.become(followup.answered(self._live.state, self._checked_answer(args), now()))
-        except ApplicationError as refused:
-            self._ignore("human_input", refused.message)
+        self._live.become(followup.answered(self._live.state, self._checked_answer(args), now()))
 
     @workflow.update(description='Answer an open question: {"text", "question_id"?, "by"?}; refused with the reason')
     def answer(self, *args: Any) -> dict[str, Any]:
@@ -255,18 +248,16 @@ class FollowUp:
         return answer
 
     @workflow.signal(description='Cancel it, and resume nothing: cmd.workflow.cancel, or {"reason"?, "by"?}')
+    @ignoring_refusals
     def cancel(self, *args: Any) -> None:
-        try:
-            self._live.halt.request(_reason(self._live.state, args))
-        except ApplicationError as refused:
-            self._ignore("cancel", refused.message)
+        self._live.halt.request(_reason(self._live.state, args))
 
     @workflow.signal(dynamic=True)
     def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
         known = "there are task_create, task_resolved, human_input and cancel"
-        self._ignore(narrate.cut(name, 80), f"no such signal; {known}")
+        self.ignore(narrate.cut(name, 80), f"no such signal; {known}")
 
-    def _ignore(self, signal: str, why: str) -> None:
+    def ignore(self, signal: str, why: str) -> None:
         if isinstance(self._begun, LiveFollowUp):
             self._begun.ignore(signal, why)
 

@@ -4,8 +4,9 @@ An argument that does not decode into a typed parameter, and an exception out of
 task for ever. So everything takes `*args` and is read here, where a bad one becomes a refusal.
 """
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Concatenate, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from temporalio.exceptions import ApplicationError
@@ -15,6 +16,29 @@ from contracts.value import Undecodable, printable
 from decisions.faults import fault_line
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class Listener(Protocol):
+    """A workflow that takes signals."""
+
+    def ignore(self, signal: str, why: str) -> None:
+        """A signal cannot be refused to its sender, so it is told where people look."""
+
+
+L = TypeVar("L", bound=Listener)
+
+
+def ignoring_refusals(handler: Callable[Concatenate[L, ...], None]) -> Callable[Concatenate[L, ...], None]:
+    """A signal handler may raise a refusal, an ApplicationError: its workflow ignores the signal, and says why."""
+
+    @wraps(handler)
+    def handle(listener: L, *args: Any) -> None:
+        try:
+            handler(listener, *args)
+        except ApplicationError as refused:
+            listener.ignore(handler.__name__, refused.message)
+
+    return handle
 
 
 def read(model: type[M], args: Sequence[Any]) -> M:

@@ -39,7 +39,7 @@ from decisions import ids, mail_dead, mail_orders, mail_outside, mail_room, mail
 from decisions.narrate import cut
 from workflows.attributes import MOST
 from workflows.halt import Halt
-from workflows.handlers import invalid, read, read_optional
+from workflows.handlers import ignoring_refusals, invalid, read, read_optional
 from workflows.policies import CARRYING, LOOKING_AT_TURNS, WAIT_FOR_END
 
 MOST_WAIT = timedelta(seconds=10)  # for what is under way, before the mailbox goes on without it as a new execution
@@ -192,7 +192,7 @@ class Mailbox:
             self._box = mail_orders.carried(self._box, came.request, came.answer, workflow.now())
         elif came.why:
             self._rests[folder] = workflow.now() + REST
-            self._refuse(f"carry in folder {cut(folder, 40)}", came.why)
+            self.ignore(f"carry in folder {cut(folder, 40)}", came.why)
 
     def _begin_look(self, letters: tuple[Letter, ...]) -> None:
         self._looking = asyncio.create_task(self._look(letters))
@@ -257,57 +257,44 @@ class Mailbox:
         return read(DeliverRequest, args)
 
     @workflow.signal(description='Dead letters come back: {"message_id"?, "file"?}; without either, all of them')
+    @ignoring_refusals
     def redeliver(self, *args: Any) -> None:
-        try:
-            self._box = mail_dead.redeliver(self._box, read_optional(Redeliver, args), workflow.now())
-        except ApplicationError as refused:
-            self._refuse("redeliver", refused.message)
+        self._box = mail_dead.redeliver(self._box, read_optional(Redeliver, args), workflow.now())
 
     @workflow.signal(description="For lanes: how the run of a message has ended")
+    @ignoring_refusals
     def turn_ended(self, *args: Any) -> None:
-        try:
-            self._box = mailbox.turn_ended(self._box, read(TurnEnded, args), workflow.now())
-        except ApplicationError as refused:
-            self._refuse("turn_ended", refused.message)
+        self._box = mailbox.turn_ended(self._box, read(TurnEnded, args), workflow.now())
 
     @workflow.signal(description="For bridges: a person has said which file an input is")
+    @ignoring_refusals
     def input_picked(self, *args: Any) -> None:
-        try:
-            self._box = mailbox.input_picked(self._box, read(InputPicked, args).key, workflow.now())
-        except ApplicationError as refused:
-            self._refuse("input_picked", refused.message)
+        self._box = mailbox.input_picked(self._box, read(InputPicked, args).key, workflow.now())
 
     @workflow.signal(description='A message that waits for its inputs ends: {"message_id", "by"?}')
+    @ignoring_refusals
     def give_up(self, *args: Any) -> None:
-        try:
-            self._box = mailbox.given_up(self._box, read(GiveUp, args), workflow.now())
-        except ApplicationError as refused:
-            self._refuse("give_up", refused.message)
+        self._box = mailbox.given_up(self._box, read(GiveUp, args), workflow.now())
 
     @workflow.signal(description="For delegations: a subtask for this agent, which lives outside")
+    @ignoring_refusals
     def dispatch(self, *args: Any) -> None:
-        try:
-            self._box = mail_outside.dispatched(self._box, read(Dispatch, args), workflow.now())
-        except ApplicationError as refused:
-            self._refuse("dispatch", refused.message)
+        self._box = mail_outside.dispatched(self._box, read(Dispatch, args), workflow.now())
 
     @workflow.signal(description="For delegations: nobody waits for that subtask any more")
+    @ignoring_refusals
     def withdraw(self, *args: Any) -> None:
-        try:
-            self._box = mail_outside.withdrawn(self._box, read(Dispatch, args), workflow.now())
-        except ApplicationError as refused:
-            self._refuse("withdraw", refused.message)
+        self._box = mail_outside.withdrawn(self._box, read(Dispatch, args), workflow.now())
 
     @workflow.signal(dynamic=True)
     def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
         known = "redeliver, turn_ended, input_picked, give_up, dispatch and withdraw"
-        self._refuse(cut(name, 80), f"no such signal; there are {known}")
+        self.ignore(cut(name, 80), f"no such signal; there are {known}")
 
-    def _refuse(self, what: str, why: str) -> None:
-        """A signal cannot be refused to its sender, so it is told where people look."""
-        workflow.logger.warning("%s ignored: %s", what, why)
+    def ignore(self, signal: str, why: str) -> None:
+        workflow.logger.warning("%s ignored: %s", signal, why)
         if isinstance(self._begun, MailboxState):
-            self._box = mail_room.noticed(self._begun, f"{what}: {why}")
+            self._box = mail_room.noticed(self._begun, f"{signal}: {why}")
 
     @workflow.query(description="The messages in hand, and the latest that are over", name="acks")
     def _view(self, *_: Any) -> MailboxView:

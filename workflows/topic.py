@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError, FailureError
 from contracts.followup import TaskResolved
 from contracts.topic import Event, Subscription, TopicInput, TopicState
 from decisions import narrate, topic
-from workflows.handlers import invalid, read
+from workflows.handlers import ignoring_refusals, invalid, read
 
 
 @workflow.defn
@@ -69,27 +69,23 @@ class EventTopic:
             self._known = topic.gone(self._state, subscription.subscriber)
 
     @workflow.signal(description="An event of the source: evt.adapter.message.created")
+    @ignoring_refusals
     def event(self, *args: Any) -> None:
-        try:
-            event = read(Event, args)
-            if why := topic.too_large(event):
-                raise invalid(why)
-            self._known = topic.received(self._state, event, _now())
-        except ApplicationError as refused:
-            self._ignore("event", refused.message)
+        event = read(Event, args)
+        if why := topic.too_large(event):
+            raise invalid(why)
+        self._known = topic.received(self._state, event, _now())
 
     @workflow.signal(description='A task waits here: {"subscriber", "taskId", "expiresAt"?}')
+    @ignoring_refusals
     def subscribe(self, *args: Any) -> None:
-        try:
-            self._known = topic.subscribed(self._state, read(Subscription, args), _now())
-        except ApplicationError as refused:
-            self._ignore("subscribe", refused.message)
+        self._known = topic.subscribed(self._state, read(Subscription, args), _now())
 
     @workflow.signal(dynamic=True)
     def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
-        self._ignore(narrate.cut(name, 80), "no such signal; there are event and subscribe")
+        self.ignore(narrate.cut(name, 80), "no such signal; there are event and subscribe")
 
-    def _ignore(self, signal: str, why: str) -> None:
+    def ignore(self, signal: str, why: str) -> None:
         workflow.logger.warning("%s ignored: %s", signal, why)
         if isinstance(self._known, TopicState):
             notice = narrate.notice(signal, why)

@@ -491,6 +491,36 @@ async def test_a_lane_rotates_with_a_turn_open_and_loses_nothing(world: Any, sho
     assert len([text for text in texts(last) if text.startswith("request")]) == 30
 
 
+def waits_then_escalates(body: dict[str, Any]) -> Reply:
+    waited = any(block["type"] == "tool_result" for block in body["messages"][-1]["content"])
+    return calls(("escalate", {"reason": "the shop is shut"})) if waited else calls(("wait", {"for": "it"}))
+
+
+@pytest.mark.parametrize(
+    ("is_terminated", "end", "said"),
+    [(False, "escalated", "asked: the shop is shut"), (True, "cancelled", "terminated: ")],
+)
+async def test_a_lane_that_rotated_meanwhile_tells_how_its_turn_ended_like_any_other(
+    world: Any, short_history_client: Any, is_terminated: bool, end: str, said: str
+) -> None:
+    chat, gate = new_id(), Gate()
+    async with world(waits_then_escalates, gate.tool, server=short_history_client) as it:
+        submitted = await say(it, chat, "buy it")
+        await it.until(lambda: bool(gate.begun))
+        first = (await lane_of(it, chat).describe()).run_id
+
+        async def has_rotated() -> bool:
+            await lane_of(it, chat).signal("drop", {"request_id": "nobody's"})
+            return bool((await lane_of(it, chat).describe()).run_id != first)
+
+        await it.until(has_rotated)
+        if is_terminated:
+            await run_of(it, submitted).terminate("by hand")
+        gate.open.set()
+        view = await until_idle(it, chat, 1)
+    assert [(turn.end, turn.said[: len(said)]) for turn in view.recent] == [(end, said)]
+
+
 async def test_a_full_lane_refuses_with_a_hint(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("decisions.conversation.MOST_QUEUED", 2)
     chat, gate = new_id(), Gate()
