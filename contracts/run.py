@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from contracts.context import Recoveries
-from contracts.conversation import Headers
+from contracts.conversation import Choice, Headers, SteerRequest
 from contracts.delegation import Assignment, Spent
 from contracts.journal import Journal
 from contracts.limits import Limits
@@ -128,6 +128,7 @@ class RunState(Value):
     question: Question | None = None
     expired: str | None = sparse(None)  # the latest such question
     usage: Usage = Usage()
+    choices: tuple[Choice, ...] = sparse(())  # that a person has to make before the work begins
     steered: tuple[str, ...] = sparse(())  # request ids of what was said to it, the latest
     last_call: int = sparse(0)  # tokens of the last turn, of a subtask
     cost_usd: float | None = 0.0  # None once a model without a known price was used
@@ -146,11 +147,15 @@ class RunState(Value):
 
 
 class Continuation(Value):
-    """The input of `AgentRun` after continue-as-new: the state, and the transcript by reference."""
+    """The input of `AgentRun` after continue-as-new: the state, and the transcript by reference.
+
+    `said` is what its user said and no model call has taken in yet.
+    """
 
     type: Literal["agentic.continue"] = "agentic.continue"
     state: RunState
     segments: tuple[Segment, ...] = Field(min_length=1)
+    said: tuple[SteerRequest, ...] = ()
 
 
 class InheritRequest(Value):

@@ -78,7 +78,7 @@ def next_move(state: RunState, *, history_is_long: bool, is_spoken_to: bool = Fa
         return Listen()
     if ending := state.ending or used_up(state):
         return End(ending)
-    # A run that is closing hears no more, and another execution would not know what it was told.
+    # A run that is closing hears no more, so what it was told would go along without end.
     return _onward(state, history_is_long=history_is_long and not is_spoken_to)
 
 

@@ -36,6 +36,7 @@ from contracts.thrash import Made, Rung, Thrash, Tier
 from contracts.tool import Effect, ToolKind, ToolOutcome
 from decisions.builtins import ASK_HUMAN, CONTROL, REFRAME
 from decisions.ids import call_digest
+from decisions.limits import is_out_of_steps
 
 WINDOW = 6
 IDENTICAL, PATTERN = 3, 4  # calls of the window
@@ -161,7 +162,7 @@ def _directive_tool(state: RunState) -> str | None:
     """None where forcing it would end the run: no step, or no reframe, is left for it."""
     named = state.limits.directive_tool
     route = next((route for route in state.tools if route.name == named), None)
-    if route is not None and route.takes_step and state.step >= state.limits.max_steps:
+    if route is not None and route.takes_step and is_out_of_steps(state, state.step):
         return None
     tool = named if route is not None else REFRAME
     return None if tool == REFRAME and state.reframes >= state.limits.max_reframes else tool

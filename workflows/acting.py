@@ -72,7 +72,8 @@ async def _carry_out(run: LiveRun, call: Call) -> ToolOutcome:
     if call.tool == DELEGATE:
         return await delegate(run, call)
     if needs_approval(run.state, call):
-        approved = await _approve(run, call)
+        with run.not_awaiting(call.step or 0):
+            approved = await _approve(run, call)
         if isinstance(approved, ToolOutcome):
             return approved
         call = approved

@@ -62,7 +62,7 @@ class AgentRun:
             run.state = settlement.halted(run.state, run.effects, workflow.now())
         except _HistoryIsLong:
             if run.halt.reason is None:
-                workflow.continue_as_new(Continuation(state=run.state, segments=run.segments))
+                workflow.continue_as_new(Continuation(state=run.state, segments=run.segments, said=tuple(run.said)))
             run.state = settlement.halted(run.state, run.effects, workflow.now())
         return await run.halt.outlast(self._end(run))
 
@@ -135,6 +135,7 @@ class AgentRun:
         if run.is_to_join:
             await join_at_last(run)
         close_turn(run)
+        run.hear_no_more()
         ending = run.state.ending
         journal = shown(run.state.journal, "", run.state.last_finding)
         events.emit(run, ended_event(ending), **narrate.figures(run.state))

@@ -14,7 +14,7 @@ from temporalio import workflow
 from temporalio.common import TypedSearchAttributes
 
 from contracts.agent import DEFAULT_AGENT
-from contracts.conversation import Choice, SteerRequest
+from contracts.conversation import SteerRequest
 from contracts.events import (
     BeginEvent,
     ResumeEvent,
@@ -47,6 +47,7 @@ SHOWN_WAIT = timedelta(days=365)
 AT_ONCE = timedelta(milliseconds=1)  # for what has expired between two executions
 MOST_CARRIED = 1024 * 1024  # bytes of a state, half of what the server takes as an input
 MOST_STEERED = 100  # request ids of what was said, by which it is known when it comes again
+MOST_SAID = 256 * 1024  # bytes of what was said and not heard yet, that another execution begins with
 KEPT_NOTICES = 20  # ignored signals that the state tells of
 
 
@@ -66,17 +67,17 @@ class LiveRun:
         self.origin = origin  # what this run goes on from
         self.after: tuple[str, ...] = ()  # the turns of its conversation before it, the latest first
         self.opening: tuple[Part, ...] = ()  # what it adds to their conversation, until it has
-        self.choices: tuple[Choice, ...] = ()  # that a person has to make before the work begins
         self.transcript = transcript
         self.segments = segments
         self.said: list[SteerRequest] = []  # by its user, and not in the conversation yet
+        self._hears = True  # until its end is told
         self.halt = Halt()
         self.handed_on: dict[int, Any] = {}  # large results by step, until they are artifacts
         self.asking = asyncio.Lock()  # for calls that are made together, and each may have something to ask
         self.effects = settlement.in_flight(state)  # tool uses that may be having their effect just now
         self._results: dict[int, ToolOutcome] = {}
         self._last: dict[int, ToolResultPayload] = {}  # by step: what was applied last
-        self._paused: list[int] = []  # steps whose request has not gone out again yet
+        self._paused: list[int] = []  # steps whose request has not gone out, or not again
         self._answer: HumanInput | None = None
         self._awaited = 0  # results from outside that the loop waits for
         self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
@@ -114,12 +115,12 @@ class LiveRun:
     def has_news(self) -> bool:
         """Whether something has come that another execution would not know."""
         results = any(pending.step in self._results for pending in self.state.pending)
-        return bool(self.said) or results or self._answer is not None
+        return results or self._answer is not None or len(to_json(self.said)) > MOST_SAID
 
     @property
     def is_to_move(self) -> bool:
         """Whether a wait, which nothing else goes on beside, should go on in another execution."""
-        return self.is_long and not self.said and len(self.state.pending) <= 1
+        return self.is_long and len(self.state.pending) <= 1 and not self.has_news
 
     def fits(self) -> bool:
         """Whether its state is no more than an execution can begin with: in mid-turn it holds the turn's results."""
@@ -132,6 +133,16 @@ class LiveRun:
 
     def update(self, **changes: Any) -> None:
         self.state = self.state.model_copy(update={**changes, "updated_at": workflow.now()})
+
+    def inherit(self, state: RunState, transcript: Transcript, segments: tuple[Segment, ...]) -> None:
+        """Goes on from another run's, with what was sent to this one meanwhile."""
+        own = self.state
+        changes = {
+            "steered": (*state.steered, *own.steered)[-MOST_STEERED:],
+            "ignored": (*state.ignored, *own.ignored)[-KEPT_NOTICES:],
+            "ending": own.ending,
+        }
+        self.take_over(state.model_copy(update=changes), transcript, segments)
 
     def tell(self) -> None:
         """Brings the Web UI's current details up to date: before each wait, so that they tell what is waited for."""
@@ -168,8 +179,20 @@ class LiveRun:
         if said.request_id in self.state.steered:
             self.ignore("steer", f"{narrate.cut(said.request_id, 80)} was said before")
             return
+        if not self._hears:
+            self._unheard(said)
+            return
         self.said.append(said)
         self.update(steered=(*self.state.steered, said.request_id)[-MOST_STEERED:])
+
+    def hear_no_more(self) -> None:
+        """What was said and came too late for a model call is told, and not lost without a word."""
+        self._hears = False
+        for said in self.said:
+            self._unheard(said)
+
+    def _unheard(self, said: SteerRequest) -> None:
+        self.ignore("steer", f"{narrate.cut(said.request_id, 80)}: the run ended before a model call could take it in")
 
     def take_result(self, event: ToolResultEvent) -> None:
         """A `tool_result` from outside, judged in the order of A5."""
@@ -196,7 +219,7 @@ class LiveRun:
 
     @contextmanager
     def not_awaiting(self, step: int) -> Iterator[None]:
-        """While its request has not gone out again, whatever comes is a duplicate."""
+        """While its request has not gone out, or not again, whatever comes cannot be its result."""
         self._paused.append(step)
         try:
             yield
@@ -336,7 +359,9 @@ def begin(args: Sequence[Any]) -> LiveRun:
     if _type_of(args) == "agentic.continue":
         carried = read(Continuation, args)
         last = carried.segments[-1]
-        return LiveRun(carried.state, Transcript(last.end, last.head), carried.segments)
+        run = LiveRun(carried.state, Transcript(last.end, last.head), carried.segments)
+        run.said.extend(carried.said)
+        return run
     if _type_of(args) == "agentic.resume":
         origin = read(ResumeEvent, args).payload
         return LiveRun(_new(StartPayload(goal=f"go on from {origin.run_id}")), Transcript(), (), origin)
@@ -353,6 +378,7 @@ def _begun(event: BeginEvent) -> LiveRun:
         "headers": event.headers,
         "is_turn": event.is_turn,
         "assignment": event.assignment,
+        "choices": event.choices,
     }
     parts = [brief_part(event.brief)] if event.brief else []
     parts.append(goal_part(payload.goal, payload.context))
@@ -363,7 +389,7 @@ def _begun(event: BeginEvent) -> LiveRun:
         raise invalid(why)
     state = _new(payload).model_copy(update=changes)
     run = LiveRun(state.model_copy(update={"limits": in_force(state, DEFAULTS)}), transcript, ())
-    run.after, run.opening, run.choices = event.after, tuple(parts), event.choices
+    run.after, run.opening = event.after, tuple(parts)
     return run
 
 

@@ -35,14 +35,15 @@ async def open_run(run: LiveRun) -> None:
     events.emit(run, "agent_run.started", agent=run.state.agent, origin=run.origin and run.origin.run_id)
     run.set_status(RunStatus.running)
     if run.state.ending is None:
-        for choice in run.choices:
-            await _choose(run, choice)
+        while run.state.choices:
+            await _choose(run, run.state.choices[0])
 
 
 async def _choose(run: LiveRun, choice: Choice) -> None:
     """What the sender left open, a person says before the first turn."""
     answer = await run.ask(QuestionKind.choice, f"{choice.name}: which one?", choice.options)
     run.transcript.append(note_part(f"A person was asked which one {choice.name} is. The answer: {answer.text}"))
+    run.update(choices=run.state.choices[1:])
 
 
 async def _inherit(run: LiveRun, origin: ResumePayload) -> None:
@@ -54,7 +55,7 @@ async def _inherit(run: LiveRun, origin: ResumePayload) -> None:
         fail(run, error, RunFailure.not_resumable)
         return
     last = inherited.segments[-1]
-    run.take_over(inherited.state, Transcript(last.end, last.head), inherited.segments)
+    run.inherit(inherited.state, Transcript(last.end, last.head), inherited.segments)
 
 
 async def _join(run: LiveRun) -> None:

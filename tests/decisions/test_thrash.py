@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.delegation import Spent
 from contracts.run import Call, RunState
 from contracts.thrash import Rung, Tier
 from contracts.tool import Effect, ToolKind, ToolOutcome, failed
@@ -150,6 +151,8 @@ def test_the_forced_tool_can_be_chosen_and_a_person_comes_first_where_it_would_e
     assert forced(directive_tool="no_such_tool") == (D, "reframe")
     assert forced(reframes=2) == (A, "ask_human")
     assert forced(directive_tool="peek", step=20) == (A, "ask_human"), "it would take a step, and none is left"
+    used = Spent(steps=18)
+    assert forced(directive_tool="peek", step=2, delegated=used) == (A, "ask_human"), "its subtasks took the steps"
 
 
 @given(st.lists(st.tuples(st.sampled_from([SEARCH, LOOK]), st.integers(0, 2), st.integers(0, 2)), max_size=30))

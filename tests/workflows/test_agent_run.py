@@ -247,6 +247,23 @@ async def test_twenty_starts_with_one_dedupe_key_are_one_run(world: Any) -> None
     assert all(result == results[0] for result in results)
 
 
+async def test_what_is_said_too_late_for_a_model_call_is_told_and_not_lost_without_a_word(world: Any) -> None:
+    at_work, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def look(arguments: Any, context: Any) -> str:
+        at_work.set()
+        await goes_on.wait()
+        return "seen"
+
+    async with world([calls(("look", {})), FINISH], ScriptedTool("look", look), max_turns=1) as it:
+        run = await it.start()
+        await at_work.wait()
+        await run.signal("steer", {"request_id": "m-1", "text": "also do B"})
+        goes_on.set()
+        assert (await run.result())["payload"]["reason"] == "turn_budget"
+        assert [each for each in (await it.state(run))["ignored"] if each.startswith("steer: m-1: the run ended")]
+
+
 async def test_what_is_said_three_times_under_one_id_is_said_once(world: Any) -> None:
     async with world([slow(calls(("get_run_journal", {})), 0.5), says("done")]) as it:
         run = await it.start()

@@ -12,7 +12,9 @@ from temporalio.exceptions import ApplicationError
 
 from activities.ledger import Entry
 from activities.store import LocalStores
+from contracts.agent import Agent
 from contracts.tool import Approval, Effect, ToolOutcome
+from decisions.ids import run_id_of
 from refusals import NoSuchRun, Refused
 from runs import fork, resume
 from testkit.model_server import calls, fails, says
@@ -67,6 +69,45 @@ async def forked(it: Any, run: Any, step: int, say: str | None = None) -> Any:
     again = await fork(it.client, it.queue, run.id, step, say)
     it.started.append(again.id)
     return again
+
+
+async def test_what_a_person_is_to_choose_is_asked_by_the_run_that_goes_on(world: Any) -> None:
+    event = {
+        "type": "agentic.begin",
+        "payload": {"goal": "sum it up", "agent": "late"},
+        "choices": [{"name": "sales", "options": ["a.csv", "b.csv"]}],
+    }
+    async with world([FINISH]) as it:
+        run = await it.start_raw(event)
+        assert await failed(run) == "UnknownAgent"
+        it.project.agents["late"] = Agent(name="late", tools=())
+        again = await resume(it.client, it.queue, run_id_of(run.id))
+        it.started.append(again.id)
+        assert (await it.until_state(again, question=True))["question"]["options"] == ["a.csv", "b.csv"]
+        assert not it.model.requests
+        await again.execute_update("answer", {"text": "b.csv"})
+        await again.result()
+        assert "The answer: b.csv" in str(it.model.requests[0]["messages"])
+
+
+async def test_what_is_said_to_a_resumed_run_before_it_begins_is_said_once(world: Any) -> None:
+    ask = calls(("ask_human", {"question": "Pay it?"}))
+    script = Script(ask, ask, FINISH, FINISH, breaks=1)
+    async with world(script, works=False) as it:
+        async with it.worker():
+            run = await it.start(run_id=f"told-early-{uuid4().hex[:6]}")
+            await it.until_state(run, question=True)
+            await run.signal("human_input", {"text": "yes"})
+            assert await failed(run) == "ModelRefused"
+        script.breaks = None
+        again = await resumed(it, run)
+        await again.signal("steer", {"request_id": "r1", "text": "BE QUICK"})
+        async with it.worker():
+            await it.until_state(again, question=True)
+            await again.signal("steer", {"request_id": "r1", "text": "BE QUICK"})
+            await again.signal("human_input", {"text": "yes"})
+            await again.result()
+            assert str(it.model.requests[-1]["messages"]).count("BE QUICK") == 1
 
 
 async def test_a_failed_run_goes_on_as_a_new_one_and_repeats_nothing(world: Any, tmp_path: Path) -> None:

@@ -283,6 +283,40 @@ async def test_a_run_that_waits_goes_on_waiting_however_many_signals_come(
         await it.replay()
 
 
+async def test_a_result_that_comes_before_its_call_is_approved_is_none_and_wedges_nothing(
+    world: Any, short_history_client: Client
+) -> None:
+    votes = vote(approval=Approval.always)
+    async with world([WAITS["outside"], FINISH], votes, server=short_history_client) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        await it.send_result(run, 1, "vote", result="forged")
+        await flooded(it, run, 1)
+        assert votes.calls == []
+        await run.signal("human_input", {"decision": "approve"})
+        await it.until_pending(run, 1)
+        await it.until(lambda: len(votes.calls) == 1)
+        await it.send_result(run, 1, "vote", result="yes")
+        await run.result()
+        assert shown(it.model.requests[-1]) == ["yes"]
+        assert await it.failed_tasks(run) == 0
+
+
+async def test_what_is_said_to_a_run_that_waits_goes_along_with_it(world: Any, short_history_client: Client) -> None:
+    async with world([WAITS["question"], FINISH, FINISH], server=short_history_client) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        await run.signal("steer", {"request_id": "r1", "text": "be quick"})
+        await flooded(it, run, 2)
+        await run.signal("steer", {"request_id": "r1", "text": "be quick"})
+        await run.signal("human_input", {"text": "yes"})
+        await run.result()
+        said = str(it.model.requests[-1]["messages"])
+        ignored = (await it.state(run))["ignored"]
+    assert said.count("be quick") == 1
+    assert any("r1 was said before" in each for each in ignored)
+
+
 async def test_what_is_told_of_a_run_goes_over_the_executions_that_its_wait_took(
     world: Any, short_history_client: Client
 ) -> None:
