@@ -19,6 +19,7 @@ inherit      `inherit`: what a resumed or forked run begins with
 store        a run's store on a disk (remote_store: on an object store; payload_store: large payloads, there too)
 project      what a worker offers: agents, tools, model settings
 claude       the Claude models: their windows and prices (price: what a call costs)
+snapshot     a run's snapshot, read whole
 transcript   the worker's cache of conversations, and how it gets what it misses
 attributes   the search attributes of runs, by name and type
 observation  what each attempt tells of itself: its step to the log, its figures to the metrics

@@ -24,6 +24,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.heartbeat import beating
 from activities.inherit import no_files
 from activities.project import Project
+from activities.snapshot import snapshot_of
 from activities.store import Store
 from activities.transcript import Transcripts, Wanted, keep_segment, read_record, record_name
 from activities.with_start import update_with_start
@@ -97,7 +98,7 @@ class Conversations:
             described = await handle.describe()
             if described.status is WorkflowExecutionStatus.RUNNING:
                 return None
-            snapshot: Snapshot = await handle.query("snapshot", result_type=Snapshot)
+            snapshot = await snapshot_of(handle)
         except WorkflowQueryFailedError:
             return None  # it was refused at its start
         except RPCError as error:
@@ -137,9 +138,9 @@ class Conversations:
                 continue
             handle = self._client.get_workflow_handle(run.id)
             try:
-                state = (await handle.query("snapshot", result_type=Snapshot)).state
+                state = (await handle.query("snapshot", result_type=Snapshot)).state  # a page of it is enough
             except WorkflowQueryFailedError:
-                return None  # it was refused at its start
+                continue  # it was refused at its start
             request_id = state.headers.request_id or state.run_id
             request = SubmitRequest(request_id=request_id, goal=state.goal, agent=state.agent)
             return Queued(request=request, run_id=state.run_id, size=len(to_json(request)), at=state.created_at)

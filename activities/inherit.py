@@ -14,6 +14,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.definition import definition_of, keep
 from activities.heartbeat import beating
 from activities.project import Project
+from activities.snapshot import snapshot_of
 from activities.store import Store
 from activities.transcript import Transcripts, Wanted, keep_segment
 from activities.workspace import ARTIFACTS
@@ -97,7 +98,7 @@ async def _read(origin: WorkflowHandle[object, object], request: InheritRequest)
         described = await origin.describe()
         status = _ENDS.get(described.status or WorkflowExecutionStatus.RUNNING)
         execution = described.run_id
-        snapshot: Snapshot = await origin.query("snapshot", result_type=Snapshot)
+        snapshot = await snapshot_of(origin)
     except WorkflowQueryFailedError as error:
         raise _not_resumable(f"run {request.run_id} has no state to go on from: {error}") from None
     except RPCError as error:

@@ -17,8 +17,9 @@ from temporalio.client import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.attributes import PROBLEMS
+from activities.snapshot import snapshot_of
 from contracts.reconcile import Place
-from contracts.run import RunState, Snapshot
+from contracts.run import RunState
 from contracts.signals import CancelRequest
 from decisions.ids import run_workflow_id
 from decisions.visibility import named
@@ -97,7 +98,7 @@ class Inquiry:
         self._asked += 1
         handle = self._client.get_workflow_handle(workflow_id)
         try:
-            snapshot: Snapshot = await handle.query("snapshot", result_type=Snapshot, rpc_timeout=ANSWER_WITHIN)
+            snapshot = await snapshot_of(handle, ANSWER_WITHIN)
         except (WorkflowQueryFailedError, WorkflowQueryRejectedError):
             return None  # refused at its start: it has no state
         except RPCError:

@@ -4,7 +4,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from contracts.context import Recoveries
 from contracts.conversation import Choice, Headers, SteerRequest
@@ -16,7 +16,7 @@ from contracts.thrash import Made
 from contracts.tool import Effect, ToolKind, ToolOutcome, ToolTable
 from contracts.transcript import Segment
 from contracts.turn import PassedOver, Usage
-from contracts.value import Value, sparse
+from contracts.value import Edge, Value, sparse
 
 
 class RunStatus(StrEnum):
@@ -178,12 +178,24 @@ class Inherited(Value):
 
 
 class Snapshot(Value):
-    """The answer of the query `snapshot`: all that decides how the run goes on, but the conversation itself."""
+    """The answer of the query `snapshot`: all that decides how the run goes on, but the conversation itself.
+
+    `calls` is how many the turn has in all: `state` holds as many of them as one answer takes.
+    """
 
     state: RunState
     segments: tuple[Segment, ...]
     length: int
     head: str
+    calls: int = 0
+
+
+class SnapshotQuery(Edge):
+    """The optional argument of the query `snapshot`, `{"from": 12}`: the first call that `state` is to hold."""
+
+    model_config = ConfigDict(validate_by_name=True)
+
+    start: int = Field(default=0, alias="from", ge=0)
 
 
 class QuestionView(Value):

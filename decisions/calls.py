@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import Any
 
+from pydantic_core import to_json
+
 from contracts.failures import ToolFault
 from contracts.run import Call, RunState
 from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, failed
@@ -11,6 +13,7 @@ from contracts.turn import ModelTurn
 from decisions.builtins import ASK_HUMAN, CONTROL
 from decisions.ids import call_digest
 from decisions.limits import is_out_of_steps
+from decisions.transcript import PAGE_BYTES
 
 # Of one reply. Far fewer are ever of use, and a server refuses a workflow task that leaves 2,000 activities pending.
 MOST_CALLS = 200
@@ -146,3 +149,12 @@ def _work(state: RunState) -> Iterator[Call]:
 
 def _is_parallel(state: RunState, call: Call) -> bool:
     return call.effect is Effect.read and call.kind is not ToolKind.builtin and not needs_approval(state, call)
+
+
+def paged(calls: tuple[Call, ...], start: int) -> tuple[Call, ...]:
+    """From `start` on as many as one answer of a query takes beside the rest of a state: at least one."""
+    end, size = start, 0
+    while end < len(calls) and (end == start or size < PAGE_BYTES):
+        size += len(to_json(calls[end]))
+        end += 1
+    return calls[start:end]

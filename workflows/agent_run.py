@@ -16,11 +16,12 @@ from activities.run import Runs
 from contracts.conversation import SteerRequest
 from contracts.events import ToolResultEvent
 from contracts.journal import Journal
-from contracts.run import Call, CloseRequest, Continuation, RunStatus, RunView, Snapshot
+from contracts.run import Call, CloseRequest, Continuation, RunStatus, RunView, Snapshot, SnapshotQuery
 from contracts.signals import CancelRequest, HumanInput
 from contracts.tool import LargeResult
 from contracts.transcript import Page, TranscriptQuery
 from decisions import endings, loop, narrate, settlement
+from decisions.calls import paged
 from decisions.endings import ended_event, ending_event, handoff
 from decisions.journal import shown
 from decisions.transcript import note_part
@@ -205,10 +206,16 @@ class AgentRun:
     def state(self, *_: Any) -> RunView:
         return narrate.view(self._run.state)
 
-    @workflow.query(description="All that decides how the run goes on; what a resumed or forked run begins with")
-    def snapshot(self, *_: Any) -> Snapshot:
-        run = self._run
-        return Snapshot(state=run.state, segments=run.segments, length=run.transcript.length, head=run.transcript.head)
+    @workflow.query(description='All that decides how the run goes on, with the turn\'s calls in pages: {"from"}?')
+    def snapshot(self, *args: Any) -> Snapshot:
+        asked, run = read_optional(SnapshotQuery, args), self._run
+        return Snapshot(
+            state=run.state.model_copy(update={"calls": paged(run.state.calls, asked.start)}),
+            segments=run.segments,
+            length=run.transcript.length,
+            head=run.transcript.head,
+            calls=len(run.state.calls),
+        )
 
     @workflow.query(description="The run journal, section by section")
     def journal(self, *_: Any) -> Journal:

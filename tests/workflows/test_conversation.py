@@ -301,6 +301,48 @@ async def test_a_run_that_cannot_begin_does_not_block_the_lane(world: Any, caplo
     assert texts(last) == ["to nobody", "to somebody"]
 
 
+def asks_with_much_in_hand(body: dict[str, Any]) -> Reply:
+    """More than one answer of a query takes."""
+    last = texts(body)[-1]
+    looks = [("look", {"n": n}) for n in range(40)]
+    return calls(*looks, ("ask_human", {"question": "which?"})) if last == "look" else says(f"you said: {last}")
+
+
+large = partial(ScriptedTool, "look", lambda arguments, _: f"{arguments['n']}:" + "x" * 60_000)
+
+
+async def test_what_a_terminated_turn_had_in_hand_is_not_lost_however_much_it_is(world: Any) -> None:
+    chat = new_id()
+    async with world(asks_with_much_in_hand, large(), window=10_000_000, max_steps=50) as it:
+        first = await begun(it, await say(it, chat, "look"))
+        await it.until_state(first, question=True)
+        await first.terminate("by an operator")
+        await say(it, chat, "and now?")
+        await until_idle(it, chat, 2)
+        seen = [block["content"] for block in it.model.requests[-1]["messages"][2]["content"][:40]]
+    assert [content.partition(":")[0] for content in seen] == [str(n) for n in range(40)]
+
+
+async def test_a_lane_begun_anew_waits_for_a_turn_however_much_it_has_in_hand(world: Any) -> None:
+    chat = new_id()
+    async with world(asks_with_much_in_hand, large(), window=10_000_000, max_steps=50) as it:
+        first = await begun(it, await say(it, chat, "look"))
+        await it.until_state(first, question=True)
+        await lane_of(it, chat).terminate("by an operator")
+        await say(it, chat, "and now?")
+        await it.until(partial(_looks_back, it, chat))
+        assert len(it.model.requests) == 1
+        await first.signal("cancel")
+        view = await until_idle(it, chat, 1)
+    assert ends(view) == [("look", "cancelled"), ("and now?", "completed")]
+
+
+async def _looks_back(it: Any, chat: str) -> bool:
+    """Whether the new lane has found the turn of the old one."""
+    view = await look(it, chat)
+    return view.active is not None and len(view.waiting) == 1
+
+
 async def test_what_a_terminated_turn_said_is_not_lost(world: Any) -> None:
     chat = new_id()
     script = [calls(("look", {"at": "the sea"}), text="I look"), ASK, says("it was calm")]

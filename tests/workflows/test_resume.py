@@ -90,6 +90,17 @@ async def test_what_a_person_is_to_choose_is_asked_by_the_run_that_goes_on(world
         assert "The answer: b.csv" in str(it.model.requests[0]["messages"])
 
 
+async def test_a_run_with_more_in_hand_than_one_answer_takes_can_be_forked(world: Any) -> None:
+    looks = [("look", {"n": n}) for n in range(40)]
+    script = Script(calls(("look", {"n": -1})), calls(*looks, ("ask_human", {"question": "which?"})), FINISH)
+    look = ScriptedTool("look", lambda *_: "x" * 60_000)
+    async with world(script, look, window=10_000_000, max_steps=50) as it:
+        run = await it.start(run_id=f"much-{uuid4().hex[:6]}")
+        await it.until_state(run, question=True)
+        script.answers = (script.answers[0], FINISH)
+        assert (await (await forked(it, run, 1)).result())["type"] == "agent.completed"
+
+
 async def test_what_is_said_to_a_resumed_run_before_it_begins_is_said_once(world: Any) -> None:
     ask = calls(("ask_human", {"question": "Pay it?"}))
     script = Script(ask, ask, FINISH, FINISH, breaks=1)
