@@ -12,6 +12,7 @@ from temporalio.client import Client, WorkflowHandle
 
 import cli
 from bench import peer
+from bench.__main__ import main as benchmark
 from bench.peer import NAMES, Dead, attempt
 from bench.peer_rows import _cells
 from bench.side import Report, Side
@@ -48,22 +49,29 @@ def test_the_benchmark_of_many_tells_what_each_level_takes() -> None:
     assert levels == ["21", "42", "63", "84"]
 
 
-def test_an_unknown_peer_is_refused_in_one_line_with_those_there_are() -> None:
-    command = [sys.executable, "-m", "bench", "--peer", "nobody"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    told = done.stderr.splitlines()[-1]
+def refusal(option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line of what the benchmark says to it."""
+    monkeypatch.setattr(sys, "argv", ["bench", option])
+    with pytest.raises(SystemExit) as refused:
+        benchmark()
+    assert refused.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_unknown_peer_is_refused_in_one_line_with_those_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = refusal("--peer=nobody", monkeypatch, capsys)
     assert "nobody" in told
     assert [name for name in NAMES if name not in told] == []
 
 
 @pytest.mark.parametrize("option", ["--repeats=0", "--workers=-1", "--long=7", "--long=many"])
-def test_a_size_that_measures_nothing_is_refused_in_one_line(option: str) -> None:
-    command = [sys.executable, "-m", "bench", option]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
+def test_a_size_that_measures_nothing_is_refused_in_one_line(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     name, _, given = option.partition("=")
-    told = done.stderr.splitlines()[-1]
+    told = refusal(option, monkeypatch, capsys)
     assert f"{name}: '{given}' is not a whole number of at least" in told
 
 
