@@ -232,7 +232,7 @@ class RunView(Value):
     pending: tuple[PendingView, ...]  # calls without a result
     completed_steps: tuple[int, ...]
     workspace: str
-    resumable: bool  # an open run goes on wherever a worker is, from what history holds
+    resumable: bool  # an open run goes on wherever a worker is, from what history holds; `perdure resume` is for others
     resume_from: str | None  # the step it would go on from
     artifacts: tuple[str, ...]  # relative to the workspace
     question: QuestionView | None
