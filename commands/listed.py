@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
-from commands.report import COLOURS, age, harmless
+from commands.report import COLOURS, age, on_one_line
 from contracts.run import RunStatus
 from found import Found
 
@@ -47,11 +47,11 @@ def _say(console: Console, *lines: Text) -> None:
 
 def _asking(each: Found, width: int) -> tuple[Text, Text, Text]:
     """A run that waits for a person, its question's first words, and how to answer it."""
-    named = shlex.quote(harmless(each.run_id))
+    named = shlex.quote(on_one_line(each.run_id))
     wedged = (" (wedged)", "red") if each.is_wedged else ""
-    asked = harmless(each.waiting_for).removeprefix(MARK)
-    about = "  ".join(filter(None, (harmless(each.agent), age(each.execution.start_time))))
-    head = Text.assemble((harmless(each.run_id), "bold yellow"), wedged, "  ", (about, "dim"))
+    asked = on_one_line(each.waiting_for).removeprefix(MARK)
+    about = "  ".join(filter(None, (on_one_line(each.agent), age(each.execution.start_time))))
+    head = Text.assemble((on_one_line(each.run_id), "bold yellow"), wedged, "  ", (about, "dim"))
     question = Text(f"  {asked}")
     question.truncate(width, overflow="ellipsis")
     # A call is approved by who has seen it, so `show` comes first there: it has the commands that decide.
@@ -65,7 +65,7 @@ def _cells(each: Found) -> tuple[Text, ...]:
     if each.is_wedged:
         status.append(" (wedged)", style="red")
     words = (each.agent, age(each.execution.start_time), each.waiting_for)
-    return Text(harmless(each.run_id)), status, *(Text(harmless(word)) for word in words)
+    return Text(on_one_line(each.run_id)), status, *(Text(on_one_line(word)) for word in words)
 
 
 def _line(cells: Iterable[Text], widths: list[int], width: int) -> Text:

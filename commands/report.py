@@ -226,6 +226,6 @@ def near(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def harmless(text: str) -> str:
+def on_one_line(text: str) -> str:
     """Words of others on one line: what a terminal would obey, or read backwards, is shown as "�"."""
     return "".join(each if each.isprintable() else "�" for each in " ".join(text.split()))

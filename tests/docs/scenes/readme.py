@@ -74,6 +74,7 @@ SCENE = Scene(
     steps={
         "perdure run": Step(before=at_work, until="perdure approve"),
         "perdure list": Step(shows="approve refund"),
+        "perdure show": Step(swap={"RUN": the_refund}, shows="refund"),
         "perdure approve": Step(swap={"RUN": the_refund}, shows="accepted"),
         "perdure trace": Step(before=is_refunded, swap={"RUN": the_refund}, shows="refund"),
         "perdure chat": Step(typed="hello\n", shows="Done."),
