@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from contracts.failures import ToolFault
 from contracts.tool import ToolOutcome, ToolRoute, failed
 from decisions.faults import fault_line
 
+MAY_PASS = (ConnectionError, TimeoutError, httpx.TransportError)
 NEVER_SENT = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)  # another attempt would be as wrong
 MOST_THREADS = 32  # calls of one plain function at the same time
 KEY_PARAMETER = "idempotency_key"  # a function that declares it is given the call's key
@@ -31,8 +33,8 @@ class BadTarget(ValueError):
 class PythonTool:
     """Calls `target` ("package.module:function"); a plain function runs in a thread, a coroutine on the loop.
 
-    A ConnectionError, a TimeoutError or a TransportError of httpx counts as passing, unless the request itself was
-    wrong (`NEVER_SENT`); every other exception goes to the model.
+    `MAY_PASS` counts as passing, unless the request itself was wrong (`NEVER_SENT`); every other exception, of whatever
+    kind, goes to the model.
     """
 
     def __init__(self, route: ToolRoute, target: str, description: str | None = None) -> None:
@@ -65,26 +67,53 @@ class PythonTool:
         values = {name: getattr(checked, name) for name in type(checked).model_fields}
         if self._takes_key:
             values[KEY_PARAMETER] = context.idempotency_key
-        try:
-            if inspect.iscoroutinefunction(self._function):
-                result = await self._function(**values)
-            else:
-                call = partial(copy_context().run, partial(self._function, **values))
-                result = await asyncio.get_running_loop().run_in_executor(self._threads, call)
-        except NEVER_SENT as error:
-            return _raised(error)
-        except (ConnectionError, TimeoutError, httpx.TransportError) as error:
-            raise TransientFailure(ToolFault.unreachable, f"{type(error).__name__}: {error}") from error
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the user's function raises is for the model
-            return _raised(error)
+        result = await self._result(values)
+        if isinstance(result, _Raised):
+            return _judged(result.error)
+        if inspect.isasyncgen(result):
+            return failed(ToolFault.tool_error, "nothing was done: it gave an async generator, which no one runs")
         try:
             return ToolOutcome(result=from_json(to_json(result, fallback=str)))
         except ValueError as error:
             return failed(ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {error}")
 
+    async def _result(self, values: dict[str, Any]) -> Any:
+        """What the function returns, awaited where it must be, or `_Raised`."""
+        call = partial(_caught, partial(self._function, **values))
+        if inspect.iscoroutinefunction(self._function):
+            result = call()
+        else:
+            in_context = partial(copy_context().run, call)
+            result = await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
+        if not inspect.isawaitable(result):  # as of a plain function around a coroutine
+            return result
+        try:
+            return await result
+        except (asyncio.CancelledError, GeneratorExit):  # the call is to end, and this is no word of the function
+            raise
+        except BaseException as error:  # noqa: BLE001 - as in `_caught`
+            return _Raised(error)
 
-def _raised(error: BaseException) -> ToolOutcome:
-    return failed(ToolFault.tool_error, f"{type(error).__name__}: {error}")
+
+@dataclass(frozen=True)
+class _Raised:
+    error: BaseException
+
+
+def _caught(call: Callable[[], Any]) -> Any:
+    """What it returns, or `_Raised`: no future takes a StopIteration, and no worker ends because a function says so."""
+    try:
+        return call()
+    except BaseException as error:  # noqa: BLE001 - whatever the user's function raises is judged by `_judged`
+        return _Raised(error)
+
+
+def _judged(error: BaseException) -> ToolOutcome:
+    """What the model is told. Raises TransientFailure for what may pass."""
+    told = f"{type(error).__name__}: {error}"
+    if isinstance(error, MAY_PASS) and not isinstance(error, NEVER_SENT):
+        raise TransientFailure(ToolFault.unreachable, told) from error
+    return failed(ToolFault.tool_error, told)
 
 
 _UNNAMED = (
@@ -105,6 +134,8 @@ def load(target: str) -> Callable[..., Any]:
         raise BadTarget(f"{target}: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise BadTarget(f"{target} is not a function")
+    if inspect.isasyncgenfunction(function):
+        raise BadTarget(f"{target} is an async generator, which no one runs: return a list instead")
     return function  # type: ignore[no-any-return]  # narrowed by callable()
 
 

@@ -1,5 +1,6 @@
 """The kind `python` of `perdure.toml`: what a function must be to be a tool, and what becomes of what it returns."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,46 @@ def odd() -> object:
 def half() -> str:
     """Returns half a character."""
     return "\\ud83d"
+
+def first(name: str) -> str:
+    """The first of this name."""
+    return next(each for each in ("a", "b") if each == name)
+
+def stopping() -> str:
+    """Ends its process."""
+    raise SystemExit(3)
+
+def interrupting() -> str:
+    """As by a key."""
+    raise KeyboardInterrupt
+
+async def interrupting_later() -> str:
+    """As by a key, on the loop."""
+    await asyncio.sleep(0)
+    raise KeyboardInterrupt
+
+def around(function):
+    def inner(name: str) -> str:
+        """A plain function around another one."""
+        return function(name)
+    return inner
+
+@around
+async def wrapped(name: str) -> str:
+    await asyncio.sleep(0)
+    return f"sent to {name}"
+
+@around
+async def wrapped_down(name: str) -> str:
+    raise ConnectionRefusedError(f"{name} does not listen")
+
+async def pages() -> object:
+    """An async generator."""
+    yield 1
+
+@around
+async def wrapped_pages(name: str) -> object:
+    yield name
 
 def untyped(a):
     """No type."""
@@ -153,6 +194,38 @@ async def test_a_request_that_could_not_be_sent_is_the_callers_mistake(
     assert outcome.error is not None
     assert outcome.error.kind == "tool_error"
     assert outcome.error.message.startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "told"),
+    [
+        ("first", {"name": "c"}, "StopIteration: "),
+        ("stopping", {}, "SystemExit: 3"),
+        ("interrupting", {}, "KeyboardInterrupt: "),
+        ("interrupting_later", {}, "KeyboardInterrupt: "),
+    ],
+)
+async def test_what_no_future_takes_and_what_ends_a_process_go_to_the_model_too(
+    module: str, context: CallContext, function: str, arguments: dict[str, Any], told: str
+) -> None:
+    async with asyncio.timeout(10):  # a StopIteration would leave the call without an end
+        outcome = await python(module, function).run(arguments, context)
+    assert outcome.error is not None
+    assert (outcome.error.kind, outcome.error.message) == ("tool_error", told)
+
+
+async def test_a_plain_function_around_a_coroutine_is_waited_for(module: str, context: CallContext) -> None:
+    assert (await python(module, "wrapped").run({"name": "eva"}, context)).result == "sent to eva"
+    with pytest.raises(TransientFailure, match="eva does not listen"):
+        await python(module, "wrapped_down").run({"name": "eva"}, context)
+
+
+async def test_an_async_generator_is_never_told_as_a_success(module: str, context: CallContext) -> None:
+    with pytest.raises(BadTarget, match="is an async generator"):
+        python(module, "pages")
+    outcome = await python(module, "wrapped_pages").run({"name": "eva"}, context)
+    assert outcome.error is not None
+    assert outcome.error.message.startswith("nothing was done")
 
 
 async def test_whatever_a_function_returns_becomes_json_or_a_clear_error(module: str, context: CallContext) -> None:
