@@ -42,6 +42,7 @@ mail_watch   wakes a bridge when something comes (mail_picks: what a person has 
 outbox       the port by which messages go out: a webhook, a log file
 reconcile    `reconcile`: a look at the runs of a task queue and their stores, which repairs what is safe
              (reconcile_runs, reconcile_stores: what it looks at; reconcile_inquiry: what it asks for that)
+retry_after  for how long a server asks to be left alone
 heartbeat    how an activity says that it is alive
 
 fetch        the tool that fetches pages (guard, addresses: only public ones; webpage: HTML to Markdown)

@@ -5,8 +5,7 @@ import re
 import ssl
 import zlib
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
@@ -14,6 +13,7 @@ import httpcore
 import httpx
 
 from activities.guard import BlockedAddress, GuardedTransport, Resolver, resolve, spellings
+from activities.retry_after import retry_after
 from activities.toolkit import CallContext, TransientFailure
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
@@ -145,8 +145,8 @@ class FetchTool:
     async def _answer(self, url: httpx.URL, response: httpx.Response) -> _Answer:
         status = response.status_code
         if status >= 500 or status in _MAY_PASS:
-            wait = _retry_after(response.headers.get("retry-after", ""))
-            raise TransientFailure(ToolFault.http_error, f"{_named(status)}: {_brief(str(url))}", wait)
+            message = f"{_named(status)}: {_brief(str(url))}"
+            raise TransientFailure(ToolFault.http_error, message, retry_after(response.headers))
         if not 200 <= status < 300:
             kind = ToolFault.not_found if status in _GONE else ToolFault.http_error
             raise _Refused(kind, f"{_named(status)}: {_brief(str(url))}")
@@ -226,19 +226,6 @@ def _text(answer: _Answer, page: "Webpage") -> str:
     if text is None:
         text = f"[not text: {len(answer.body):,} bytes, not shown]"
     return "\n".join((*lines, "", text or "[the page has no text]"))
-
-
-def _retry_after(value: str) -> float | None:
-    """Seconds, from seconds or an HTTP date; None where the server did not say."""
-    if re.fullmatch(r"[0-9]{1,9}", value.strip()):
-        return float(value)
-    try:
-        moment = parsedate_to_datetime(value)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return max(0.0, (moment - datetime.now(UTC)).total_seconds())
-    except (ValueError, OverflowError):
-        return None
 
 
 def _named(status: int) -> str:

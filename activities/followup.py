@@ -40,7 +40,6 @@ from decisions.narrate import cut, markdown
 
 NOTIFY = "notify"
 MOST_SENDS = 8  # attempts at an outbox that honours keys, over some two minutes
-MOST_WAIT = 60.0  # seconds that a server's `retry-after` may ask for
 FOR_EVER = (LaneFault.invalid_input, LaneFault.request_reused)  # refusals that no time changes
 ACCEPTED_WITHIN = timedelta(seconds=20)
 NO_OUTBOX = failed(ToolFault.tool_error, "this worker's project has no outbox")
@@ -99,7 +98,7 @@ class FollowUps:
 
     @activity.defn
     async def notify(self, request: NotifyRequest) -> ToolOutcome:
-        """Sends one message: once, or, where the outbox honours keys, as often as it takes."""
+        """Sends one message: once, or, where the outbox honours keys, up to `MOST_SENDS` times."""
         outbox = self._project.outbox
         if outbox is None:
             return NO_OUTBOX
@@ -107,14 +106,7 @@ class FollowUps:
         async with beating(lambda: key):
             if outbox.effect is Effect.once:
                 return await self._once(outbox, request, key)
-            try:
-                return redacted(await outbox.send(request.message, key), self._project.secrets)
-            except TransientFailure as passing:
-                if activity.info().attempt >= MOST_SENDS:
-                    return redacted(failed(passing.kind, passing.message), self._project.secrets)
-                asked = None if passing.retry_after is None else min(max(passing.retry_after, 0.0), MOST_WAIT)
-                wait = None if asked is None else timedelta(seconds=asked)
-                raise ApplicationError(passing.message, type=passing.kind, next_retry_delay=wait) from None
+            return redacted(await _keyed(outbox, request.message, key), self._project.secrets)
 
     async def _once(self, outbox: Outbox, request: NotifyRequest, key: str) -> ToolOutcome:
         """Claim, send, record. What was claimed before is looked up, not sent."""
@@ -189,6 +181,21 @@ class FollowUps:
             # Temporal keeps this reason as plain text; where payloads are encrypted, the signal has told it.
             plain = self._client.data_converter.payload_codec is None
             await handle.cancel(reason=request.cancel if plain else "")
+
+
+async def _keyed(outbox: Outbox, message: Outbound, key: str) -> ToolOutcome:
+    """Raises what failed it, to be sent again; at the last attempt that is the outcome, whatever it is."""
+    try:
+        return await outbox.send(message, key)
+    except TransientFailure as passing:
+        if activity.info().attempt >= MOST_SENDS:
+            return failed(passing.kind, passing.message)
+        wait = None if passing.retry_after is None else timedelta(seconds=passing.retry_after)
+        raise ApplicationError(passing.message, type=passing.kind, next_retry_delay=wait) from None
+    except Exception as error:
+        if activity.info().attempt >= MOST_SENDS:
+            return failed(ToolFault.tool_error, f"{type(error).__name__}: {error}")
+        raise
 
 
 def _self() -> str:

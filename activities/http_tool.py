@@ -2,15 +2,13 @@
 
 import asyncio
 from contextlib import suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from math import isfinite
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 from pydantic_core import from_json
 
+from activities.retry_after import retry_after
 from activities.toolkit import CallContext, TransientFailure
 from contracts.agent import ToolSchema
 from contracts.events import ToolRequestEvent, ToolRequestPayload
@@ -83,21 +81,9 @@ async def post(
     if response.status_code in PASSING or response.status_code >= 500:
         said = bytes(body[:2000]).decode(errors="replace")
         raise TransientFailure(
-            ToolFault.http_error, f"{response.status_code} from {tool}: {said}", retry_after(response)
+            ToolFault.http_error, f"{response.status_code} from {tool}: {said}", retry_after(response.headers)
         )
     return response.status_code, response.headers.get("content-type", ""), bytes(body)
-
-
-def retry_after(response: httpx.Response) -> float | None:
-    """Seconds that the server asked for, whether it gave a number or a date."""
-    asked = response.headers.get("retry-after")
-    if asked is None:
-        return None
-    with suppress(ValueError):
-        return seconds if isfinite(seconds := float(asked)) else None
-    with suppress(ValueError, TypeError):  # a date without a zone cannot be compared
-        return (parsedate_to_datetime(asked) - datetime.now(UTC)).total_seconds()
-    return None
 
 
 def _in_ascii(key: str) -> str:

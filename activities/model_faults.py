@@ -1,6 +1,5 @@
 """Each failure of a model's provider as a named kind: retryable or not, with the delay that the server asked for."""
 
-import math
 import random
 from datetime import timedelta
 
@@ -8,9 +7,9 @@ import anthropic
 import httpx2
 from temporalio.exceptions import ApplicationError
 
+from activities.retry_after import retry_after
 from contracts.failures import RunFailure, Stop
 
-MOST_WAIT = 60.0  # seconds; a server that asks for more is asked again by then
 REFUSED = frozenset({400, 401, 402, 403, 404, 413, 422})
 # In the middle of a stream there is only a name; the second is Bedrock's.
 RATE_KINDS = ("rate_limit_error", "throttlingexception")
@@ -67,14 +66,11 @@ def _final(kind: RunFailure | Stop, message: str) -> ApplicationError:
 
 
 def _again(kind: RunFailure, message: str, headers: httpx2.Headers) -> ApplicationError:
-    """With the server's `retry-after`, capped, and spread so that many runs do not come back at once."""
-    try:
-        asked = float(headers.get("retry-after", ""))
-    except ValueError:
-        asked = math.nan
-    if not math.isfinite(asked):
+    """With the delay that the server asked for, spread so that many runs do not come back at once."""
+    asked = retry_after(headers)
+    if asked is None:
         return ApplicationError(message, type=kind)
-    wait = min(max(asked, 0.0), MOST_WAIT) * random.uniform(1.0, 1.1)  # noqa: S311 - spreads load, guards nothing
+    wait = asked * random.uniform(1.0, 1.1)  # noqa: S311 - spreads load, guards nothing
     return ApplicationError(message, type=kind, next_retry_delay=timedelta(seconds=wait))
 
 

@@ -9,7 +9,8 @@ from typing import Protocol
 
 import httpx
 
-from activities.http_tool import PASSING, retry_after
+from activities.http_tool import PASSING
+from activities.retry_after import retry_after
 from activities.toolkit import TransientFailure
 from contracts.failures import ToolFault
 from contracts.followup import Outbound
@@ -81,5 +82,5 @@ class WebhookOutbox:
             return ToolOutcome(result="sent")
         told = f"{answer.status_code} from the outbox: {answer.text[:MOST_ANSWER]}"
         if answer.status_code in PASSING or answer.status_code >= 500:
-            raise TransientFailure(ToolFault.http_error, told, retry_after(answer))
+            raise TransientFailure(ToolFault.http_error, told, retry_after(answer.headers))
         return failed(ToolFault.http_error, told)

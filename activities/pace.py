@@ -12,11 +12,11 @@ from time import monotonic
 
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
+from activities.retry_after import MOST_WAIT
 from contracts.failures import RunFailure
 
 MOST_HELD = 5.0  # seconds that a call waits in its activity slot
 MOST_SPREAD = 15.0  # seconds over which those that have left it come back: by then there may be more room
-MOST_WAIT = 60.0  # seconds after a refusal, where the server names none
 MOST_SHUT = 600.0  # seconds; who has let nothing through for so long is given up by those that wait for it
 START = 20.0  # calls a second, before the provider has said anything
 LEAST = 1 / 60  # calls a second, whatever was refused
@@ -91,7 +91,10 @@ class Pace:
         self._rate = min(self._rate + (SLOW if self._was_refused else FAST), self._most)
 
     def refused(self, began: float, caller: str, asked: timedelta | None) -> timedelta:
-        """A call got a 429, which `asked` for a delay, or for none; gives for how long its caller is to stay away."""
+        """A call got a 429, which `asked` for a delay, or for none; gives for how long its caller is to stay away.
+
+        Without one it is a second after the first refusal, twice as long after each further one, `MOST_WAIT` at most.
+        """
         now = self._clock()
         if began >= self._closed_at:  # else it was on its way already when another one was refused
             self._was_refused = True

@@ -44,7 +44,6 @@ from decisions.transcript import result_part
 INLINE_BYTES = 64 * 1024  # of a result's JSON; more becomes an artifact
 EXCERPT_BYTES = 4 * 1024
 GUARD = 2 / 3  # of a tool's timeout, at most, goes into looking whether it may be called
-MOST_WAIT = 60.0  # seconds that a server's `retry-after` may ask for
 
 
 class ToolCalls:
@@ -97,8 +96,7 @@ class ToolCalls:
         except TransientFailure as passing:
             if call.effect is Effect.once:  # of the guard: no effect has begun
                 return self._clean(failed(passing.kind, f"{passing.message}; the call was not made", retryable=True))
-            asked = min(max(passing.retry_after, 0.0), MOST_WAIT) if passing.retry_after is not None else None
-            attempt = activity.info().attempt
+            asked, attempt = passing.retry_after, activity.info().attempt
             if attempt <= len(RETRY_DELAYS):
                 delay = RETRY_DELAYS[attempt - 1] if asked is None else asked
                 _retried(call, workspace, attempt + 1, passing.message, delay)

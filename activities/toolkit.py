@@ -27,7 +27,7 @@ class CallContext:
 
 
 class TransientFailure(Exception):
-    """The other side failed in a way that may pass. `retry_after` is in seconds, where it asked for a delay."""
+    """The other side failed in a way that may pass. `retry_after`: seconds, capped, where it asked for a delay."""
 
     def __init__(self, kind: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)

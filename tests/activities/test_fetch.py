@@ -270,14 +270,14 @@ async def test_the_delay_a_server_asks_for_is_handed_on(fetch: Fetch) -> None:
     with pytest.raises(TransientFailure) as failure:
         await fetch("/status?code=429&after=7")
     assert failure.value.retry_after == 7.0
-    date = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True).replace(" ", "%20")
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=50), usegmt=True).replace(" ", "%20")
     with pytest.raises(TransientFailure) as failure:
         await fetch(f"/status?code=503&after={date}")
     assert failure.value.retry_after is not None
-    assert 60 < failure.value.retry_after <= 90
+    assert 20 < failure.value.retry_after <= 50
 
 
-@pytest.mark.parametrize("after", ["soon", "-5", "nan", "1e9", "Mon,%2099%20Jan%2099999%2000:00:00%20GMT"])
+@pytest.mark.parametrize("after", ["soon", "nan", "Mon,%2099%20Jan%2099999%2000:00:00%20GMT"])
 async def test_a_delay_that_is_none_is_ignored(fetch: Fetch, after: str) -> None:
     with pytest.raises(TransientFailure) as failure:
         await fetch(f"/status?code=503&after={after}")

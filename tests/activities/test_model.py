@@ -3,6 +3,8 @@
 import asyncio
 import struct
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from itertools import pairwise
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
@@ -207,6 +209,14 @@ async def test_the_delay_that_the_server_asks_for_is_kept_capped_and_spread(
 )
 async def test_without_a_usable_delay_the_policy_decides(server: ScriptedModel) -> None:
     assert (await fault(server)).next_retry_delay is None
+
+
+def test_a_provider_may_name_a_date() -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=40), usegmt=True)
+    answer = httpx2.Response(429, headers={"retry-after": date}, request=httpx2.Request("POST", "http://provider.test"))
+    delay = translated(anthropic.RateLimitError("slow down", response=answer, body=None)).next_retry_delay
+    assert delay is not None
+    assert 20 < delay.total_seconds() < 45
 
 
 async def test_no_connection_may_pass() -> None:

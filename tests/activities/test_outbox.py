@@ -122,6 +122,25 @@ async def test_a_keyed_message_is_tried_again_and_given_up_typed(tmp_path: Path,
     assert outcome.error.kind == kind
 
 
+@pytest.mark.parametrize("asked", ["Mon, 01 Jan 99999999999 00:00:00 GMT", "inf"])
+async def test_a_delay_that_is_beyond_all_years_leaves_a_message_to_be_tried_again(tmp_path: Path, asked: str) -> None:
+    outbox = webhook(lambda _: httpx.Response(503, headers={"retry-after": asked}))
+    with pytest.raises(ApplicationError) as raised:
+        await notify(outbox, tmp_path)
+    assert (raised.value.type, raised.value.next_retry_delay) == ("http_error", None)
+
+
+async def test_whatever_fails_a_keyed_message_it_is_not_tried_for_ever(tmp_path: Path) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise OverflowError("beyond all years")
+
+    with pytest.raises(OverflowError):
+        await notify(webhook(answer), tmp_path, MOST_SENDS - 1)
+    error = (await notify(webhook(answer), tmp_path, MOST_SENDS)).error
+    assert error is not None
+    assert (error.kind, error.message) == ("tool_error", "OverflowError: beyond all years")
+
+
 async def test_a_refused_message_is_final(tmp_path: Path) -> None:
     outcome = await notify(webhook(lambda _: httpx.Response(403, text="no such channel")), tmp_path)
     assert outcome.error is not None

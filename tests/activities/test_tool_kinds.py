@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import httpx
 import pytest
 
 from activities import http_tool
-from activities.http_tool import HttpTool, retry_after
+from activities.http_tool import HttpTool
 from activities.signal_tool import SignalTool
 from activities.toolkit import CallContext, TransientFailure
 from activities.workspace import Workspace
@@ -154,22 +153,6 @@ async def test_an_answer_without_end_is_cut_off(context: CallContext, monkeypatc
         outcome = await http(url, context)
     assert outcome.error is not None
     assert outcome.error.kind == "too_large"
-
-
-@pytest.mark.parametrize(
-    ("asked", "seconds"),
-    [("5", 5.0), ("0.5", 0.5), ("soon", None), ("nan", None), ("inf", None), ("Wed, 21 Oct 2015 07:28:00 -0000", None)],
-)
-def test_a_delay_is_read_where_there_is_one(asked: str, seconds: float | None) -> None:
-    assert retry_after(httpx.Response(429, headers={"retry-after": asked})) == seconds
-
-
-def test_a_delay_may_be_a_date() -> None:
-    then = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
-    delay = retry_after(httpx.Response(503, headers={"retry-after": then}))
-    assert delay is not None
-    assert 25 < delay < 31
-    assert retry_after(httpx.Response(503)) is None
 
 
 async def signal(url: str | None, context: CallContext) -> ToolOutcome:
