@@ -1,6 +1,7 @@
 """The one port by which messages go out, and its two adapters: a webhook, and a log file."""
 
 import asyncio
+import errno
 import json
 import os
 from datetime import UTC, datetime, timedelta
@@ -51,8 +52,20 @@ class LogOutbox:
     def _append(self, line: bytes) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab", buffering=0) as file:
-            file.write(line)  # in one piece, so that lines of several workers do not mix
+            data = self._break(os.fstat(file.fileno()).st_size) + line
+            # In one piece, so that lines of several workers do not mix. What a full disk has taken of one is not taken
+            # back: another worker may have written behind it.
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(file.fileno())
+
+    def _break(self, size: int) -> bytes:
+        """What ends the stump of a line that a full disk has left."""
+        if not size:
+            return b""
+        with self._path.open("rb") as file:
+            file.seek(size - 1)
+            return b"" if file.read(1) == b"\n" else b"\n"
 
 
 class WebhookOutbox:

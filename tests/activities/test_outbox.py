@@ -2,7 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -97,6 +99,30 @@ async def test_what_was_recorded_is_told_and_not_sent_again(tmp_path: Path) -> N
     (line,) = (tmp_path / "home" / FILE).read_text(encoding="utf-8").splitlines()
     told = json.loads(line)
     assert (told["key"], told["channelId"], told["text"]) == (KEY, "x", "I asked B: £5?")
+
+
+@contextmanager
+def room_for(most: int) -> Iterator[None]:
+    """For a file, as on a disk that is nearly full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+async def test_a_line_that_a_full_disk_cuts_off_is_not_told_as_written_and_spoils_no_other(tmp_path: Path) -> None:
+    outbox = LogOutbox(tmp_path)
+    await outbox.send(MESSAGE, "k1")
+    size = (tmp_path / FILE).stat().st_size
+    with room_for(size + 20), pytest.raises(OSError, match="No space left"):
+        await outbox.send(MESSAGE, "k2")
+    assert (tmp_path / FILE).stat().st_size == size + 20
+    assert [await outbox.send(MESSAGE, key) for key in ("k3", "k4")] == [ToolOutcome(result="written")] * 2
+    first, stump, *others = (tmp_path / FILE).read_bytes().splitlines()
+    assert [json.loads(line)["key"] for line in (first, *others)] == ["k1", "k3", "k4"]
+    assert len(stump) == 20
 
 
 async def test_a_webhook_gets_the_message_and_its_key(tmp_path: Path) -> None:
