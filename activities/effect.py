@@ -1,7 +1,7 @@
-"""How an effect is made: whole, in its time, and, where it must not be repeated, with any failure of it final."""
+"""How an effect is made: whole, in its time, and, where it must not be repeated, once, with any failure of it final."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from time import monotonic
 from typing import Any, TypeVar
@@ -10,11 +10,13 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.attempts import WORKER_SHUTDOWN
+from activities.ledger import Doubtful, Entry, LedgerUnavailable, Recorded
 from activities.toolkit import TransientFailure
 from contracts.failures import ToolFault
 from contracts.tool import MOST_ERROR, ToolOutcome, failed
 
 GRACE = timedelta(seconds=3)  # beyond a tool's own timeout; the activity's is longer still
+LAPSED = failed(ToolFault.interrupted, "not made: its worker stood still before it began")
 
 T = TypeVar("T")
 
@@ -79,3 +81,51 @@ async def final(effect: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
     except Exception as error:  # noqa: BLE001 - whatever a tool raises, the call was made
         kind, message = ToolFault.tool_error, f"{type(error).__name__}: {error}"
     return failed(kind, f"{message[:MOST_ERROR]} (it may have happened)", retryable=True)
+
+
+class Effects:
+    """Those that must not be repeated. It knows which of them are being made in this process."""
+
+    def __init__(self) -> None:
+        self._at_work: set[str] = set()  # their keys
+
+    async def once(
+        self,
+        page: Entry,
+        name: str,
+        timeout: timedelta,
+        effect: Callable[[], Coroutine[Any, Any, ToolOutcome]],
+        kept: Callable[[ToolOutcome], ToolOutcome],
+    ) -> ToolOutcome | Doubtful:
+        """Claim, effect, record. What was claimed before is looked up, not made. Raises LedgerUnavailable.
+
+        `kept` makes of an outcome what is recorded and told.
+        """
+        claimed = await asyncio.to_thread(page.claim, name, timeout + GRACE)
+        if isinstance(claimed, Doubtful):
+            claimed = await page.settled(claimed, self._at_work, activity.is_cancelled)
+        if isinstance(claimed, Recorded):
+            return claimed.outcome
+        if isinstance(claimed, Doubtful):
+            return claimed
+        if claimed.has_lapsed:
+            return await asyncio.to_thread(_recorded, page, LAPSED)
+        self._at_work.add(page.key)
+        try:
+            outcome = await final(within(timeout, effect()))
+            return await asyncio.to_thread(lambda: _recorded(page, kept(outcome)))
+        finally:  # not before it is recorded: another attempt would take it for lost
+            self._at_work.discard(page.key)
+
+    async def must_be_over(self, page: Entry) -> None:
+        """Raises LedgerUnavailable while the effect may be at work, also on a machine that was cut off."""
+        if await asyncio.to_thread(page.is_at_work, self._at_work):
+            raise LedgerUnavailable("the call before this one may still be at work")
+
+
+def _recorded(page: Entry, outcome: ToolOutcome) -> ToolOutcome:
+    try:
+        page.record(outcome)
+    except OSError as error:  # history will have the outcome, unless this worker dies within the moment
+        activity.logger.warning("what became of %s is not in the ledger: %s", page.key, error)
+    return outcome

@@ -11,9 +11,9 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.conversation import submit
-from activities.effect import GRACE, final, within
+from activities.effect import Effects
 from activities.heartbeat import beating
-from activities.ledger import Doubtful, Entry, LedgerUnavailable, Recorded
+from activities.ledger import Doubtful, Entry, LedgerUnavailable
 from activities.outbox import Outbox
 from activities.project import Project
 from activities.redaction import redacted
@@ -50,7 +50,7 @@ class FollowUps:
     def __init__(self, client: Client, project: Project) -> None:
         self._client = client
         self._project = project
-        self._at_work: set[str] = set()  # keys of the messages that are being sent here
+        self._effects = Effects()
 
     @activity.defn
     async def command_follow_up(self, commands: FollowUpCommands) -> ToolOutcome:
@@ -109,36 +109,18 @@ class FollowUps:
             return redacted(await _keyed(outbox, request.message, key), self._project.secrets)
 
     async def _once(self, outbox: Outbox, request: NotifyRequest, key: str) -> ToolOutcome:
-        """Claim, send, record. What was claimed before is looked up, not sent."""
-        page = self._page(request, key)
         try:
             await asyncio.to_thread(self._project.workspace(_self()).create)  # a follow-up has none before
-            claimed = await asyncio.to_thread(page.claim, NOTIFY, outbox.timeout + GRACE)
+            outcome = await self._effects.once(
+                self._page(request, key),
+                NOTIFY,
+                outbox.timeout,
+                lambda: outbox.send(request.message, key),
+                lambda outcome: redacted(outcome, self._project.secrets),
+            )
         except (LedgerUnavailable, OSError) as unavailable:
             raise ApplicationError(str(unavailable), type=Stop.not_begun) from None
-        if isinstance(claimed, Doubtful):
-            claimed = await page.settled(claimed, self._at_work, activity.is_cancelled)
-        if isinstance(claimed, Recorded):
-            return claimed.outcome
-        if isinstance(claimed, Doubtful):
-            return MAY_BE_SENT
-        if claimed.has_lapsed:
-            outcome = failed(ToolFault.interrupted, "not sent: its worker stood still before it began")
-        else:
-            outcome = await self._sent(outbox, request.message, key)
-        try:
-            await asyncio.to_thread(page.record, outcome)
-        except OSError as error:  # history will have the outcome, unless this worker dies within the moment
-            activity.logger.warning("the outcome of %s is not in the ledger: %s", key, error)
-        return outcome
-
-    async def _sent(self, outbox: Outbox, message: Outbound, key: str) -> ToolOutcome:
-        self._at_work.add(key)
-        try:
-            outcome = await final(within(outbox.timeout, outbox.send(message, key)))
-            return redacted(outcome, self._project.secrets)
-        finally:
-            self._at_work.discard(key)
+        return MAY_BE_SENT if isinstance(outcome, Doubtful) else outcome
 
     def _page(self, request: NotifyRequest, key: str) -> Entry:
         return Entry(

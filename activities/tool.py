@@ -14,9 +14,9 @@ from temporalio.service import RPCError
 
 from activities.arguments import Arguments, NotApplicable
 from activities.attempts import was_lost
-from activities.effect import GRACE, final, whole, within
+from activities.effect import Effects, whole, within
 from activities.heartbeat import beating
-from activities.ledger import Doubtful, Entry, Granted, LedgerUnavailable, Recorded
+from activities.ledger import Doubtful, Entry, LedgerUnavailable
 from activities.project import Project
 from activities.redaction import redacted
 from activities.store import Store
@@ -53,7 +53,7 @@ class ToolCalls:
         self._project = project
         self._drain = drain
         self._taken = {name: Arguments(tool.schema.input_schema) for name, tool in project.tools.items()}
-        self._at_work: set[str] = set()  # keys of the `once` calls that are being made here
+        self._effects = Effects()
 
     @activity.defn
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
@@ -146,27 +146,26 @@ class ToolCalls:
             raise _not_begun(f"the arguments cannot be had: {error}") from None
 
     async def _once(self, call: ToolCall, workspace: Workspace, store: Store, timeout: timedelta) -> ToolOutcome:
-        """Claim, effect, record. What was claimed before is looked up, not made, whatever is wrong with it now."""
+        """What was claimed before is looked up, not made, whatever is wrong with it now."""
         arguments = await self._arguments_of_once(call, store)
         page = self._page(call, arguments)
         try:
-            claimed = await self._claimed(page, call, timeout)
+            if page.generation > 1:
+                # A person said "run again", and the call may be at work all the same.
+                before = replace(page, generation=page.generation - 1, key=_key(call, call.attempt - 1))
+                await self._effects.must_be_over(before)
+            outcome = await self._effects.once(
+                page,
+                call.tool,
+                timeout,
+                lambda: self._made(call, arguments, workspace),
+                lambda outcome: self._kept(outcome, call, workspace),
+            )
         except LedgerUnavailable as unavailable:
             raise _not_begun(str(unavailable)) from None
-        if isinstance(claimed, Recorded):
-            return claimed.outcome
-        if isinstance(claimed, Doubtful):
+        if isinstance(outcome, Doubtful):
             raise ApplicationError(f"{call.tool} may have happened", type=Stop.in_doubt, non_retryable=True)
-        if claimed.has_lapsed:
-            outcome = failed(ToolFault.interrupted, "not made: its worker stood still before it began")
-            return await self._recorded(page, outcome, call, workspace)
-        self._at_work.add(page.key)
-        try:
-            made = self._made(call, arguments, workspace)
-            outcome = self._clean(await final(within(timeout, made)))
-            return await self._recorded(page, outcome, call, workspace)
-        finally:
-            self._at_work.discard(page.key)
+        return outcome
 
     def _page(self, call: ToolCall, arguments: dict[str, Any]) -> Entry:
         return Entry(
@@ -178,25 +177,9 @@ class ToolCalls:
             call=call_digest(call.tool, arguments),
         )
 
-    async def _claimed(self, page: Entry, call: ToolCall, timeout: timedelta) -> Granted | Recorded | Doubtful:
-        if page.generation > 1:
-            # A person said "run again", and the call may be at work all the same, on a machine that was cut off.
-            before = replace(page, generation=page.generation - 1, key=_key(call, call.attempt - 1))
-            if await asyncio.to_thread(before.is_at_work, self._at_work):
-                raise LedgerUnavailable("the call before this one may still be at work")
-        claimed = await asyncio.to_thread(page.claim, call.tool, timeout + GRACE)
-        if isinstance(claimed, Doubtful):
-            return await page.settled(claimed, self._at_work, activity.is_cancelled)
-        return claimed
-
-    async def _recorded(self, page: Entry, outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
-        if is_large(outcome):
-            outcome = await asyncio.to_thread(fitted, outcome, call, workspace)
-        try:
-            await asyncio.to_thread(page.record, outcome)
-        except OSError as error:  # history will have the result, unless this worker dies within the moment
-            activity.logger.warning("the result of step %s is not in the ledger: %s", call.step, error)
-        return outcome
+    def _kept(self, outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
+        clean = self._clean(outcome)
+        return fitted(clean, call, workspace) if is_large(clean) else clean
 
     def _clean(self, outcome: ToolOutcome) -> ToolOutcome:
         """As it may be kept and shown: readable by the run, and without secrets."""

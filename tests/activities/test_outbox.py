@@ -3,6 +3,7 @@
 import asyncio
 import json
 import resource
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.followup import MOST_SENDS, FollowUps
+from activities.ledger import Doubtful, Entry, Recorded
 from activities.outbox import FILE, LogOutbox, WebhookOutbox
 from activities.project import Project
 from contracts.followup import NotifyRequest, Outbound
@@ -90,6 +92,37 @@ async def test_what_was_claimed_and_not_recorded_is_not_sent_again(tmp_path: Pat
         assert outcome.error is not None
         assert outcome.error.kind == "in_doubt"
     assert dying.sent == 1
+
+
+async def test_a_message_that_is_being_written_down_is_waited_for_and_not_told_as_in_doubt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording, go_on = threading.Event(), threading.Event()
+    record, found, looks = Entry.record, Entry.found, []
+
+    def recorded_late(page: Entry, outcome: ToolOutcome) -> None:
+        recording.set()
+        assert go_on.wait(20)
+        record(page, outcome)
+
+    def looking(page: Entry) -> Recorded | Doubtful:
+        looks.append(found(page))
+        if len(looks) == 3:  # by its claim, and by who takes it for lost
+            go_on.set()
+        return looks[-1]
+
+    monkeypatch.setattr(Entry, "record", recorded_late)
+    monkeypatch.setattr(Entry, "found", looking)
+    outbox = LogOutbox(tmp_path / "home")
+    follow_ups = FollowUps(create_autospec(Client, instance=True), project(outbox, tmp_path))
+    first = asyncio.ensure_future(attempt().run(follow_ups.notify, REQUEST))
+    try:
+        assert await asyncio.to_thread(recording.wait, 20)
+        second = await attempt(2).run(follow_ups.notify, REQUEST)
+    finally:
+        go_on.set()
+    assert await first == second == ToolOutcome(result="written")
+    assert len((tmp_path / "home" / FILE).read_text(encoding="utf-8").splitlines()) == 1
 
 
 async def test_what_was_recorded_is_told_and_not_sent_again(tmp_path: Path) -> None:

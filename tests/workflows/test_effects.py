@@ -249,7 +249,7 @@ async def test_a_run_that_does_not_come_to_an_end_is_stopped_after_a_while_with_
 async def test_an_effect_that_does_not_end_in_its_time_is_told_as_what_may_have_happened(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.tool.GRACE", timedelta(0))
+    monkeypatch.setattr("activities.effect.GRACE", timedelta(0))
 
     async def hang(arguments: Any, context: Any) -> str:
         await asyncio.Event().wait()
