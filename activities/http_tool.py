@@ -62,7 +62,7 @@ async def post(
     client: httpx.AsyncClient, url: str, event: ToolRequestEvent, timeout: float
 ) -> tuple[int | None, str, bytes]:
     """Status, content type and body; status None where the body is over the limit. Raises TransientFailure."""
-    headers = {"idempotency-key": _in_ascii(event.dedupe_key), "content-type": "application/json"}
+    headers = {"idempotency-key": in_ascii(event.dedupe_key), "content-type": "application/json"}
     tool = event.payload.tool
     body = bytearray()
     try:
@@ -86,6 +86,6 @@ async def post(
     return response.status_code, response.headers.get("content-type", ""), bytes(body)
 
 
-def _in_ascii(key: str) -> str:
+def in_ascii(key: str) -> str:
     """As a header takes it: percent-encoded, where a run's id has other letters."""
     return key if key.isascii() else quote(key, safe="", errors="surrogatepass")

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import httpx
 
-from activities.http_tool import PASSING
+from activities.http_tool import PASSING, in_ascii
 from activities.retry_after import retry_after
 from activities.toolkit import TransientFailure
 from contracts.failures import ToolFault
@@ -83,7 +83,7 @@ class WebhookOutbox:
         try:
             async with asyncio.timeout(seconds):
                 answer = await self._client.post(
-                    self._url, json=body, headers={"idempotency-key": key}, timeout=seconds
+                    self._url, json=body, headers={"idempotency-key": in_ascii(key)}, timeout=seconds
                 )
         except httpx.InvalidURL as error:  # no HTTPError, and no time mends it
             return failed(ToolFault.unreachable, f"the outbox has no usable url: {error}")

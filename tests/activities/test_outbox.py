@@ -170,6 +170,18 @@ async def test_a_webhook_gets_the_message_and_its_key(tmp_path: Path) -> None:
     assert json.loads(seen[0].content) == {"channelId": "x", "text": "I asked B: £5?"}
 
 
+async def test_a_key_in_any_letters_is_a_header(tmp_path: Path) -> None:
+    """A follow-up may be called as its creator likes."""
+    seen: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers["idempotency-key"])
+        return httpx.Response(204)
+
+    assert (await webhook(answer).send(MESSAGE, "workflow:größe:task:t1:notify")).result == "sent"
+    assert seen == ["workflow%3Agr%C3%B6%C3%9Fe%3Atask%3At1%3Anotify"]
+
+
 @pytest.mark.parametrize(("status", "kind"), [(503, "http_error"), (429, "http_error")])
 async def test_a_keyed_message_is_tried_again_and_given_up_typed(tmp_path: Path, status: int, kind: str) -> None:
     outbox = webhook(lambda _: httpx.Response(status, headers={"retry-after": "7"}))
