@@ -1,8 +1,8 @@
 """The secrets of this process, and how they are kept out of all that a run leaves behind.
 
-They are collected once, where the parts are wired. A tool, a page or a model may say one of them back, as it is or
-escaped, percent-encoded or in base64: each such form is replaced by `[redacted NAME]`. What a person or another program
-sends to a run themselves is theirs, and not looked through.
+They are collected once, where the parts are wired. A tool, a page or a model may say one of them back, as it is or in
+base64, or as some writer of JSON, HTML or URLs escapes it: each such form is replaced by `[redacted NAME]`. What a
+person or another program sends to a run themselves is theirs, and not looked through.
 """
 
 import base64
@@ -32,7 +32,52 @@ _LONG_NUMBER = 16  # digits: no limit, rate or time has so many
 _PATH = re.compile(r"(~|\.{1,2}|[A-Za-z]:)?([/\\][\w .@-]+)+[/\\]?")
 _NAME_OF_PATH = re.compile(r"(PATH|FILE|DIR|HOME|FOLDER|SOCK)$", re.IGNORECASE)
 _RELATIVE_PATH = re.compile(r"[\w .@-]+([/\\][\w .@-]+)*")
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
+# Characters of what is looked for: fewer are found in many a text, more take long to choose, and not longer to find.
+_SIGN, _MOST_SIGN = 8, 64
+_MOST_PIECES = 64  # that one is chosen of; a whole key file has thousands
 _SWITCHES = frozenset({"disabled", "required", "optional"})  # as long as a secret may be
+
+Escapes = dict[str, str | int | None]  # as `str.maketrans` takes it
+
+# What writers of URLs leave as it is beside letters, digits and `_.-~`.
+_LEFT_IN_URLS = (
+    "",
+    "/",  # of a path
+    "!'()*",  # JavaScript's encodeURIComponent
+    "!'()*;,/?:@&=+$#",  # its encodeURI
+)
+# What writers of HTML make of more than `&`, `<` and `>`.
+_IN_HTML: tuple[Escapes, ...] = (
+    {'"': "&quot;", "'": "&#x27;"},  # Python
+    {'"': "&quot;", "'": "&#39;"},  # lodash
+    {'"': "&quot;", "'": "&#039;"},  # PHP
+    {'"': "&#34;", "'": "&#39;"},  # Jinja
+    {'"': "&#34;", "'": "&#39;", "+": "&#43;"},  # Go
+    {'"': "&quot;", "'": "&#x27;", "+": "&#x2B;", "`": "&#x60;"},  # .NET
+    {'"': "&quot;", "'": "&#x27;", "=": "&#x3D;", "`": "&#x60;"},  # Handlebars
+    {'"': "&quot;", "'": "&#x27;", "/": "&#x2F;"},  # as OWASP advises
+    {'"': "&quot;", "'": "&#39;", "/": "&#x2F;"},  # Mustache
+    {'"': "&quot;", "'": "&#39;", "/": "&#x2F;", "=": "&#x3D;", "`": "&#x60;"},  # and as it is today
+    {'"': "&#34;", "'": "&#39;", "/": "&#47;"},  # in decimals
+)
+
+
+def _coded(signs: str, digits: str) -> Escapes:
+    return {sign: f"\\u{ord(sign):04{digits}}" for sign in signs}
+
+
+# What writers of JSON make of more than they must, and with which digits of what is beyond ASCII: None leaves it.
+_IN_JSON: tuple[tuple[Escapes, str | None], ...] = (
+    ({}, "x"),
+    ({}, None),
+    ({"/": "\\/"}, "x"),  # PHP
+    ({"/": "\\/"}, None),
+    (_coded("\"&'+<>`", "X"), "X"),  # .NET
+    (_coded("\"&'+<>`", "x"), "x"),
+    (_coded("&<>", "x"), None),  # Go, Rails
+    (_coded("&'<=>", "x"), None),  # Gson
+)
 
 
 class Secrets:
@@ -40,17 +85,26 @@ class Secrets:
 
     def __init__(self, named: Iterable[tuple[str, str]] = ()) -> None:
         labels: dict[str, str] = {}
+        shapes_in_json: dict[str, None] = {}
+        signs, signs_in_json = set[str](), set[str]()
         for name, value in named:
             label = f"[redacted {re.sub(r'[^A-Za-z0-9_.-]', '_', name)}]"
-            for form in _forms(value):
+            forms = dict.fromkeys(_forms(value))
+            shapes = forms | dict.fromkeys(map(_dumped, forms))
+            for form in forms:
                 labels.setdefault(form, label)
+            shapes_in_json |= shapes
+            signs |= _signs(forms)
+            signs_in_json |= _signs(shapes)
         # The longest first, so that a secret inside another one leaves no rest of it.
         self._labels = sorted(labels.items(), key=lambda pair: (-len(pair[0]), pair[0]))
-        # What is looked for: a form that holds another one needs no look of its own.
-        self._signs = _least(labels)
-        self._signs_in_json = _least({shape for form in labels for shape in (form, *_escaped(form))})
         # As text of one byte a character, where Python looks twice as fast as in bytes.
-        self._signs_in_bytes = [sign.encode(errors="surrogatepass").decode("latin-1") for sign in self._signs]
+        self._labels_in_bytes = [(_bytewise(form), _bytewise(label)) for form, label in self._labels]
+        self._shapes_in_json = list(shapes_in_json)
+        # What is looked for: each form, and each of its shapes, has one of these in it.
+        self._signs = _least(signs)
+        self._signs_in_bytes = [_bytewise(sign) for sign in self._signs]
+        self._signs_in_json = _least(signs_in_json)
 
     def __repr__(self) -> str:
         return f"Secrets({len(self._labels)} forms)"
@@ -59,19 +113,13 @@ class Secrets:
         return bool(self._labels)
 
     def redact(self, text: str) -> str:
-        if not [1 for sign in self._signs if sign in text]:  # a list, as a generator takes twice as long
-            return text
-        for form, label in self._labels:
-            text = text.replace(form, label)
-        return text
+        found = [sign for sign in self._signs if sign in text]  # a list, as a generator takes twice as long
+        return _replaced(text, self._labels, found) if found else text
 
     def redact_bytes(self, data: bytes) -> bytes:
         text = data.decode("latin-1")
-        if not [1 for sign in self._signs_in_bytes if sign in text]:
-            return data
-        for form, label in self._labels:
-            data = data.replace(form.encode(errors="surrogatepass"), label.encode())
-        return data
+        found = [sign for sign in self._signs_in_bytes if sign in text]
+        return _replaced(text, self._labels_in_bytes, found).encode("latin-1") if found else data
 
     def redact_value(self, value: Any) -> Any:
         """The same object where nothing is found; else JSON as it was, with its strings and keys redacted."""
@@ -80,7 +128,9 @@ class Secrets:
         if isinstance(value, str):
             return self.redact(value)
         said = json.dumps(value, ensure_ascii=False, default=str)
-        return self._walk(value) if [1 for sign in self._signs_in_json if sign in said] else value
+        found = [sign for sign in self._signs_in_json if sign in said]
+        is_there = found and any(shape in said for shape in self._shapes_in_json if _has_one(shape, found))
+        return self._walk(value) if is_there else value
 
     def _walk(self, value: Any) -> Any:
         match value:
@@ -106,13 +156,52 @@ class Secrets:
         return text[max(end - length, 0) : end]
 
 
-def _least(forms: Iterable[str]) -> list[str]:
-    """Those that hold no other."""
+def _signs(forms: Iterable[str]) -> set[str]:
+    """Few texts, one of which is in each form: most writers leave some part of a secret as it is."""
+    signs, left = set[str](), sorted(forms, key=len)
+    while left:
+        begins = range(0, max(len(left[0]) - _SIGN, 0) + 1, len(left[0]) // _MOST_PIECES + 1)
+        pieces = [left[0][at : at + _SIGN] for at in begins]
+        piece = max(pieces, key=lambda piece: sum(piece in form for form in left))
+        signs.add(_grown(piece, [form for form in left if piece in form]))
+        left = [form for form in left if piece not in form]
+    return signs
+
+
+def _grown(piece: str, forms: list[str]) -> str:
+    """As long as each of the forms still holds it: what is longer is found faster."""
+    first = forms[0]
+    start = first.index(piece)
+    end = start + len(piece)
+    while end < len(first) and end - start < _MOST_SIGN and all(first[start : end + 1] in form for form in forms):
+        end += 1
+    while start > 0 and end - start < _MOST_SIGN and all(first[start - 1 : end] in form for form in forms):
+        start -= 1
+    return first[start:end]
+
+
+def _least(signs: Iterable[str]) -> list[str]:
+    """Those that hold no other: they need no look of their own."""
     least: list[str] = []
-    for form in sorted(forms, key=lambda form: (len(form), form)):
-        if not any(other in form for other in least):
-            least.append(form)
+    for sign in sorted(signs, key=lambda sign: (len(sign), sign)):
+        if not any(other in sign for other in least):
+            least.append(sign)
     return least
+
+
+def _has_one(form: str, signs: list[str]) -> bool:
+    return bool([1 for sign in signs if sign in form])
+
+
+def _replaced(text: str, labels: list[tuple[str, str]], found: list[str]) -> str:
+    for form, label in labels:
+        if _has_one(form, found):
+            text = text.replace(form, label)
+    return text
+
+
+def _bytewise(text: str) -> str:
+    return text.encode(errors="surrogatepass").decode("latin-1")
 
 
 NO_SECRETS = Secrets()
@@ -229,37 +318,48 @@ def _in_hook(url: str) -> Iterator[str]:
 
 def _forms(secret: str) -> Iterator[str]:
     """What a secret may look like; for most of them that is itself, and its base64."""
-    plain = dict.fromkeys(
-        (
-            secret,
-            _quoted(secret, "/"),
-            _quoted(secret),
-            _quoted(secret, " ").replace(" ", "+"),
-            html.escape(secret),
-            repr(secret)[1:-1],
-        )
-    )
-    for form in plain:
+    for form in dict.fromkeys((secret, *_in_urls_as(secret), *_in_html(secret), repr(secret)[1:-1])):
         yield form
-        for once in _escaped(form):
+        for writer in _IN_JSON if form == secret else _IN_JSON[:4]:
+            once = _in_json(form, *writer)
             yield once
-            yield from _escaped(once)
+            if once != form:
+                yield from (_in_json(once, *again) for again in (*_IN_JSON[:2], writer))
         if len(form) >= _HALVED:
             yield from (form[: len(form) // 2], form[-(len(form) // 2) :])
-    lowered = re.sub(r"%[0-9A-F]{2}", lambda code: code[0].lower(), _quoted(secret))
-    yield lowered
     yield from _shifted(secret)
+
+
+def _in_urls_as(secret: str) -> Iterator[str]:
+    """Percent-encoded, and as a form has it, in lower case too."""
+    of_forms = (_quoted(secret, " "), _quoted(secret, " *").replace("~", "%7E"))  # the second as browsers and Java do
+    for form in (*(_quoted(secret, left) for left in _LEFT_IN_URLS), *(form.replace(" ", "+") for form in of_forms)):
+        yield form
+        yield re.sub(r"%[0-9A-F]{2}", lambda code: code[0].lower(), form)
 
 
 def _quoted(text: str, safe: str = "") -> str:
     return quote(text, safe=safe, errors="surrogatepass")  # a variable need not be UTF-8
 
 
-def _escaped(text: str) -> tuple[str, ...]:
-    """In a string of JSON, where that differs."""
-    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
-        return ()
-    return json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]
+def _in_html(text: str) -> Iterator[str]:
+    safe = html.escape(text, quote=False)
+    yield from (safe.translate(str.maketrans(more)) for more in _IN_HTML)
+
+
+def _in_json(text: str, more: Escapes, digits: str | None) -> str:
+    """In a string of JSON."""
+    said = _dumped(text).replace('\\"', '"').translate(str.maketrans({'"': '\\"', **more}))
+    return said if digits is None else _BEYOND_ASCII.sub(lambda found: _units(found[0], digits), said)
+
+
+def _dumped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _units(text: str, digits: str) -> str:
+    units = memoryview(text.encode("utf-16-le", errors="surrogatepass")).cast("H")
+    return "".join(f"\\u{unit:04{digits}}" for unit in units)
 
 
 def _shifted(secret: str) -> Iterator[str]:

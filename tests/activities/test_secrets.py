@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from temporalio.exceptions import ApplicationError
 
 from activities.redaction import redacted, redacted_error
-from activities.secrets import NO_SECRETS, Secrets, is_secret, secrets_of
+from activities.secrets import NO_SECRETS, Secrets, _forms, is_secret, secrets_of
 from activities.store import LocalStores
 from activities.workspace import Workspace
 from contracts.tool import ToolOutcome
@@ -59,6 +59,70 @@ def test_a_secret_is_found_whatever_it_looks_like(look: str) -> None:
     ):
         assert "[redacted DB_PASSWORD]" in clean
         assert said not in clean
+
+
+WRITTEN = "a1/b2+c3=d4&\"e5\"<f6>'g7' ü8(h9)*i!~"
+WRITERS = {
+    "PHP's json_encode": r"""a1\/b2+c3=d4&\"e5\"<f6>'g7' \u00fc8(h9)*i!~""",
+    "PHP's json_encode, of what it has encoded": r"""a1\\\/b2+c3=d4&\\\"e5\\\"<f6>'g7' \\u00fc8(h9)*i!~""",
+    "PHP's json_encode, as UTF-8": r"""a1\/b2+c3=d4&\"e5\"<f6>'g7' ü8(h9)*i!~""",
+    "PHP's json_encode, of a URL": r"a1\/b2%2Bc3%3Dd4%26%22e5%22%3Cf6%3E%27g7%27%20%C3%BC8%28h9%29%2Ai%21~",
+    "PHP's json_encode, of HTML": r"a1\/b2+c3=d4&amp;&quot;e5&quot;&lt;f6&gt;&#039;g7&#039; \u00fc8(h9)*i!~",
+    "PHP's htmlspecialchars": "a1/b2+c3=d4&amp;&quot;e5&quot;&lt;f6&gt;&#039;g7&#039; ü8(h9)*i!~",
+    ".NET's JsonSerializer": r"a1/b2\u002Bc3=d4\u0026\u0022e5\u0022\u003Cf6\u003E\u0027g7\u0027 \u00FC8(h9)*i!~",
+    ".NET's JSON in lower case": r"a1/b2\u002bc3=d4\u0026\u0022e5\u0022\u003cf6\u003e\u0027g7\u0027 \u00fc8(h9)*i!~",
+    ".NET's HtmlEncoder": "a1/b2&#x2B;c3=d4&amp;&quot;e5&quot;&lt;f6&gt;&#x27;g7&#x27; ü8(h9)*i!~",
+    "Go's encoding/json": r"""a1/b2+c3=d4\u0026\"e5\"\u003cf6\u003e'g7' ü8(h9)*i!~""",
+    "Go's html/template": "a1/b2&#43;c3=d4&amp;&#34;e5&#34;&lt;f6&gt;&#39;g7&#39; ü8(h9)*i!~",
+    "Gson": r"""a1/b2+c3\u003dd4\u0026\"e5\"\u003cf6\u003e\u0027g7\u0027 ü8(h9)*i!~""",
+    "JavaScript's encodeURIComponent": "a1%2Fb2%2Bc3%3Dd4%26%22e5%22%3Cf6%3E'g7'%20%C3%BC8(h9)*i!~",
+    "its encodeURIComponent in lower case": "a1%2fb2%2bc3%3dd4%26%22e5%22%3cf6%3e'g7'%20%c3%bc8(h9)*i!~",
+    "its encodeURI": "a1/b2+c3=d4&%22e5%22%3Cf6%3E'g7'%20%C3%BC8(h9)*i!~",
+    "its URLSearchParams": "a1%2Fb2%2Bc3%3Dd4%26%22e5%22%3Cf6%3E%27g7%27+%C3%BC8%28h9%29*i%21%7E",
+    "Mustache": "a1&#x2F;b2+c3&#x3D;d4&amp;&quot;e5&quot;&lt;f6&gt;&#39;g7&#39; ü8(h9)*i!~",
+    "Mustache, as it was": "a1&#x2F;b2+c3=d4&amp;&quot;e5&quot;&lt;f6&gt;&#39;g7&#39; ü8(h9)*i!~",
+    "Handlebars": "a1/b2+c3&#x3D;d4&amp;&quot;e5&quot;&lt;f6&gt;&#x27;g7&#x27; ü8(h9)*i!~",
+    "OWASP's advice": "a1&#x2F;b2+c3=d4&amp;&quot;e5&quot;&lt;f6&gt;&#x27;g7&#x27; ü8(h9)*i!~",
+    "HTML in decimals": "a1&#47;b2+c3=d4&amp;&#34;e5&#34;&lt;f6&gt;&#39;g7&#39; ü8(h9)*i!~",
+    "Jinja": "a1/b2+c3=d4&amp;&#34;e5&#34;&lt;f6&gt;&#39;g7&#39; ü8(h9)*i!~",
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_secret_is_found_whoever_writes_it(writer: str) -> None:
+    secrets, said = Secrets([("KEY", WRITTEN)]), WRITERS[writer]
+    assert secrets.redact(f"<{said}>") == "<[redacted KEY]>"
+    assert secrets.redact_bytes(f"<{said}>".encode()) == b"<[redacted KEY]>"
+    assert secrets.redact_value({said: [said]}) == {"[redacted KEY]": ["[redacted KEY]"]}
+
+
+@pytest.mark.parametrize(
+    ("secret", "said"),
+    [
+        ("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", r"wJalrXUtnFEMI\/K7MDENG\/bPxRfiCYEXAMPLEKEY"),
+        ("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "wJalrXUtnFEMI&#x2F;K7MDENG&#x2F;bPxRfiCYEXAMPLEKEY"),
+        ("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "wJalrXUtnFEMI&#47;K7MDENG&#47;bPxRfiCYEXAMPLEKEY"),
+        ("abcdefgh+ijklmn/op+q==", r"abcdefgh\u002Bijklmn/op\u002Bq=="),
+        ("pa(ss)word!12/3", "pa(ss)word!12%2F3"),
+    ],
+)
+def test_a_key_or_a_password_is_found_whoever_writes_it(secret: str, said: str) -> None:
+    assert Secrets([("X", secret)]).redact(f"<{said}>") == "<[redacted X]>"
+
+
+@given(
+    secrets=st.lists(
+        st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("/+=&\"'<>%\\ "), min_size=8, max_size=60),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_what_is_looked_for_is_in_every_form(secrets: list[str]) -> None:
+    known = Secrets([("X", secret) for secret in secrets])
+    for form in (form for secret in secrets for form in _forms(secret)):
+        assert known.redact(form) != form
+        assert known.redact_bytes(form.encode()) != form.encode()
+        assert known.redact_value([form]) != [form]
 
 
 @given(
@@ -292,6 +356,12 @@ def test_a_look_costs_next_to_nothing() -> None:
     text = "The quick brown fox jumps over the lazy dog, and 127.0.0.1 answers. " * 30
     best = min(_timed(secrets, text) for _ in range(50))
     assert best < 0.000_25
+
+
+def test_however_many_forms_a_secret_has_few_texts_are_looked_for() -> None:
+    secrets = Secrets([(f"K{n}", f"{n}{WRITTEN}") for n in range(10, 22)])
+    assert len(secrets._labels) > 100 * 12
+    assert len(secrets._signs) < 20 * 12
 
 
 def _timed(secrets: Secrets, text: str) -> float:
