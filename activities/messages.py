@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,17 +11,22 @@ import anthropic
 import httpx2
 from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVertex
 from anthropic.types import RawMessageStreamEvent
+from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 from temporalio.exceptions import ApplicationError
 
 from activities.model import ModelCall, ModelReply
-from activities.model_faults import is_unsigned, translated, unavailable
+from activities.model_faults import NotMessages, is_unsigned, translated, unavailable
 from contracts.failures import RunFailure
 from contracts.turn import Usage
 from contracts.value import AROUND, once_each
 from decisions.loop import CUT_OFF
 
 MOST_BYTES = 1024 * 1024  # of a reply's JSON; the server takes 2 MiB, and the longest replies of today are half of this
+
+MOST_TOKENS = 100_000_000  # of one call, whatever a server says
+_STRINGS = {"text": ("text",), "tool_use": ("id", "name"), "thinking": ("thinking",)}  # which a block must have
+_FAULTS = (anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError)
 
 
 class MessagesModel:
@@ -47,28 +52,39 @@ class MessagesModel:
                 request = milder
 
     async def _streamed(self, request: dict[str, Any], call: ModelCall) -> ModelReply:
-        stream = _Accumulated(call.on_text)
         options: dict[str, Any] = {}
         if call.patience:
             options["timeout"] = httpx2.Timeout(call.patience, connect=anthropic.DEFAULT_TIMEOUT.connect)
         try:
             async with await self._client.messages.create(stream=True, **request, **options) as events:
-                async for event in events:
-                    stream.take(event)
-        except (anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError) as error:
+                return await _read(events, call.on_text)
+        except (*_FAULTS, NotMessages) as error:
             raise translated(error, self._secret) from None
         except Exception as error:
             if not is_unsigned(error):
                 raise
             raise unavailable(f"the call could not be signed: {type(error).__name__} {error}") from None
-        if stream.stop_reason is None:
-            raise unavailable("the model's answer was cut off in the middle of the stream")
-        return stream.reply()
 
     @property
     def _secret(self) -> str | None:
         client = self._client
         return client.access_token if isinstance(client, AsyncAnthropicVertex) else client.api_key
+
+
+async def _read(events: AsyncIterator[RawMessageStreamEvent], on_text: Callable[[str], object]) -> ModelReply:
+    """Raises NotMessages: servers that only resemble the API leave out fields, or have other types in them."""
+    stream = _Accumulated(on_text)
+    try:
+        async for event in events:
+            stream.take(event)
+        reply = stream.reply()
+    except _FAULTS:
+        raise
+    except Exception as error:  # noqa: BLE001 - no list of what a foreign stream breaks would be whole
+        raise NotMessages(f"{type(error).__name__} {error}") from None
+    if reply is None:
+        raise unavailable("the model's answer was cut off in the middle of the stream")
+    return reply
 
 
 def milder_than(request: dict[str, Any], refusal: ApplicationError) -> dict[str, Any] | None:
@@ -136,22 +152,24 @@ class _Accumulated:
     model: str = ""
     usage: Usage = field(default_factory=Usage)
     broken: list[str] = field(default_factory=list)
-    _arguments: dict[int, str] = field(default_factory=dict)
+    _places: dict[int, int] = field(default_factory=dict)  # of blocks in `content`, by their index: some count from 1
+    _arguments: dict[int, str] = field(default_factory=dict)  # by place
     _text: str = ""
     _ids: set[str] = field(default_factory=set)
 
     def take(self, event: RawMessageStreamEvent) -> None:
         match event.type:
             case "message_start":
-                self.model = event.message.model
-                self._count(event.message.usage.model_dump())
+                self.model = event.message.model or ""
+                self._count(event.message.usage)
             case "content_block_start":
-                self.content.append(self._named(event.content_block.model_dump(mode="json", exclude_none=True)))
+                self._places[event.index] = len(self.content)
+                self.content.append(self._named(_fields(event.content_block)))
             case "content_block_delta":
-                self._grow(self.content[event.index], event.index, event.delta.model_dump())
+                self._grow(self._places[event.index], event.delta.model_dump(warnings=False))
             case "message_delta":
                 self.stop_reason = event.delta.stop_reason
-                self._count(event.usage.model_dump())
+                self._count(event.usage)
             case "content_block_stop" | "message_stop":
                 pass  # not every server says where a block ends that it cuts off
 
@@ -162,7 +180,7 @@ class _Accumulated:
         """
         if block["type"] != "tool_use":
             return block
-        name = re.sub(r"[^a-zA-Z0-9_-]", "_", block["id"] or "")
+        name = re.sub(r"[^a-zA-Z0-9_-]", "_", str(block.get("id") or ""))
         if not name or name in self._ids:
             name = f"{name or 'call'}_{len(self.content)}"
         while name in self._ids:
@@ -170,14 +188,15 @@ class _Accumulated:
         self._ids.add(name)
         return {**block, "id": name}
 
-    def _grow(self, block: dict[str, Any], index: int, delta: dict[str, Any]) -> None:
+    def _grow(self, place: int, delta: dict[str, Any]) -> None:
+        block = self.content[place]
         match delta["type"]:
             case "text_delta":
-                block["text"] += delta["text"]
-                self._text += delta["text"]
+                block["text"] += delta["text"] or ""
+                self._text += delta["text"] or ""
                 self.on_text(self._text)
             case "input_json_delta":
-                self._arguments[index] = self._arguments.get(index, "") + delta["partial_json"]
+                self._arguments[place] = self._arguments.get(place, "") + delta["partial_json"]
             case "thinking_delta":
                 block["thinking"] += delta["thinking"]
             case "signature_delta":
@@ -187,28 +206,45 @@ class _Accumulated:
             case _:
                 pass  # a kind of delta that came after this was written
 
-    def _count(self, usage: dict[str, Any]) -> None:
-        """Figures of a later event replace those of an earlier one; they are totals, not increments."""
+    def _count(self, usage: BaseModel | None) -> None:
+        """Figures of a later event replace those of an earlier one; they are totals, not increments.
+
+        What is not there, or is no number, is no news.
+        """
         names = {
             "input": "input_tokens",
             "output": "output_tokens",
             "cache_read": "cache_read_input_tokens",
             "cache_write": "cache_creation_input_tokens",
         }
-        found = {ours: usage[theirs] for ours, theirs in names.items() if usage.get(theirs) is not None}
+        told = usage.model_dump(warnings=False) if isinstance(usage, BaseModel) else {}
+        numbers = {ours: told[theirs] for ours, theirs in names.items() if isinstance(told.get(theirs), int | float)}
+        found = {ours: int(min(max(number, 0), MOST_TOKENS)) for ours, number in numbers.items()}
         self.usage = self.usage.model_copy(update=found)
 
-    def reply(self) -> ModelReply:
+    def reply(self) -> ModelReply | None:
+        """None where the stream did not come to its end."""
+        if self.stop_reason is None:
+            return None
+        self._must_be_whole()
         self._read_arguments()
         said = [block for block in self.content if block.get("type") != "text" or block.get("text", "").strip()]
         content = [self._whole(block) for block in said]  # the API takes no blank text back
         return fitted(ModelReply(content, self.stop_reason, self.model, self.usage, tuple(self.broken)))
 
+    def _must_be_whole(self) -> None:
+        """Raises KeyError or TypeError where neither history nor the next reader could take what is there."""
+        said = [("stop_reason", self.stop_reason), ("model", self.model)]
+        said += [(of, block[of]) for block in self.content for of in _STRINGS.get(block["type"], ())]
+        for name, value in said:
+            if not isinstance(value, str):
+                raise TypeError(f"{name} is of type {type(value).__name__}")
+
     def _read_arguments(self) -> None:
-        for index, written in self._arguments.items():
+        for place, block in enumerate(self.content):
+            written = self._arguments.get(place) or _written(block)
             if not written:
                 continue
-            block = self.content[index]
             try:
                 block["input"] = read_arguments(written)
             except ValueError:
@@ -226,6 +262,17 @@ class _Accumulated:
 
     def _whole(self, block: dict[str, Any]) -> dict[str, Any]:
         return {**block, "input": {}} if block.get("type") == "tool_use" and block.get("input") is None else block
+
+
+def _fields(block: BaseModel) -> dict[str, Any]:
+    fields = block.model_dump(mode="json", exclude_none=True, warnings=False)
+    return {**fields, "text": fields.get("text", "")} if fields["type"] == "text" else fields
+
+
+def _written(block: dict[str, Any]) -> str:
+    """What stands in the place of a tool use's arguments, where that is no object."""
+    given = block.get("input") if block["type"] == "tool_use" else None
+    return "" if given is None or isinstance(given, dict) else given if isinstance(given, str) else json.dumps(given)
 
 
 def fitted(reply: ModelReply) -> ModelReply:

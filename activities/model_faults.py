@@ -28,6 +28,10 @@ TOO_LONG = (
 MOST_SAID = 2000  # characters of what a provider says
 
 
+class NotMessages(Exception):
+    """What a server streams is not the Messages API: the message says what it is in its place."""
+
+
 def translated(error: Exception, secret: str | None = None) -> ApplicationError:
     """Each failure of the provider as a named kind: retryable or not, with the delay that the server asked for.
 
@@ -45,6 +49,12 @@ def translated(error: Exception, secret: str | None = None) -> ApplicationError:
         return _again(
             RunFailure.model_unavailable, f"the provider failed ({status}): {message}", error.response.headers
         )
+    return _unanswered(error, message)
+
+
+def _unanswered(error: Exception, message: str) -> ApplicationError:
+    if isinstance(error, NotMessages):
+        return unavailable(f"what the model's server sends is not the Messages API: {message}")
     if isinstance(error, anthropic.APIConnectionError):
         return unavailable(f"no connection to the model: {message}")
     return unavailable(f"the model's answer broke off: {type(error).__name__} {message}")

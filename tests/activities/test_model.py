@@ -1,6 +1,7 @@
 """The Messages API as the SDK speaks it: what is sent, what is read, and a name for every failure."""
 
 import asyncio
+import json
 import struct
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -15,7 +16,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from temporalio.exceptions import ApplicationError
 
-from activities.messages import MessagesModel, read_arguments
+from activities.messages import MOST_TOKENS, MessagesModel, read_arguments
 from activities.messages_sse import encode_stream
 from activities.model import ModelCall, ModelReply
 from activities.model_faults import TOO_LONG, translated
@@ -138,6 +139,102 @@ async def test_arguments_count_where_a_server_does_not_say_that_their_block_ends
     events = [each for each in encode_stream({**message, "usage": usage}) if b"content_block_stop" not in each]
     reply = await answered(b"".join(events))
     assert (reply.broken, reply.content[0]["input"]) == (broken, given)
+
+
+EVENTS: dict[str, dict[str, Any]] = {
+    "start": {"type": "message_start", "message": {"model": "m", "usage": {"input_tokens": 5, "output_tokens": 1}}},
+    "block": {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    "more": {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "hi"}},
+    "end": {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 3}},
+}
+
+
+async def answered_with(**other: Any) -> ModelReply:
+    """What is read where some events are others; one that is None is not sent."""
+    events = [(event["type"], other.get(name, event)) for name, event in EVENTS.items()]
+    return await answered(
+        b"".join(f"event: {name}\ndata: {json.dumps(data)}\n\n".encode() for name, data in events if data)
+    )
+
+
+def using(**use: Any) -> dict[str, Any]:
+    return EVENTS["block"] | {"content_block": {"type": "tool_use", **use}}
+
+
+@pytest.mark.parametrize(
+    ("other", "counted"),
+    [
+        ({}, (5, 3)),
+        ({"end": EVENTS["end"] | {"usage": None}}, (5, 1)),
+        ({"end": {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}}, (5, 1)),
+        ({"end": EVENTS["end"] | {"usage": 3.7}}, (5, 1)),
+        ({"end": EVENTS["end"] | {"usage": {"output_tokens": "many"}}}, (5, 1)),
+        ({"end": EVENTS["end"] | {"usage": {"output_tokens": 3.7}}}, (5, 3)),
+        ({"end": EVENTS["end"] | {"usage": {"output_tokens": -3}}}, (5, 0)),
+        ({"end": EVENTS["end"] | {"usage": {"output_tokens": 10**400}}}, (5, MOST_TOKENS)),
+        ({"start": {"type": "message_start", "message": {"model": "m"}}}, (0, 3)),
+        ({"start": {"type": "message_start", "message": {"model": "m", "usage": None}}}, (0, 3)),
+        ({"start": {"type": "message_start", "message": {"model": None, "usage": {"input_tokens": 5}}}}, (5, 3)),
+        ({"start": None}, (0, 3)),
+        ({"block": EVENTS["block"] | {"index": 1}, "more": EVENTS["more"] | {"index": 1}}, (5, 3)),
+        ({"block": EVENTS["block"] | {"content_block": {"type": "text", "text": None}}}, (5, 3)),
+    ],
+)
+async def test_a_stream_may_leave_out_usage_and_count_blocks_as_it_likes(
+    other: dict[str, Any], counted: tuple[int, int]
+) -> None:
+    reply = await answered_with(**other)
+    assert reply.content == [{"type": "text", "text": "hi"}]
+    assert (reply.usage.input, reply.usage.output) == counted
+    assert type(reply.usage.output) is int
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"start": {"type": "message_start"}},
+        {"block": None},
+        {"block": EVENTS["block"] | {"content_block": None}},
+        {"block": EVENTS["block"] | {"content_block": {"text": ""}}},
+        {"block": EVENTS["block"] | {"content_block": {"type": "text", "text": 7}}},
+        {"block": EVENTS["block"] | {"index": [1]}},
+        {"block": using(id="a", input={}), "more": EVENTS["more"] | {"type": "ping"}},
+        {"block": using(id="a", name=7, input={}), "more": EVENTS["more"] | {"type": "ping"}},
+        {"block": using(id="a", name="look", input={})},
+        {"more": EVENTS["more"] | {"delta": None}},
+        {"more": EVENTS["more"] | {"delta": {"type": "text_delta", "text": 7}}},
+        {"more": EVENTS["more"] | {"delta": {"type": "text_delta", "text": "\ud800"}}},
+        {"more": [1, 2]},
+        {"end": {"type": "message_delta", "usage": {"output_tokens": 3}}},
+        {"end": EVENTS["end"] | {"delta": {"stop_reason": 5}}},
+    ],
+)
+async def test_what_is_not_the_messages_api_is_told_as_that_and_may_pass(other: dict[str, Any]) -> None:
+    with pytest.raises(ApplicationError, match="is not the Messages API: ") as failure:
+        await answered_with(**other)
+    assert (failure.value.type, failure.value.non_retryable) == ("ModelUnavailable", False)
+
+
+async def test_bytes_that_are_no_text_are_not_the_messages_api() -> None:
+    with pytest.raises(ApplicationError, match="is not the Messages API: UnicodeDecodeError"):
+        await answered(b"event: ping\ndata: \xff\xfe\n\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "made", "given", "broken"),
+    [
+        ({"id": None}, "call_0", {}, ()),
+        ({"id": 7}, "7", {}, ()),
+        ({"id": "a", "input": [1]}, "a", {}, ("a",)),
+        ({"id": "a", "input": '{"n": 1}'}, "a", {"n": 1}, ()),
+    ],
+)
+async def test_a_tool_use_is_taken_however_its_id_and_its_arguments_are_written(
+    said: dict[str, Any], made: str, given: dict[str, Any], broken: tuple[str, ...]
+) -> None:
+    reply = await answered_with(block=using(name="look", **said), more=None)
+    assert [(block["id"], block["input"]) for block in reply.content] == [(made, given)]
+    assert reply.broken == broken
 
 
 async def answered(stream: bytes) -> ModelReply:

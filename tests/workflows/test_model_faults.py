@@ -1,6 +1,8 @@
 """What the model's provider gets wrong: waited out, told, or the end of the run with a name for it."""
 
 import asyncio
+import json
+from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
+from activities.messages_sse import encode_event, encode_stream
 from testkit import model_server
 from testkit.model_server import broken_json, calls, cut, fails, says
 from testkit.tools import ScriptedTool
@@ -90,6 +93,29 @@ async def test_a_stream_that_is_cut_is_asked_for_again_and_leaves_nothing_behind
         assert (await run.result())["type"] == "agent.completed"
         assert (await it.state(run))["turns"] == 1
     assert asked[0]["messages"] == asked[1]["messages"]
+
+
+@pytest.mark.parametrize("leaves_out", ["message_start", "message_delta", "content_block_start"])
+async def test_a_server_that_only_resembles_the_api_is_put_up_with_or_asked_again(
+    world: Any, leaves_out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `usage` a reply is whole; without a block it is not, and the next try may be."""
+    replies = [0]
+
+    def odd(message: Any, piece: int = 24) -> Iterator[bytes]:
+        replies[0] += 1
+        for event in encode_stream(message, piece):
+            data = json.loads(event.split(b"data: ")[1])
+            data.pop("usage", None)
+            data.get("message", {}).pop("usage", None)
+            if replies[0] > 1 or leaves_out == "message_delta" or data["type"] != leaves_out:
+                yield encode_event(data)
+
+    monkeypatch.setattr("activities.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr(model_server, "encode_stream", odd)
+    async with world(lambda _: FINISH) as it:
+        assert (await (await it.start()).result())["type"] == "agent.completed"
+        assert len(it.model.requests) == (2 if leaves_out == "content_block_start" else 1)
 
 
 @pytest.mark.parametrize(
