@@ -10,10 +10,13 @@ from temporalio.exceptions import ApplicationError
 from activities.retry_after import retry_after
 from contracts.failures import RunFailure, Stop
 
-REFUSED = frozenset({400, 401, 402, 403, 404, 413, 422})
-# In the middle of a stream there is only a name; the second is Bedrock's.
+MAY_PASS = frozenset({408, 409, 425, 429})  # of what begins with 3 or 4, the rest of which no retry mends
+NEVER_DONE = frozenset({501, 505})  # of what begins with 5, the rest of which may pass
+ABOUT_THE_REQUEST = frozenset({400, 413, 422})
+# In the middle of a stream there is only a name; the second of two is Bedrock's.
 RATE_KINDS = ("rate_limit_error", "throttlingexception")
-REFUSED_KINDS = ("invalid_request_error", "validationexception")
+REQUEST_KINDS = ("invalid_request_error", "validationexception", "request_too_large")
+CALLER_KINDS = ("authentication_error", "permission_error", "not_found_error", "billing_error")
 TOO_LONG = (
     "prompt is too long",
     "exceed_context_size",
@@ -40,11 +43,11 @@ def translated(error: Exception, secret: str | None = None) -> ApplicationError:
     message = (_said(error).replace(secret, "[key]") if secret else _said(error))[:MOST_SAID]
     if isinstance(error, anthropic.APIStatusError):
         kind, status = str(getattr(error, "type", None) or "").lower(), error.status_code
-        if any(sign in message.lower() for sign in TOO_LONG):
+        if _is_about_length(status, kind) and any(sign in message.lower() for sign in TOO_LONG):
             return _final(Stop.context_too_long, message)
         if status == 429 or kind in RATE_KINDS:
             return _again(RunFailure.rate_limited, f"the provider limits the rate: {message}", error.response.headers)
-        if status in REFUSED or kind in REFUSED_KINDS:
+        if _is_refusal(status, kind):
             return _final(RunFailure.model_refused, f"the provider refused the request ({status}): {message}")
         return _again(
             RunFailure.model_unavailable, f"the provider failed ({status}): {message}", error.response.headers
@@ -53,11 +56,32 @@ def translated(error: Exception, secret: str | None = None) -> ApplicationError:
 
 
 def _unanswered(error: Exception, message: str) -> ApplicationError:
+    if _is_bad_header(error):
+        return _final(RunFailure.model_refused, "a key, or another header of the request, is none that HTTP takes")
     if isinstance(error, NotMessages):
         return unavailable(f"what the model's server sends is not the Messages API: {message}")
     if isinstance(error, anthropic.APIConnectionError):
         return unavailable(f"no connection to the model: {message}")
     return unavailable(f"the model's answer broke off: {type(error).__name__} {message}")
+
+
+def _is_refusal(status: int, kind: str) -> bool:
+    if status < 300:
+        return kind in REQUEST_KINDS or kind in CALLER_KINDS
+    return status in NEVER_DONE or (status < 500 and status not in MAY_PASS)
+
+
+def _is_about_length(status: int, kind: str) -> bool:
+    """Whether such a refusal may say that the prompt is too long; others only speak of windows and contexts, too."""
+    if status < 300:
+        return kind not in (*RATE_KINDS, *CALLER_KINDS, "overloaded_error")
+    return status in ABOUT_THE_REQUEST
+
+
+def _is_bad_header(error: Exception) -> bool:
+    """What the client says of one repeats it, and it may be the key."""
+    cause = error.__cause__ or error
+    return isinstance(cause, httpx2.LocalProtocolError) and "header" in str(cause).lower()
 
 
 def unavailable(message: str) -> ApplicationError:

@@ -14,13 +14,13 @@ class RunFailure(StrEnum):
     """The operator: `perdure.toml` or an agent file does not load. The message names file and line; resume the run
     when it is mended and the worker has been started again."""
     model_refused = "ModelRefused"
-    """The operator: key, model name or request was refused (400, 401, 402, 403, 404, 413, 422). Mend it (`perdure
-    doctor`), then resume the run."""
+    """The operator: key, model name, address or request was refused (3xx; 4xx but 408, 409, 425, 429; 501, 505). Mend
+    it (`perdure doctor`), then resume the run."""
     rate_limited = "RateLimited"
     """The provider: 429 until the retries were used up. Resume the run later, or name a fallback model."""
     model_unavailable = "ModelUnavailable"
-    """The provider: 5xx, broken streams, no connection, until the retries were used up. Resume the run later, or name
-    a fallback model."""
+    """The provider: 408, 409, 425, 5xx, broken streams, no connection, until the retries were used up. Resume the run
+    later, or name a fallback model."""
     hard_limit = "HardLimit"
     """The run: its active time is used up. Resume it for as much time again, or raise `hard_limit`."""
     model_unusable = "ModelUnusable"

@@ -19,7 +19,7 @@ from temporalio.exceptions import ApplicationError
 from activities.messages import MOST_TOKENS, MessagesModel, read_arguments
 from activities.messages_sse import encode_stream
 from activities.model import ModelCall, ModelReply
-from activities.model_faults import TOO_LONG, translated
+from activities.model_faults import CALLER_KINDS, REQUEST_KINDS, TOO_LONG, translated
 from contracts.agent import Definition, ToolSchema
 from decisions.recovery import window_told
 from testkit import model_server
@@ -275,6 +275,13 @@ async def test_an_empty_reply_has_no_blocks(server: ScriptedModel) -> None:
         ([cut(says("x"))], "ModelUnavailable", False),
         ([cut(says("x"), error="overloaded_error")], "ModelUnavailable", False),
         ([cut(says("x"), error="rate_limit_error")], "RateLimited", False),
+        ([cut(says("x"), error="api_error")], "ModelUnavailable", False),
+        *[([cut(says("x"), error=kind)], "ModelRefused", True) for kind in (*REQUEST_KINDS, *CALLER_KINDS)],
+        ([fails(413, message="input is too long")], "ContextTooLong", True),
+        ([fails(422, message="exceed_context_size_error: n_ctx=8192")], "ContextTooLong", True),
+        ([fails(401, message="the key is none for the 1M context window")], "ModelRefused", True),
+        ([fails(429, message="fewer tokens, or a smaller context window, per minute")], "RateLimited", False),
+        ([fails(500, message="the context window could not be loaded")], "ModelUnavailable", False),
     ],
 )
 async def test_each_fault_has_its_name_and_says_whether_to_try_again(
@@ -347,6 +354,53 @@ async def test_a_key_that_a_server_repeats_is_taken_out(server: ScriptedModel) -
     failure = await fault(server)
     assert KEY not in failure.message
     assert "[key]" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("invalid_request_error", "ContextTooLong"),
+        ("request_too_large", "ContextTooLong"),
+        ("exceed_context_size_error", "ContextTooLong"),
+        ("authentication_error", "ModelRefused"),
+        ("rate_limit_error", "RateLimited"),
+        ("overloaded_error", "ModelUnavailable"),
+    ],
+)
+async def test_in_the_middle_of_a_stream_a_name_says_whether_a_prompt_may_be_too_long(kind: str, named: str) -> None:
+    error = {"type": "error", "error": {"type": kind, "message": "see the context window"}}
+    with pytest.raises(ApplicationError) as failure:
+        await answered(f"event: error\ndata: {json.dumps(error)}\n\n".encode())
+    assert failure.value.type == named
+
+
+@pytest.mark.parametrize("key", ["sk-canary\n51", "sk-canary\x0051"])
+async def test_a_key_that_is_no_header_is_refused_and_never_told(key: str) -> None:
+    with ScriptedModel([says("hello")]) as model:
+        async with AsyncAnthropic(api_key=key, base_url=model.base_url, max_retries=0) as client:
+            with pytest.raises(ApplicationError) as failure:
+                await MessagesModel(client).reply(ModelCall(definition=DEFINITION, messages=GOAL))
+    assert (failure.value.type, failure.value.non_retryable) == ("ModelRefused", True)
+    assert "canary" not in str(failure.value)
+
+
+REFUSALS = (301, 304, 402, 405, 406, 407, 410, 411, 414, 415, 418, 426, 431, 451, 501, 505)
+
+
+@pytest.mark.parametrize(
+    ("status", "named"),
+    [
+        *((status, "ModelRefused") for status in REFUSALS),
+        *((status, "ModelUnavailable") for status in (408, 409, 425, 500, 507, 529)),
+        (429, "RateLimited"),
+    ],
+)
+def test_a_status_decides_whatever_the_body_says(status: int, named: str) -> None:
+    response = httpx2.Response(status, request=httpx2.Request("POST", "http://127.0.0.1/"))
+    for kind in ("api_error", "invalid_request_error"):
+        body = {"type": "error", "error": {"type": kind, "message": "no"}}
+        failure = translated(anthropic.APIStatusError("no", response=response, body=body))
+        assert (failure.type, failure.non_retryable) == (named, named == "ModelRefused")
 
 
 def test_an_error_without_a_body_is_named_too() -> None:
