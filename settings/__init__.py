@@ -6,6 +6,7 @@ names the file, the line where that can be told, and what was expected.
 file         perdure.toml
 agents       agents/*.md
 mcp          .mcp.json
+access       a provider's key and address
 environment  the worker's build, metrics, spans, encryption, large payloads
 problems     what is wrong with any of them, as one line
 """
@@ -21,6 +22,7 @@ from activities.secrets import NO_SECRETS, Secrets, secrets_of
 from codec import AesGcmCodec
 from contracts.agent import Agent
 from decisions.providers import DEFAULT, provider_of
+from settings.access import base_url_of, key_of
 from settings.agents import Roster, read_agents
 from settings.environment import Deployment, codec_of, deployment_of, exports_spans, metrics_of, payloads_of
 from settings.file import (
@@ -144,7 +146,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     file = read_file(path) if path.is_file() else ProjectFile()
     servers = read_servers(root / MCP_FILE, env)
     home = Path(env.get("PERDURE_HOME") or root / ".perdure").resolve()
-    key, url = env.get("ANTHROPIC_API_KEY") or None, env.get("ANTHROPIC_BASE_URL") or None
+    key, url = key_of(env, "ANTHROPIC_API_KEY"), base_url_of(env, "ANTHROPIC_BASE_URL")
     model, *fallbacks = _models(env, file, has_default=bool(key or url))
     roster = read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools), servers)
     if strict:
@@ -167,7 +169,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         api_key=key,
         base_url=url,
         fallbacks=tuple(fallbacks),
-        keys={name: value for name, variable in names.items() if (value := env.get(variable, "").strip())},
+        keys={name: value for name, variable in names.items() if (value := key_of(env, variable))},
         deployment=deployment_of(env),
         metrics=metrics_of(env),
         exports_spans=exports_spans(env),

@@ -16,6 +16,7 @@ from contracts.tool import Approval, Effect
 from contracts.value import MOST_DEPTH, Edge, depth, once_each
 from decisions import builtins
 from decisions.providers import DEFAULT
+from settings.access import checked_url
 from settings.problems import NESTED, ProjectError, first_fault, text_of
 
 NATIVE_TOOLS = ("fetch", "read_file", "write_file", "list_files")
@@ -148,6 +149,11 @@ class ProviderSettings(Edge):
     """Of Bedrock and Vertex, which need it."""
     project: str | None = Field(default=None, min_length=1)
     """Of Vertex, which needs it."""
+
+    @field_validator("base_url", mode="before")
+    @classmethod
+    def _leads_to_a_host(cls, base_url: Any) -> Any:
+        return checked_url(base_url) if isinstance(base_url, str) else base_url
 
     @model_validator(mode="after")
     def _fits_its_kind(self) -> Self:

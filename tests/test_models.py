@@ -24,6 +24,7 @@ from activities.project import Project
 from activities.secrets import LEAST
 from contracts.agent import Definition
 from contracts.turn import Usage
+from doctor import examine
 from models import clients_of, model_of
 from offered import project_of
 from settings import ProjectError, Settings, load
@@ -161,6 +162,58 @@ def test_what_does_not_fit_is_refused_in_one_line_that_says_what_to_mend(
     with pytest.raises(ProjectError) as error:
         settings_of(tmp_path, toml)
     assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+ADDRESSES = {
+    "127.0.0.1:9": "does not begin with http",
+    "localhost:8080": "does not begin with http",
+    "ftp://x": "does not begin with http",
+    "http:x": "does not begin with http",
+    "http://": "names no host",
+    "http://[": "the host of this one cannot be read",
+    "http://me:hush-hush-1@x:y": "the port of this one is no number",
+    "http://me:hush/hush-1@x": "the port of this one is no number",
+    "http://x:99999": "the port of this one is no number",
+    "http://a b": "a blank or a control character is in it",
+    "\n": "does not begin with http",
+}
+
+
+@pytest.mark.parametrize("url", ADDRESSES)
+def test_an_address_that_leads_nowhere_is_refused_and_what_is_expected_is_told(tmp_path: Path, url: str) -> None:
+    toml = f"[model.providers.local]\nbase_url = {json.dumps(url)}\n"
+    in_file = "perdure.toml, line 2: model.providers.local.base_url"
+    for text, env, where in (("", {"ANTHROPIC_BASE_URL": url}, "ANTHROPIC_BASE_URL"), (toml, {}, in_file)):
+        with pytest.raises(ProjectError) as error:
+            settings_of(tmp_path, text, **env)
+        assert f"{where}: expected a URL like http://127.0.0.1:8080 or https://api.anthropic.com; " in str(error.value)
+        assert ADDRESSES[url] in str(error.value)
+        assert "hush" not in str(error.value)
+
+
+async def test_the_doctor_finds_an_address_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "127.0.0.1:9")
+    found = [check async for check in examine()]
+    assert (found[-1].name, found[-1].ok) == ("project", False)
+    assert found[-1].found.startswith("ANTHROPIC_BASE_URL: expected a URL like ")
+
+
+def test_a_key_and_an_address_of_a_mounted_file_may_end_in_a_line_break(tmp_path: Path) -> None:
+    toml = f'{LOCAL}api_key_env = "OF_LOCAL"\n'
+    env = {"ANTHROPIC_API_KEY": f"{KEY}\n", "ANTHROPIC_BASE_URL": "http://127.0.0.1:9/\n", "OF_LOCAL": f"{KEY}\r\n"}
+    found = settings_of(tmp_path, toml, **env)
+    assert (found.api_key, found.base_url, found.keys) == (KEY, "http://127.0.0.1:9/", {"local": KEY})
+    assert settings_of(tmp_path, "", ANTHROPIC_API_KEY="\n").rehearses
+
+
+@pytest.mark.parametrize("variable", ["ANTHROPIC_API_KEY", "OF_LOCAL"])
+@pytest.mark.parametrize("key", ["canary\n0815", "canary\x000815", "canary\x7f0815", "canäry0815"])
+def test_a_key_that_no_header_takes_is_refused_and_never_told(tmp_path: Path, variable: str, key: str) -> None:
+    with pytest.raises(ProjectError, match=f"^{variable}: expected a key of printable ASCII") as error:
+        settings_of(tmp_path, f'{LOCAL}api_key_env = "OF_LOCAL"\n', **{variable: key})
+    assert "0815" not in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -1,0 +1,53 @@
+"""How a model's provider is reached: its key and its address, looked at before anybody is asked."""
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from settings.problems import ProjectError
+
+EXPECTED = "expected a URL like http://127.0.0.1:8080 or https://api.anthropic.com"
+
+
+def key_of(env: Mapping[str, str], variable: str) -> str | None:
+    """A file of a mounted secret often ends in a line break. Raises ProjectError, which never has the key in it."""
+    key = env.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        amiss = "a line break, a control character or a letter beyond ASCII is in it"
+        raise ProjectError(f"{variable}: expected a key of printable ASCII characters in one line; {amiss}")
+    return key or None
+
+
+def base_url_of(env: Mapping[str, str], variable: str) -> str | None:
+    """Raises ProjectError."""
+    if not env.get(variable):
+        return None
+    try:
+        return checked_url(env[variable])
+    except ValueError as error:
+        raise ProjectError(f"{variable}: {error}") from None
+
+
+def checked_url(text: str) -> str:
+    """Raises ValueError: what is wrong, without the URL, which may have a password in it."""
+    text = text.strip()
+    if wrong := _fault_of(text):
+        raise ValueError(f"{EXPECTED}; {wrong}")
+    return text
+
+
+def _fault_of(text: str) -> str | None:
+    if not text.isprintable() or " " in text:
+        return "a blank or a control character is in it"
+    if not text.lower().startswith(("http://", "https://")):
+        return "this one does not begin with http:// or https://"
+    try:
+        host = urlsplit(text).hostname
+    except ValueError:
+        return "the host of this one cannot be read"
+    if not host:
+        return "this one names no host"
+    try:
+        port = urlsplit(text).port
+    except ValueError:
+        port = 0
+    return "the port of this one is no number from 1 to 65535" if port == 0 else None
