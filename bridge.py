@@ -43,6 +43,7 @@ OTHERS_EVERY, OTHERS_AFTER = 5.0, 10.0  # what another bridge has claimed and no
 SAME_EVERY = 60.0  # seconds between looks whether the mailbox is still the one that it was delivered to
 
 Place = tuple[str, str]  # of a file in `.pending/`: its plan and its name
+FAULTS = (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError, WorkflowUpdateFailedError, OSError)
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +101,8 @@ class Bridge:
                 await watcher.start()  # before the look: what comes during it wakes the next one
                 watcher.woken.clear()
                 has_worked = await self._once(watcher, picks, pages)
-                must_look = not self.is_quiet or self.asking > 0 or not watcher.is_watching
+                is_due = not self.is_quiet or self.folder.has_unclaimed
+                must_look = is_due or self.asking > 0 or not watcher.is_watching
                 self.pace = after_cycle(
                     self.pace, has_worked=has_worked, must_look=must_look, now=_now(), patience=self.patience
                 )
@@ -147,35 +149,52 @@ class Bridge:
     async def _once(self, watcher: Watcher, picks: Picks, pages: Pages) -> bool:
         """A cycle. Whether there was something to do, and it was done."""
         self.cycle += 1
+        has_worked, fault = False, None
         try:
-            if watcher.has_inputs:  # they may still be being written
-                watcher.has_inputs, self._inputs_due = False, time.monotonic() + INPUTS_AFTER
-            if self._inputs_due is not None and self._inputs_due <= time.monotonic():
-                self._inputs_due = None
-                self._unpark()
-            await self._check_mailbox()
-            if await self._find_strangers() and not watcher.is_watching:
-                self._unpark()  # nothing tells of inputs
-            has_worked = await self._deliver_next()
-            if self.cycle % 10 == 0 or not has_worked:
-                self.asking = await picks.look()
-            if self.open and self.cycle % PAGES_EVERY == 0:
-                await pages.refresh()
-        except (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError, TimeoutError) as error:
-            why = cut(error.message, 200) if isinstance(error, RPCError) else "no worker answers"
-            self._in_trouble(f"the mailbox cannot be reached: {why}")
-            return False
-        except WorkflowUpdateFailedError as error:
-            self._in_trouble(f"the mailbox refuses the delivery: {cut(str(error.cause), 200)}")
-            return False
-        except NotAMailbox as error:
-            self._in_trouble(str(error))
-            return False
-        except OSError as error:
-            self._in_trouble(f"{self.folder.root}: {told(error)}")
+            has_worked = await self._look_and_deliver(watcher)
+        except FAULTS as error:
+            fault = error
+        if not isinstance(fault, NotAMailbox):  # the folder may be somebody else's now
+            try:
+                await self._tend(picks, pages, has_worked=has_worked)
+            except FAULTS as error:
+                fault = fault or error
+        if fault is not None:
+            self._in_trouble(self._why(fault))
             return False
         self._said = self.trouble
         return has_worked
+
+    async def _look_and_deliver(self, watcher: Watcher) -> bool:
+        if watcher.has_inputs:  # they may still be being written
+            watcher.has_inputs, self._inputs_due = False, time.monotonic() + INPUTS_AFTER
+        if self._inputs_due is not None and self._inputs_due <= time.monotonic():
+            self._inputs_due = None
+            self._unpark()
+        await self._check_mailbox()
+        if await self._find_strangers() and not watcher.is_watching:
+            self._unpark()  # nothing tells of inputs
+        return await self._deliver_next()
+
+    async def _tend(self, picks: Picks, pages: Pages, *, has_worked: bool) -> None:
+        """What people decide, and what they read, whatever became of the delivery."""
+        if self.cycle % 10 == 0 or not has_worked:
+            self.asking = await picks.look()
+        if self.open and self.cycle % PAGES_EVERY == 0:
+            await pages.refresh()
+
+    def _why(self, fault: Exception) -> str:
+        match fault:
+            case RPCError():
+                return f"the mailbox cannot be reached: {cut(fault.message, 200)}"
+            case WorkflowUpdateRPCTimeoutOrCancelledError() | TimeoutError():
+                return "the mailbox cannot be reached: no worker answers"
+            case WorkflowUpdateFailedError():
+                return f"the mailbox refuses the delivery: {cut(str(fault.cause), 200)}"
+            case OSError() if not isinstance(fault, NotAMailbox):
+                return f"{self.folder.root}: {told(fault)}"
+            case _:
+                return str(fault)
 
     def _in_trouble(self, why: str) -> None:
         """Said once, however long it lasts."""
@@ -216,7 +235,7 @@ class Bridge:
         return False
 
     def _claim(self) -> list[Claimed]:
-        """What comes next, in turn of the plans. A plan whose folder refuses is told of, and the others go on."""
+        """What comes next, in turn of the plans. What was claimed is delivered, whatever the disk says to the rest."""
         claimed, faults = list[Claimed](), list[OSError]()
         for found in self.folder.scan(MOST_DELIVERIES):
             try:

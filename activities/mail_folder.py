@@ -39,6 +39,8 @@ MOST_PLANS = 10_000
 CROWD = f"only {MOST_PLANS:,} plans are looked at, and there are more"
 MOST_LEFT_OPEN = 64  # plans whose listing is gone on with in the next scan
 _OVER = object()  # of a plan's listing: its end
+# What the whole folder or the machine lacks. All else that a claim meets is its plan's own.
+_OF_ALL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 _CLAIMED = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}~")
 
 _log = logging.getLogger(__name__)
@@ -81,13 +83,19 @@ class MailFolder:
     has_fresh: bool = False  # and has left files that may still be being written
     wake: Callable[[], None] = field(default=lambda: None)  # has the bridge look, where it sleeps
     undone: str = ""  # the latest order that could not be carried out, and why
-    refused: dict[str, str] = field(default_factory=dict)  # by folder, why it cannot be looked at
+    refused: dict[str, str] = field(default_factory=dict)  # by folder, why what is in it cannot be had
     _looks: dict[str, Iterator[Found | None]] = field(default_factory=dict)
+    _unclaimed: dict[str, dict[str, None]] = field(default_factory=dict)  # by plan; first what was tried longest ago
     _last: str = ""
 
     @property
     def below(self) -> Beneath:
         return Beneath(self.root)
+
+    @property
+    def has_unclaimed(self) -> bool:
+        """Something has come that could not be claimed. No event tells when it can."""
+        return any(self._unclaimed.values())
 
     @property
     def incoming(self) -> str:
@@ -146,6 +154,7 @@ class MailFolder:
             self.open()
             plans = []
         self._looks = {plan: look for plan, look in self._looks.items() if plan in set(plans)}
+        self._unclaimed = {plan: names for plan, names in self._unclaimed.items() if plan in set(plans)}
         there = {*plans, CROWD}
         self.refused = {name: why for name, why in self.refused.items() if name.partition("/")[0] in there}
         earlier = set(self._looks)  # what has come since such a look began, it may not see
@@ -183,7 +192,12 @@ class MailFolder:
         return sorted(names[:MOST_PLANS])
 
     def _look(self, plan: str) -> Iterator[Found | None]:
-        """What has come for a plan; None each time that many names were none of it."""
+        """What has come for a plan; None each time that many names were none of it.
+
+        Of what could not be claimed, one is tried again: where that goes, so does the rest, and it comes next time.
+        """
+        before = list(self._unclaimed.get(plan, ()))
+        left = set[str]()
         try:
             with self.below.folder(self.incoming, plan) as folder, os.scandir(folder) as entries:
                 looked = 0
@@ -192,6 +206,10 @@ class MailFolder:
                     if looked % MOST_LOOKED == 0:
                         yield None
                     if not self._is_skipped(entry.name):
+                        if entry.name in self._unclaimed.get(plan, ()):
+                            left.add(entry.name)
+                            if [entry.name] != before[:1]:
+                                continue
                         try:
                             status = entry.stat(follow_symlinks=False)
                         except FileNotFoundError:
@@ -204,13 +222,17 @@ class MailFolder:
         except (FileNotFoundError, NotThere):
             return  # it went away, or is no folder: a file or a link beside the plans is none of ours
         except PermissionError as error:
-            self._refuse(plan, error)
+            self._refuse(plan, f"{plan}: {told(error)}", error)
         else:
-            self.refused.pop(plan, None)
+            unclaimed = self._unclaimed.get(plan, {})
+            for name in set(before) - left:
+                unclaimed.pop(name, None)
+            if not unclaimed:
+                self.refused.pop(plan, None)
 
-    def _refuse(self, where: str, error: OSError) -> None:
+    def _refuse(self, where: str, why: str, error: OSError) -> None:
         """Said once. The other plans go on."""
-        why = f"{where}: {told(error)}: let the bridge's user read, write and enter it"
+        why += ": let the bridge's user read, write and enter it" if isinstance(error, PermissionError) else ""
         if self.refused.get(where) != why:
             _log.warning("%s: %s", self.root, why)
         self.refused[where] = why
@@ -220,7 +242,29 @@ class MailFolder:
         return own or is_skipped(name)
 
     def claim(self, found: Found) -> Claimed | None:
-        """None where somebody else was faster."""
+        """None where somebody else was faster, or its plan does not let it go: that is told, and it is tried again.
+
+        Raises OSError for what all plans lack.
+        """
+        try:
+            claimed = self._claim(found)
+        except FileNotFoundError:
+            return None  # its plan went away
+        except OSError as error:
+            if error.errno in _OF_ALL:
+                raise
+            unclaimed = self._unclaimed.setdefault(found.plan, {})
+            unclaimed.pop(found.name, None)
+            unclaimed[found.name] = None
+            where = f"{found.plan}/{PENDING}" if error.filename == PENDING else found.plan
+            self._refuse(found.plan, f"{where}: {told(OSError(error.errno, error.strerror))}", error)
+            return None
+        if found.name in self._unclaimed.get(found.plan, {}):
+            del self._unclaimed[found.plan]
+            self.is_through = False
+        return claimed
+
+    def _claim(self, found: Found) -> Claimed | None:
         file = new_name(found.name)
         with (
             self.below.folder(self.incoming, found.plan) as start,
@@ -263,8 +307,9 @@ class MailFolder:
                 for name in names:
                     if not is_skipped(name) and (claimed := self._pending(plan, name)) is not None:
                         yield claimed
+                self.refused.pop(f"{plan}/{PENDING}", None)
             except PermissionError as error:
-                self._refuse(f"{plan}/{PENDING}", error)
+                self._refuse(f"{plan}/{PENDING}", f"{plan}/{PENDING}: {told(error)}", error)
             except NotThere:
                 continue
 

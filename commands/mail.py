@@ -136,7 +136,7 @@ async def _bridge(here: Session, folder: MailFolder, patience: Patience, *, once
         if running.done():
             running.result()
         running.cancel()  # what it was delivering is delivered again by the next one
-    if once and bridge.unread:
+    if once and (bridge.unread or folder.refused):
         code = 1  # they stay where they are, and were told of
     left = await in_hand(here.client, folder.agent)
     _say(left.told(), as_json=as_json, **asdict(left)) if left else _say("left", as_json=as_json)

@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
+from watchfiles import Change
 
 from activities.mail_delivery import MOST_BYTES
 from activities.mail_folder import MailFolder
+from activities.mail_pages import Pages
+from activities.mail_picks import Picks
+from activities.mail_watch import Watcher
 from bridge import FEW, LOST, Bridge
 from contracts.mailbox import Delivered, Verdict
 from decisions.mail_mode import Mode, Patience
@@ -139,18 +143,78 @@ async def test_a_disk_that_refuses_does_not_end_the_bridge(bridge: Bridge, monke
     await running(bridge, lambda: len(lines(bridge)) == 1)
 
 
-async def test_a_bridge_that_sleeps_is_woken_by_a_file_and_not_by_its_own(bridge: Bridge) -> None:
+async def test_a_plan_that_gives_nothing_holds_up_no_other_and_is_had_once_it_is_mended(bridge: Bridge) -> None:
+    put(bridge, "a.json")
+    (bridge.folder.root / "inbox/p/.pending").write_text("")
+    bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
+    stop = asyncio.Event()
+    task = asyncio.create_task(bridge.run(stop))
+    await holds(lambda: bridge.is_quiet and "p/.pending: expected a folder" in bridge.hindrance)
+    assert bridge.trouble == ""
+    cycle = bridge.cycle
+    await holds(lambda: bridge.cycle > cycle + 2)  # it stays awake: no event tells that it was mended
+    (bridge.folder.root / "inbox/p/.pending").unlink()
+    await holds(lambda: verdicts(bridge) == ["admitted"] and not bridge.hindrance)
+    stop.set()
+    await task
+
+
+async def test_what_people_decide_and_read_is_looked_at_whatever_became_of_the_delivery(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, pages = [0], [0]
+
+    async def look(_: Picks) -> int:
+        looks[0] += 1
+        return 0
+
+    async def refresh(_: Pages) -> None:
+        pages[0] += 1
+
+    async def refuses(_: Bridge) -> bool:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Picks, "look", look)
+    monkeypatch.setattr(Pages, "refresh", refresh)
+    monkeypatch.setattr(Bridge, "_deliver_next", refuses)
+    monkeypatch.setattr("bridge.PAGES_EVERY", 2)
+    bridge.open = 1
+    await running(bridge, lambda: looks[0] > 1 and pages[0] > 0)
+    assert bridge.trouble.endswith("the disk is full")
+    looks[0] = pages[0] = 0
+    (bridge.folder.root / ".mailbox.json").write_text('{"id": "other", "agent": "writer"}')
+    again = Bridge(bridge.client, "queue", bridge.folder)
+    again.open = 1
+    await running(again, lambda: again.cycle > 2)
+    assert "has become another mailbox" in again.trouble
+    assert (looks, pages) == ([0], [0])
+
+
+async def test_a_bridge_that_sleeps_is_woken_by_a_file_and_not_by_its_own(
+    bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, matters = list[str](), Watcher._matters
+
+    def notes(watcher: Watcher, change: Change, path: str) -> bool:
+        wakes = matters(watcher, change, path)
+        seen.append(f"{Path(path).name} wakes" if wakes else Path(path).name)
+        return wakes
+
+    monkeypatch.setattr(Watcher, "_matters", notes)
+    (bridge.folder.root / "inbox" / "p").mkdir()
     bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
     stop = asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))
     await holds(lambda: bridge.pace.mode is Mode.dormant)
-    await asyncio.sleep(0.5)
     cycle = bridge.cycle
     bridge.folder.below.write(b"x", "outbox", "p", "ack.json")
-    await asyncio.sleep(0.5)
+    (bridge.folder.root / "inbox" / "p" / ".last").write_text("")
+    await holds(lambda: ".last" in seen)  # events come in their order
+    assert not [each for each in seen if each.endswith("wakes")]
     assert bridge.cycle == cycle
     put(bridge, "a.json")
     await holds(lambda: bool(lines(bridge)))
+    assert "a.json wakes" in seen
     stop.set()
     await task
 

@@ -337,6 +337,86 @@ def test_a_plan_that_may_not_be_looked_at_holds_up_no_other(
     assert folder.refused == {}
 
 
+def tried(folder: MailFolder) -> list[tuple[str, str]]:
+    """A scan, and a claim of all that it finds: what was had, by plan and name."""
+    had = [folder.claim(each) for each in folder.scan(20)]
+    return sorted((each.plan, each.file.partition("~")[2]) for each in had if each is not None)
+
+
+def test_a_plan_whose_files_cannot_be_claimed_holds_up_no_other_and_heals(
+    folder: MailFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(50):
+        put(folder, "bad", f"{number}.md")
+    put(folder, "bad", PENDING)
+    put(folder, "good", "a.md")
+    assert tried(folder) == [("good", "a.md")]
+    for _ in range(5):
+        assert tried(folder) == []
+    assert folder.is_through
+    assert folder.has_unclaimed
+    why = {"bad": "bad/.pending: expected a folder, not a link or a device"}
+    assert (folder.refused, len(caplog.records)) == (why, 1)
+    (folder.root / "inbox/bad" / PENDING).unlink()
+    had = [each for _ in range(5) for each in tried(folder)]
+    assert len(had) == 50
+    assert (folder.refused, folder.has_unclaimed) == ({}, False)
+
+
+def test_a_file_that_cannot_be_claimed_holds_up_no_other_of_its_plan(
+    folder: MailFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.md", "foreign.md", "z.md"):
+        put(folder, "p", name)
+    rename = os.rename
+
+    def refuses(source: Any, *args: Any, **more: Any) -> None:
+        if source == "foreign.md":
+            raise PermissionError(errno.EPERM, "Operation not permitted", source)
+        rename(source, *args, **more)
+
+    monkeypatch.setattr(os, "rename", refuses)
+    assert tried(folder) == [("p", "a.md"), ("p", "z.md")]
+    put(folder, "p", "later.md")
+    assert tried(folder) == [("p", "later.md")]
+    assert folder.refused == {"p": "p: Operation not permitted: let the bridge's user read, write and enter it"}
+    (folder.root / "inbox/p/foreign.md").unlink()
+    assert tried(folder) == []
+    assert (folder.refused, folder.has_unclaimed) == ({}, False)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_what_the_whole_disk_lacks_is_no_fault_of_a_plan(
+    folder: MailFolder, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    put(folder, "p", "a.md")
+
+    def refuses(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "rename", refuses)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        tried(folder)
+    assert folder.refused == {}
+
+
+def test_a_pending_folder_that_can_be_looked_at_again_is_told_of_no_more(
+    folder: MailFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder, "p", "a.md")
+    claimed(folder)
+
+    def refuses(*_: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Beneath, "names", refuses)
+    assert list(folder.pending()) == []
+    assert list(folder.refused) == ["p/.pending"]
+    monkeypatch.undo()
+    assert len(list(folder.pending())) == 1
+    assert folder.refused == {}
+
+
 @pytest.mark.parametrize(
     "name", ["a." + "\N{GRINNING FACE}" * 60, "x" * 93 + "." + "\N{GRINNING FACE}" * 40, "x" * 255]
 )

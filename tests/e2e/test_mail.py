@@ -194,6 +194,20 @@ def test_once_leaves_what_waits_for_a_person_or_for_inputs(project: Any, box: Bo
     assert box.reply(2) is not None
 
 
+def test_once_leaves_with_1_where_a_plan_lets_nothing_go(project: Any, box: Box) -> None:
+    box.put("one.md", message(1))
+    bad = box.folder / "inbox" / "bad"
+    bad.mkdir()
+    for name in ("a.md", ".pending"):
+        (bad / name).write_text("x")
+        os.utime(bad / name, (1, 1))
+    done = mail(project, box, "--once")
+    assert done.code == 1
+    assert "bad/.pending: expected a folder, not a link or a device" in done.out
+    assert box.reply(1) is not None
+    assert (bad / "a.md").exists()
+
+
 def test_another_agents_folder_is_refused_in_one_line(project: Any, box: Box) -> None:
     box.folder.mkdir()
     (box.folder / ".mailbox.json").write_text('{"id": "x", "agent": "somebody"}')
