@@ -351,16 +351,19 @@ def _is_person() -> bool:
 
 
 def _lines() -> asyncio.Queue[str | None]:
-    """What is typed, line by line, from now on; None at the end. A thread reads, since files and pipes cannot be
-    waited for in one way.
+    """What is typed, line by line, from now on; None at the end, whatever that was. A thread reads, since files and
+    pipes cannot be waited for in one way.
     """
     loop, lines = asyncio.get_running_loop(), asyncio.Queue[str | None]()
 
     def read() -> None:
-        with suppress(RuntimeError, ValueError):  # the loop, or standard input, is closed: there is nobody to tell
-            for line in sys.stdin or ():
-                loop.call_soon_threadsafe(lines.put_nowait, line)
-            loop.call_soon_threadsafe(lines.put_nowait, None)
+        with suppress(RuntimeError, ValueError, OSError):  # the loop, or standard input, is closed or gone
+            try:
+                for line in sys.stdin.buffer if sys.stdin else ():
+                    said = line.decode(sys.stdin.encoding, errors="replace")  # one bad byte must not cost the rest
+                    loop.call_soon_threadsafe(lines.put_nowait, said)
+            finally:
+                loop.call_soon_threadsafe(lines.put_nowait, None)
 
     threading.Thread(target=read, daemon=True).start()
     return lines

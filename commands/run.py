@@ -56,9 +56,7 @@ def run(
 
     GOAL says what to do, in words; "-" reads it from standard input.
     """
-    if goal == "-" and sys.stdin is None:
-        raise click.UsageError("standard input is closed")
-    whole = sys.stdin.read() if goal == "-" else goal
+    whole = _given() if goal == "-" else goal
     event = start_event(whole[:MOST_GOAL], agent, context, max_steps, dedupe_key)
 
     async def main() -> int:
@@ -133,6 +131,18 @@ def fork(run_id: str, step: int, say: str | None, detach: bool, as_json: bool) -
     except ValidationError as error:
         raise wrong_usage(error) from None
     go(lambda: _going_on(run_id, step, say, detach=detach, as_json=as_json))
+
+
+def _given() -> str:
+    """All of standard input."""
+    if sys.stdin is None:
+        raise click.UsageError("standard input is closed")
+    try:
+        return sys.stdin.buffer.read().decode(sys.stdin.encoding).replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(
+            f"standard input is not {sys.stdin.encoding.upper()}, from byte {error.start:,}"
+        ) from None
 
 
 async def _going_on(run_id: str, step: int | None, say: str | None, *, detach: bool, as_json: bool) -> int:

@@ -98,6 +98,21 @@ def at_terminal(project: Project, *args: str) -> Iterator[Terminal]:
         os.close(ours)
 
 
+def test_a_line_of_a_pipe_that_is_no_text_costs_no_other(project: Project) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "cli.py"), "chat", "bytes"],
+        cwd=project.folder,
+        env=project.environment({"PYTHONIOENCODING": "utf-8:strict"}),
+        input=b"hello\ncaf\xe9\nbye\n",
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0
+    said = done.stdout.decode()
+    assert all(f"you said {each}" in said for each in ("hello", "caf\N{REPLACEMENT CHARACTER}", "bye"))
+
+
 def test_a_conversation_at_the_terminal(project: Project) -> None:
     with at_terminal(project, "sea") as it:
         it.until("/help tells the commands")
