@@ -116,8 +116,9 @@ def main() -> NoReturn:
     if sys.stdout is None:  # started with its standard output closed
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it stays open to the end
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # who reads a pipe sees each line as it comes
-    code = 0
+        # Who reads a pipe sees each line as it comes, and a terminal with few signs a ? for the others.
+        sys.stdout.reconfigure(line_buffering=True, errors="replace")
+    code, out = 0, sys.stdout
     try:
         app(prog_name="perdure", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -131,8 +132,15 @@ def main() -> NoReturn:
         code = 2
     except (click.Abort, KeyboardInterrupt):
         code = 130
-    except SystemExit as end:  # click's, of a completion
-        code = end.code if isinstance(end.code, int) else 0
+    except (
+        SystemExit
+    ) as end:  # click's: of a completion, or where who read our output has seen enough, and it swaps that
+        code = end.code if isinstance(end.code, int) and sys.stdout is out else 0
+    except OSError as error:  # standard output's: a command's own is told where it runs
+        from commands.common import complain
+
+        complain(str(error))
+        code = 1
     leave(code)
 
 

@@ -205,18 +205,13 @@ class MailFolder:
                     looked += 1
                     if looked % MOST_LOOKED == 0:
                         yield None
-                    if not self._is_skipped(entry.name):
-                        if entry.name in self._unclaimed.get(plan, ()):
-                            left.add(entry.name)
-                            if [entry.name] != before[:1]:
-                                continue
-                        try:
-                            status = entry.stat(follow_symlinks=False)
-                        except FileNotFoundError:
+                    if self._is_skipped(entry.name):
+                        continue
+                    if entry.name in self._unclaimed.get(plan, ()):
+                        left.add(entry.name)
+                        if [entry.name] != before[:1]:
                             continue
-                        if 0 <= time.time() - status.st_mtime < FRESH:
-                            self.has_fresh = True
-                            continue
+                    if (status := self._at_rest(entry)) is not None:
                         looked = 0
                         yield Found(plan, entry.name, _fault(status))
         except (FileNotFoundError, NotThere):
@@ -224,11 +219,26 @@ class MailFolder:
         except PermissionError as error:
             self._refuse(plan, f"{plan}: {told(error)}", error)
         else:
-            unclaimed = self._unclaimed.get(plan, {})
-            for name in set(before) - left:
-                unclaimed.pop(name, None)
-            if not unclaimed:
-                self.refused.pop(plan, None)
+            self._settle(plan, set(before) - left)
+
+    def _at_rest(self, entry: "os.DirEntry[str]") -> os.stat_result | None:
+        """None of what went away, or may still be being written."""
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        if 0 <= time.time() - status.st_mtime < FRESH:
+            self.has_fresh = True
+            return None
+        return status
+
+    def _settle(self, plan: str, gone: set[str]) -> None:
+        """A plan that was looked at is refused no more, unless something is left there that it does not let go."""
+        unclaimed = self._unclaimed.get(plan, {})
+        for name in gone:
+            unclaimed.pop(name, None)
+        if not unclaimed:
+            self.refused.pop(plan, None)
 
     def _refuse(self, where: str, why: str, error: OSError) -> None:
         """Said once. The other plans go on."""

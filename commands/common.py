@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 from pydantic import TypeAdapter, ValidationError
@@ -31,13 +31,15 @@ from refusals import NoSuchRun, NotReachable, Refused
 from settings import ProjectError, load
 from telemetry import NoMetrics, quiet_core
 
+G = TypeVar("G", bound=str | tuple[str, ...] | None)
 MOST_NAME_BYTES = 1000  # the server's bound of a workflow's id
 console = SafeConsole(highlight=False, emoji=False)
 
 
-def utf8(ctx: click.Context, param: click.Parameter, value: str) -> str:  # noqa: ARG001 - click's signature
-    """Whatever bytes a shell hands on, only these can be a name on the server."""
-    if not is_utf8(value):
+def utf8(ctx: click.Context, param: click.Parameter, value: G) -> G:  # noqa: ARG001 - click's signature
+    """Whatever bytes a shell hands on, only these can be told to the server: one text, several, or none."""
+    texts = value if isinstance(value, tuple) else (value,)
+    if not all(is_utf8(text) for text in texts if text is not None):
         raise click.BadParameter("this is not UTF-8")
     return value
 

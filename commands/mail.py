@@ -33,6 +33,7 @@ from decisions.narrate import cut
 from leaving import leave
 from session import Needs, Session, session
 from settings import Settings, load
+from settings.problems import resolved
 from telemetry import log_to
 
 LEAVES_WITHIN = 2.0  # seconds in which a cycle comes to its end
@@ -85,11 +86,10 @@ def mail(
     They come in FOLDER/inbox/PLAN/, and what becomes of them goes into outbox/PLAN/. Several may run on one folder:
     each file is handled once. Ctrl-C leaves; what is at work goes on.
     """
-    root = folder.resolve()
 
     async def main() -> int:
         settings = load()
-        there = MailFolder(root, agent, settings.agent(agent).mailbox)
+        there = MailFolder(resolved(folder), agent, settings.agent(agent).mailbox)
         there.open()
         if dead:
             _show_dead(there, as_json=as_json)

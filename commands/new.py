@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from commands.common import complain, console, examples
 from leaving import leave
+from settings.problems import ProjectError, resolved
 
 # Where each file of `project/` goes.
 LAYOUT = {
@@ -34,10 +35,13 @@ def new(folder: Path) -> None:
     The test has a scripted model; a README says how to go on. The folder must be empty, or not there yet; the agent has
     its name.
     """
-    title = folder.resolve().name
-    agent = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:MOST_NAME] or "assistant"
     try:
+        title = resolved(folder).name
+        agent = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:MOST_NAME] or "assistant"
         written = write_project(folder, {"title": title, "agent": agent, "module": agent.replace("-", "_")})
+    except ProjectError as error:
+        complain(str(error))
+        leave(1)
     except OSError as error:
         complain(f"{folder}: {error.strerror or error}")
         leave(1)

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rich.markup import escape
 
 from activities.workspace import Workspace, folder_name
-from commands.common import as_json_option, complain, console, examples, go, run_argument, wrong_usage
+from commands.common import as_json_option, complain, console, examples, go, run_argument, utf8, wrong_usage
 from commands.completion import agent_names
 from commands.follow import follow, follow_json
 from contracts.events import ResumePayload, StartEvent
@@ -36,7 +36,14 @@ GOAL_SHOWN = 2000
 )
 @click.argument("goal")
 @click.option("--agent", shell_complete=agent_names, help="The agent of agents/*.md that does it.")
-@click.option("--context", "-c", multiple=True, metavar="KEY=VALUE", help="Told to the agent; may be repeated.")
+@click.option(
+    "--context",
+    "-c",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=utf8,
+    help="Told to the agent; may be repeated.",
+)
 @click.option("--max-steps", type=click.IntRange(min=1), help="Tool steps this run may take.")
 @click.option("--dedupe-key", help="Starting again with the same key finds the same run.")
 @click.option("--id", "run_id", help="The run's id, which no run has had yet; made up where it is left out.")

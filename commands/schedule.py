@@ -12,7 +12,7 @@ from rich.table import Table
 from temporalio.client import Client
 
 import schedules
-from commands.common import DurationType, as_json_option, console, examples, go, name_on_server
+from commands.common import DurationType, as_json_option, console, examples, go, name_on_server, utf8
 from commands.completion import agent_names
 from commands.run import start_event
 from schedules import Scheduled, Wanted
@@ -46,7 +46,7 @@ def schedule() -> None:
     ),
 )
 @name_argument
-@click.option("--cron", help='Five fields: minute, hour, day, month, weekday, like "0 9 * * 1-5".')
+@click.option("--cron", callback=utf8, help='Five fields: minute, hour, day, month, weekday, like "0 9 * * 1-5".')
 @click.option("--every", type=DurationType(), metavar="DURATION", help="Like 30m, 1h or 7d.")
 @click.option("--goal", required=True, help="What its runs have to do, in words.")
 @click.option("--agent", shell_complete=agent_names, help="The agent of agents/*.md that does it.")
@@ -57,7 +57,9 @@ def schedule() -> None:
     show_default=True,
     help="Where the run before is still at work: leave this one out, let one or all wait, or start it all the same.",
 )
-@click.option("--time-zone", help="That a cron line is read in, like Europe/Berlin; UTC where it is left out.")
+@click.option(
+    "--time-zone", callback=utf8, help="That a cron line is read in, like Europe/Berlin; UTC where it is left out."
+)
 @click.option("--jitter", type=DurationType(), metavar="DURATION", help="Start up to so much later, at random.")
 @click.option("--paused", is_flag=True, help="Make it, and start nothing before `perdure schedule resume`.")
 @as_json_option
@@ -76,6 +78,8 @@ def add(
     """Start a run by a cron line, or every so often."""
     if (cron is None) == (every is None):
         raise click.UsageError("give either --cron or --every")
+    if cron is not None and not cron.strip():
+        raise click.UsageError('--cron is empty; it takes five fields, like "0 9 * * 1-5"')
     if time_zone is not None and cron is None:
         raise click.UsageError("--time-zone is for --cron")
     wanted = Wanted(name, start_event(goal, agent), cron, every, time_zone, jitter, overlap, paused)

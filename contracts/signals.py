@@ -28,7 +28,7 @@ class HumanInput(Edge):
     `question_id` and `call`, the digest of a call to approve, are optional: what they name must be what is open.
     """
 
-    question_id: str | None = None
+    question_id: str | None = Field(default=None, max_length=200)
     """If given, it must be the open one."""
     call: str | None = Field(default=None, max_length=200)
     """The digest of the call to approve; if given, it must be the one that is asked about."""

@@ -24,7 +24,15 @@ from contracts.agent import Agent
 from decisions.providers import DEFAULT, provider_of
 from settings.access import base_url_of, key_of
 from settings.agents import Roster, read_agents
-from settings.environment import Deployment, codec_of, deployment_of, exports_spans, metrics_of, payloads_of
+from settings.environment import (
+    Deployment,
+    codec_of,
+    deployment_of,
+    exports_spans,
+    metrics_of,
+    payloads_of,
+    task_queue_of,
+)
 from settings.file import (
     NATIVE_TOOLS,
     HttpToolSettings,
@@ -42,7 +50,7 @@ from settings.file import (
 )
 from settings.mcp import NAME as MCP_FILE
 from settings.mcp import named_secrets, read_servers, server_urls
-from settings.problems import ProjectError, meant
+from settings.problems import ProjectError, meant, resolved
 
 if TYPE_CHECKING:
     from activities.payload_store import PayloadStore
@@ -142,10 +150,10 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     path = Path(env["PERDURE_CONFIG"]) if env.get("PERDURE_CONFIG") else (folder or Path.cwd()) / "perdure.toml"
     if env.get("PERDURE_CONFIG") and not path.is_file():
         raise ProjectError(f"PERDURE_CONFIG names {path}, and there is no such file")
-    root = path.resolve().parent
+    root = resolved(path).parent
     file = read_file(path) if path.is_file() else ProjectFile()
     servers = read_servers(root / MCP_FILE, env)
-    home = Path(env.get("PERDURE_HOME") or root / ".perdure").resolve()
+    home = resolved(Path(env.get("PERDURE_HOME") or root / ".perdure"))
     key, url = key_of(env, "ANTHROPIC_API_KEY"), base_url_of(env, "ANTHROPIC_BASE_URL")
     model, *fallbacks = _models(env, file, has_default=bool(key or url))
     roster = read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools), servers)
@@ -159,9 +167,9 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         folder=root,
         path=path,
         home=home,
-        workspaces=Path(env.get("PERDURE_WORKSPACE") or home / "runs").resolve(),
+        workspaces=resolved(Path(env.get("PERDURE_WORKSPACE") or home / "runs")),
         store=env.get("PERDURE_STORE") or None,
-        task_queue=env.get("PERDURE_TASK_QUEUE") or "perdure",
+        task_queue=task_queue_of(env),
         model=model,
         file=file,
         roster=roster,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from codec import VARIABLE, AesGcmCodec, BadKeys, read_codec
+from contracts.value import is_utf8
 from settings.problems import ProjectError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ S = TypeVar("S")
 DEPLOYMENT_NAME = r"(?!__)[^.:]{1,200}"
 MOST_BUILD_ID = 200
 MOST_PORT = 65_535
+MOST_QUEUE_BYTES = 1000  # the server's bound
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,13 @@ def deployment_of(env: Mapping[str, str]) -> Deployment | None:
             "and no name with . or : in it or __ in front"
         )
     return Deployment(name, build_id)
+
+
+def task_queue_of(env: Mapping[str, str]) -> str:
+    name = env.get("PERDURE_TASK_QUEUE") or "perdure"
+    if not is_utf8(name) or len(name.encode()) > MOST_QUEUE_BYTES:
+        raise ProjectError(f"PERDURE_TASK_QUEUE: expected UTF-8, up to {MOST_QUEUE_BYTES:,} bytes of it")
+    return name
 
 
 def metrics_of(env: Mapping[str, str]) -> str | None:

@@ -15,7 +15,7 @@ from activities.mcp_server import HttpServer, McpServer, StdioServer
 from contracts.value import MOST_DEPTH, depth, once_each
 from decisions.faults import fault_line
 from decisions.mcp import is_server_name
-from settings.problems import NESTED, ProjectError, text_of
+from settings.problems import NESTED, ProjectError, resolved, text_of
 
 NAME = ".mcp.json"
 HTTP = ("http", "streamable-http")
@@ -87,7 +87,7 @@ def _server(path: Path, name: str, entry: Any, env: Mapping[str, str]) -> McpSer
         stdio = _Stdio.model_validate(expanded)
     except ValidationError as error:
         raise ProjectError(f"{at}.{fault_line(error)}") from None
-    folder = path.resolve().parent
+    folder = resolved(path).parent
     return StdioServer(name, stdio.command, stdio.args, stdio.env, folder / (stdio.cwd or "."), lacks)
 
 

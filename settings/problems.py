@@ -27,6 +27,14 @@ class ProjectError(Exception):
         super().__init__(printable(message))
 
 
+def resolved(path: Path) -> Path:
+    """Where it is, with no link on the way. Raises ProjectError."""
+    try:
+        return path.resolve()
+    except RuntimeError:  # Python's word for it, up to 3.12
+        raise ProjectError(f"{path}: a link that leads back to itself") from None
+
+
 def text_of(path: Path) -> str:
     """Of a plain file only: a pipe that nobody writes to would be read for ever."""
     try:

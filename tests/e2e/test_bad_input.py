@@ -2,7 +2,10 @@
 
 import itertools
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,11 +16,13 @@ from typing import Any
 import pytest
 
 from testkit.model_server import ScriptedModel, fails
+from tests.e2e.conftest import ROOT
 
 # (files of the project, command, environment, exit code, words of the one line)
 Row = tuple[dict[str, str], tuple[str, ...], dict[str, str], int, tuple[str, ...]]
 TOOL = '[tools.{name}]\nkind = "python"\neffect = "read"\ntarget = "{target}"\n'
 GO = ("run", "look around")
+DAILY = ("schedule", "add", "daily", "--goal", "look around")
 
 USAGE: dict[str, Row] = {
     "no goal": ({}, ("run",), {}, 2, ("GOAL", "perdure run --help")),
@@ -38,6 +43,31 @@ USAGE: dict[str, Row] = {
     "a run that has no name": ({}, ("show", ""), {}, 2, ("RUN", "1 to 1,000 bytes")),
     "a run without a name to be resumed": ({}, ("resume", ""), {}, 2, ("RUN", "1 to 1,000 bytes")),
     "a run by a name without end": ({}, ("cancel", "x" * 3000), {}, 2, ("RUN", "1 to 1,000 bytes")),
+    "a context whose value is no text": ({}, (*GO, "-c", "k=\udcff"), {}, 2, ("--context", "UTF-8")),
+    "a context whose name is no text": ({}, (*GO, "-c", "\udcff=1"), {}, 2, ("--context", "UTF-8")),
+    "an answer to a question that no text names": (
+        {},
+        ("answer", "r1", "x", "--question", "\udcff"),
+        {},
+        2,
+        ("question",),
+    ),
+    "an answer to a question without end": (
+        {},
+        ("answer", "r1", "x", "--question", "x" * 201),
+        {},
+        2,
+        ("question_id", "at most 200"),
+    ),
+    "a cron line that is no text": ({}, (*DAILY, "--cron", "\udcff"), {}, 2, ("--cron", "UTF-8")),
+    "no cron line at all": ({}, (*DAILY, "--cron", " "), {}, 2, ("--cron is empty",)),
+    "a time zone that is no text": (
+        {},
+        (*DAILY, "--cron", "0 9 * * *", "--time-zone", "\udcff"),
+        {},
+        2,
+        ("--time-zone", "UTF-8"),
+    ),
     "an unknown decision": ({}, ("answer", "r1", "--decision", "maybe"), {}, 2, ("maybe",)),
 }
 
@@ -198,6 +228,14 @@ PROJECT: dict[str, Row] = {
         1,
         ("configuration",),
     ),
+    "a task queue that is no text": (
+        {},
+        ("list",),
+        {"PERDURE_TASK_QUEUE": "\udcff"},
+        1,
+        ("PERDURE_TASK_QUEUE", "UTF-8"),
+    ),
+    "a task queue without end": ({}, ("list",), {"PERDURE_TASK_QUEUE": "q" * 1001}, 1, ("PERDURE_TASK_QUEUE", "1,000")),
     "an address for metrics that is none": (
         {},
         ("worker",),
@@ -228,6 +266,70 @@ def check(done: Any, row: Row) -> None:
 def test_bad_input_is_one_line_and_the_right_exit_code(make_project: Callable[..., Any], name: str) -> None:
     row = {**USAGE, **PROJECT}[name]
     check(outcome(make_project(), row), row)
+
+
+@pytest.mark.parametrize(
+    ("command", "env"),
+    [
+        (("list",), {"PERDURE_HOME": "loop"}),
+        (("list",), {"PERDURE_WORKSPACE": "loop"}),
+        (("worker",), {"PERDURE_HOME": "loop"}),
+        (("mail", "loop", "--agent", "default"), {}),
+        (("new", "loop"), {}),
+    ],
+)
+def test_a_link_that_leads_back_to_itself_is_one_line(
+    make_project: Callable[..., Any], command: tuple[str, ...], env: dict[str, str]
+) -> None:
+    project = make_project()
+    (project.folder / "loop").symlink_to("loop")
+    row: Row = ({}, command, env, 1, ("loop: a link that leads back to itself",))
+    check(outcome(project, row), row)
+
+
+def started(project: Any, *command: str, given: bytes = b"", **more: Any) -> Any:
+    """A command in bytes."""
+    env = project.environment(more.pop("env", None))
+    line = [sys.executable, str(ROOT / "cli.py"), *command]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+    return subprocess.run(line, cwd=project.folder, env=env, input=given, timeout=60, check=False, **pipes)
+
+
+def test_a_goal_on_standard_input_that_is_no_text_is_one_line(make_project: Callable[..., Any]) -> None:
+    strict = {"PYTHONIOENCODING": "utf-8:strict"}
+    done = started(make_project(), "run", "-", given=b"caf\xe9", env=strict)
+    assert done.returncode == 2
+    assert done.stderr.decode().splitlines() == [
+        "perdure: standard input is not UTF-8, from byte 3 (see perdure run --help)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "command", [("--help",), ("run", "--help"), ("--version",), ("completion", "bash"), ("tools",)]
+)
+def test_output_that_cannot_be_written_is_one_line(make_project: Callable[..., Any], command: tuple[str, ...]) -> None:
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 - a device
+        done = started(make_project(), *command, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines() == ["perdure: [Errno 28] No space left on device"]
+
+
+def test_help_that_nobody_reads_on_is_no_fault(make_project: Callable[..., Any]) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with os.fdopen(theirs, "wb") as nobody:
+        done = started(make_project(), "--help", stdout=nobody)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("command", [("list",), ("doctor",)])
+def test_a_terminal_with_few_signs_shows_a_question_mark_for_the_others(
+    make_project: Callable[..., Any], command: tuple[str, ...]
+) -> None:
+    done = started(make_project(), *command, env={"PYTHONIOENCODING": "ascii"})
+    assert b"Traceback" not in done.stderr
+    assert b"?" in done.stdout
+    assert done.stdout.isascii()
 
 
 def test_a_port_in_use_is_one_line(make_project: Callable[..., Any]) -> None:
