@@ -132,9 +132,7 @@ def main() -> NoReturn:
         code = 2
     except (click.Abort, KeyboardInterrupt):
         code = 130
-    except (
-        SystemExit
-    ) as end:  # click's: of a completion, or where who read our output has seen enough, and it swaps that
+    except SystemExit as end:  # click's: of a completion, or where a reader has seen enough, whose output it then swaps
         code = end.code if isinstance(end.code, int) and sys.stdout is out else 0
     except OSError as error:  # standard output's: a command's own is told where it runs
         from commands.common import complain
