@@ -24,7 +24,7 @@ from contracts.run import RunStatus
 from decisions import ids
 from decisions.endings import handoff_sections
 from found import Found, below, find, find_any, grown_at, listing
-from happenings import happening_json
+from happenings import Over, happening_json
 from runs import ended, follow_up_state, state
 from session import Needs, session
 from settings import load
@@ -145,6 +145,8 @@ def trace(run_id: str, target: str | None, with_subtasks: bool, as_json: bool) -
                     click.echo(happening_json(happening))
                 else:
                     screen.show(happening, at.time if at else None)
+                    if isinstance(happening, Over):
+                        screen.end(await ended(here.client, run_id))
         return 0
 
     go(main)
