@@ -9,10 +9,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import httpx
 from temporalio.client import Client
@@ -69,44 +69,11 @@ def build(  # noqa: PLR0913 - what a worker is made of
     """A worker with everything that a run needs. `observers` see what may be told."""
     sizes = sizes or WorkerSettings()
     transcripts = Transcripts(client, project.stores)
-    turns = Turns(client, model, transcripts, project)
-    summaries = Summaries(model, transcripts, project)
-    calls = ToolCalls(client, transcripts, project, GRACE)
-    runs = Runs(client, transcripts, project)
-    inheritances = Inheritances(client, transcripts, project)
-    conversations = Conversations(client, transcripts, project)
-    follow_ups = FollowUps(client, project)
-    delegations = Delegations(client, project)
-    mailboxes = Mailboxes(client, task_queue)
-    reconciliations = Reconciliations(client, project.stores, task_queue)
     return Worker(
         client,
         task_queue=task_queue,
         workflows=WORKFLOWS,
-        activities=[
-            turns.plan,
-            turns.reflect,
-            summaries.summarize,
-            calls.call_tool,
-            QueueResults(client, project).keep_result,
-            runs.open_run,
-            runs.close_segment,
-            inheritances.inherit,
-            conversations.join_conversation,
-            conversations.answer_turn,
-            conversations.open_turn,
-            reconciliations.reconcile,
-            Standings(client).watch_run,
-            follow_ups.command_follow_up,
-            follow_ups.subscribe_task,
-            follow_ups.notify,
-            follow_ups.resume_work,
-            follow_ups.close_follow_up,
-            delegations.collect,
-            delegations.find_delegation,
-            mailboxes.look_at_turns,
-            mailboxes.dispatch_mail,
-        ],
+        activities=_activities(client, project, task_queue, model, transcripts),
         workflow_runner=workflow_runner(client.data_converter),
         interceptors=[Observation(), *observers, Redaction(project.secrets), Sharing(transcripts), *of_runs(client)],
         max_concurrent_activities=sizes.max_concurrent_activities,
@@ -118,6 +85,41 @@ def build(  # noqa: PLR0913 - what a worker is made of
         build_id=None if deployment else build_id(),
         deployment_config=versioned(deployment) if deployment else None,
     )
+
+
+def _activities(
+    client: Client, project: Project, task_queue: str, model: Model, transcripts: Transcripts
+) -> list[Callable[..., Any]]:
+    turns = Turns(client, model, transcripts, project)
+    runs = Runs(client, transcripts, project)
+    conversations = Conversations(client, transcripts, project)
+    follow_ups = FollowUps(client, project)
+    delegations = Delegations(client, project)
+    mailboxes = Mailboxes(client, task_queue)
+    return [
+        turns.plan,
+        turns.reflect,
+        Summaries(model, transcripts, project).summarize,
+        ToolCalls(client, transcripts, project, GRACE).call_tool,
+        QueueResults(client, project).keep_result,
+        runs.open_run,
+        runs.close_segment,
+        Inheritances(client, transcripts, project).inherit,
+        conversations.join_conversation,
+        conversations.answer_turn,
+        conversations.open_turn,
+        Reconciliations(client, project.stores, task_queue).reconcile,
+        Standings(client).watch_run,
+        follow_ups.command_follow_up,
+        follow_ups.subscribe_task,
+        follow_ups.notify,
+        follow_ups.resume_work,
+        follow_ups.close_follow_up,
+        delegations.collect,
+        delegations.find_delegation,
+        mailboxes.look_at_turns,
+        mailboxes.dispatch_mail,
+    ]
 
 
 def versioned(deployment: Deployment) -> WorkerDeploymentConfig:
