@@ -271,8 +271,15 @@ def _fields(block: BaseModel) -> dict[str, Any]:
 
 def _written(block: dict[str, Any]) -> str:
     """What stands in the place of a tool use's arguments, where that is no object."""
-    given = block.get("input") if block["type"] == "tool_use" else None
-    return "" if given is None or isinstance(given, dict) else given if isinstance(given, str) else json.dumps(given)
+    match block:
+        case {"type": "tool_use", "input": str(text)}:
+            return text
+        case {"type": "tool_use", "input": None | dict()}:
+            return ""
+        case {"type": "tool_use", "input": other}:
+            return json.dumps(other)
+        case _:
+            return ""
 
 
 def fitted(reply: ModelReply) -> ModelReply:
