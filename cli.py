@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import click
 
-from leaving import leave
+from perdure.process.leaving import leave
 
 # Where each command is, and the first line of its help: to list them must not take the time to load them.
 SECTIONS = {
@@ -66,7 +66,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, _, name = COMMANDS[cmd_name].partition(":")
-        command: click.Command = getattr(import_module(f"commands.{module}"), name)
+        command: click.Command = getattr(import_module(f"perdure.commands.{module}"), name)
         return command
 
     def resolve_command(
@@ -125,7 +125,7 @@ def main() -> NoReturn:
         click.echo(error.format_message(), err=True)
         code = 2
     except click.UsageError as error:
-        from commands.common import complain
+        from perdure.commands.common import complain
 
         command = error.ctx.command_path if error.ctx else "perdure"
         complain(f"{' '.join(error.format_message().split())} (see {command} --help)")
@@ -135,7 +135,7 @@ def main() -> NoReturn:
     except SystemExit as end:  # click's: of a completion, or where a reader has seen enough, whose output it then swaps
         code = end.code if isinstance(end.code, int) and sys.stdout is out else 0
     except OSError as error:  # standard output's: a command's own is told where it runs
-        from commands.common import complain
+        from perdure.commands.common import complain
 
         complain(str(error))
         code = 1

@@ -22,7 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import supervisor
+from perdure.process import supervisor
 
 LOOPBACK = "127.0.0.1"
 NAMESPACE = "default"

@@ -38,15 +38,15 @@ from activities.standing import Standings
 from activities.tool import ToolCalls
 from activities.transcript import Transcripts
 from activities.turn import Turns
-from answering import RECOVERY, WORKFLOWS, build_id, of_runs, workflow_runner
-from connection import connect, register_search_attributes
-from leaving import leave
-from mcp_tools import offering
-from models import model_of
-from offered import project_of
-from reconcile import reconciling
-from refusals import NotReachable
-from seal import affix
+from perdure.client.connection import connect, register_search_attributes
+from perdure.client.refusals import NotReachable
+from perdure.process.answering import RECOVERY, WORKFLOWS, build_id, of_runs, workflow_runner
+from perdure.process.leaving import leave
+from perdure.process.mcp_tools import offering
+from perdure.process.models import model_of
+from perdure.process.offered import project_of
+from perdure.process.reconcile import reconciling
+from perdure.process.seal import affix
 from settings import Deployment, ProjectError, Settings, WorkerSettings, load
 from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
 from workflows.sharing import Sharing

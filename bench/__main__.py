@@ -15,8 +15,8 @@ from bench.peer import NAMES, environment, peering
 from bench.peer_rows import PeerBench, PeerRow
 from bench.rows import QUICK, Bench, Row, Sizes
 from bench.side import working
-from converter import data_converter
 from devserver import embedded
+from perdure.converter import data_converter
 
 HEAD = ("figure", "raw-min", "ours", "ratio", "target", "")
 LEAST_LONG = 8  # steps of which each quarter has one to be measured

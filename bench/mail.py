@@ -14,12 +14,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from activities.mail_folder import MailFolder
-from bridge import Bridge
-from commands.mail import carrying
-from connection import connect, register_search_attributes
 from decisions.ids import mailbox_workflow_id
 from devserver import embedded
-from leaving import leave
+from perdure.client.connection import connect, register_search_attributes
+from perdure.commands.mail import carrying
+from perdure.process.bridge import Bridge
+from perdure.process.leaving import leave
 from settings import load
 from worker import working
 

@@ -16,13 +16,13 @@ from temporalio.worker import Replayer
 
 from activities.store import LocalStores
 from activities.transcript import Transcripts, Wanted
-from answering import workflow_runner
 from bench.raw_min import RAW, RawMin, runner
 from bench.side import Name, Report, Side, working
 from bench.work import Work, text
 from contracts.transcript import Page, Part, PartKind
-from converter import data_converter
 from decisions.ids import run_id_of
+from perdure.converter import data_converter
+from perdure.process.answering import workflow_runner
 from workflows.agent_run import AgentRun
 
 PATIENCE = 120.0  # seconds until a run must have come to its question

@@ -8,9 +8,9 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from answering import RECOVERY, workflow_runner
 from bench.work import Marks, Work, text
-from converter import data_converter
+from perdure.converter import data_converter
+from perdure.process.answering import RECOVERY, workflow_runner
 from worker import GRACE, SHOWN_WITHIN
 
 TIMEOUT = timedelta(seconds=60)

@@ -25,16 +25,16 @@ from typing import Any, ClassVar
 from temporalio.client import Client, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
-import lanes
 from activities.topic import publish
 from bench.side import Name, Side, working
 from bench.work import Work
 from contracts.conversation import SubmitRequest
 from contracts.topic import Event
-from converter import data_converter
 from decisions.conversation import MOST_QUEUED
 from decisions.ids import run_workflow_id
 from devserver import embedded
+from perdure.client import lanes
+from perdure.converter import data_converter
 
 LEVELS = 4
 AT_ONCE = 16  # that are begun at the same time

@@ -15,7 +15,7 @@ from temporalio.client import Client, WorkflowHandle
 from bench.ours import start_event
 from bench.raw_min import RAW, RawMin
 from bench.work import Marks, Work
-from runs import start
+from perdure.client.runs import start
 
 ROOT = Path(__file__).parent.parent
 MOST_REPORT = 64 * 1024 * 1024  # bytes of one line from a worker

@@ -11,7 +11,7 @@ from temporalio.client import Client
 from bench import ours, raw_min
 from bench.reports import answer, own_output
 from bench.work import Marks
-from converter import data_converter
+from perdure.converter import data_converter
 
 
 async def serve(side: str, address: str, queue: str, workspaces: Path, reports: TextIO) -> None:

@@ -15,8 +15,8 @@ from gateway.bodies import StrictRequest
 from gateway.problems import AGAIN, Failure
 from gateway.schemes import Webhook
 from gateway.tokens import Scope, Token, Tokens, Unreadable
-from runs import MOST_ID_BYTES, has_length_of_id
-from session import Session
+from perdure.client.runs import MOST_ID_BYTES, has_length_of_id
+from perdure.session import Session
 
 PATIENCE = 45.0  # seconds for a whole answer, but a stream; a lane alone is tried for 30
 _BEARER = HTTPBearer(auto_error=False, scheme_name="token", description="A token of `perdure token create`.")

@@ -10,7 +10,7 @@ from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submi
 from gateway.access import Here, Holder, Route, needs, require
 from gateway.problems import AGAIN, Failure, described
 from gateway.tokens import Scope
-from lanes import look, submit
+from perdure.client.lanes import look, submit
 from settings import ProjectError
 
 

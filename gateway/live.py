@@ -18,10 +18,10 @@ from temporalio.service import RPCError
 
 from gateway.access import Gateway
 from gateway.problems import Failure, Kind
-from happenings import happening_json
-from refusals import NoSuchRun, NotReachable, Refused
-from runs import ended
-from watch import Position, Watch
+from perdure.client.happenings import happening_json
+from perdure.client.refusals import NoSuchRun, NotReachable, Refused
+from perdure.client.runs import ended
+from perdure.client.watch import Position, Watch
 
 V = TypeVar("V")
 

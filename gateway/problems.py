@@ -19,8 +19,8 @@ from contracts.conversation import LaneFault
 from contracts.value import sparse
 from decisions.conversation import RETRY_AFTER
 from decisions.narrate import cut
-from lanes import NotTaken
-from refusals import NoSuchRun, NotReachable, Refused, TooLarge
+from perdure.client.lanes import NotTaken
+from perdure.client.refusals import NoSuchRun, NotReachable, Refused, TooLarge
 
 MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "2"}  # seconds, where it is a server that is away

@@ -16,13 +16,13 @@ from decisions import ids
 from decisions.followup import questions
 from decisions.kind import Asked
 from decisions.kinds import read
-from found import Found, listing
 from gateway.access import Here, Route, needs
 from gateway.problems import described
 from gateway.runs import QUERY_PATIENCE
 from gateway.tokens import Scope
-from refusals import NoSuchRun
-from runs import follow_up_state, state
+from perdure.client.found import Found, listing
+from perdure.client.refusals import NoSuchRun
+from perdure.client.runs import follow_up_state, state
 
 MOST = 200
 AT_ONCE = 10  # queries, each of which a worker has to answer

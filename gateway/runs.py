@@ -16,13 +16,13 @@ from contracts.run import RunView
 from contracts.signals import CancelRequest, Decision, HumanInput
 from contracts.value import Edge, Value
 from decisions import ids
-from found import Found, find, grown_at, page
 from gateway.access import By, Here, Route, RunId, needs
 from gateway.live import Stream, followed, position_of
 from gateway.problems import Failure, Kind, described
 from gateway.tokens import Scope
-from refusals import Refused
-from runs import answer, cancel, ended, start, state, tool_result
+from perdure.client.found import Found, find, grown_at, page
+from perdure.client.refusals import Refused
+from perdure.client.runs import answer, cancel, ended, start, state, tool_result
 from settings import ProjectError
 
 QUERY_PATIENCE = timedelta(seconds=1.5)  # of two that a reader waits where no worker is

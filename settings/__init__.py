@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from activities.mcp_server import McpServer
 from activities.secrets import NO_SECRETS, Secrets, secrets_of
-from codec import AesGcmCodec
 from contracts.agent import Agent
 from decisions.providers import DEFAULT, provider_of
+from perdure.codec import AesGcmCodec
 from settings.access import base_url_of, key_of
 from settings.agents import Roster, read_agents
 from settings.environment import (

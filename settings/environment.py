@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from codec import VARIABLE, AesGcmCodec, BadKeys, read_codec
 from contracts.value import is_utf8
+from perdure.codec import VARIABLE, AesGcmCodec, BadKeys, read_codec
 from settings.problems import ProjectError
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from moto.server import ThreadedMotoServer
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
-from connection import register_search_attributes
-from converter import data_converter
 from devserver import DYNAMIC_CONFIG
+from perdure.client.connection import register_search_attributes
+from perdure.converter import data_converter
 
 TEMPORAL = str(Path(sys.executable).parent / "temporal")
 

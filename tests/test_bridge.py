@@ -20,9 +20,9 @@ from activities.mail_folder import MailFolder
 from activities.mail_pages import Pages
 from activities.mail_picks import Picks
 from activities.mail_watch import Watcher
-from bridge import FEW, LOST, Bridge
 from contracts.mailbox import Delivered, Verdict
 from decisions.mail_mode import Mode, Patience
+from perdure.process.bridge import FEW, LOST, Bridge
 
 Answer = Callable[[list[dict[str, Any]]], list[Verdict]]
 
@@ -177,7 +177,7 @@ async def test_what_people_decide_and_read_is_looked_at_whatever_became_of_the_d
     monkeypatch.setattr(Picks, "look", look)
     monkeypatch.setattr(Pages, "refresh", refresh)
     monkeypatch.setattr(Bridge, "_deliver_next", refuses)
-    monkeypatch.setattr("bridge.PAGES_EVERY", 2)
+    monkeypatch.setattr("perdure.process.bridge.PAGES_EVERY", 2)
     bridge.open = 1
     await running(bridge, lambda: looks[0] > 1 and pages[0] > 0)
     assert bridge.trouble.endswith("the disk is full")
@@ -241,7 +241,7 @@ async def test_an_input_that_is_still_being_written_is_looked_at_until_it_rests(
     client.answer = blocks
     bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
     waits_for(bridge, "a.json", "*.csv")
-    monkeypatch.setattr("bridge.INPUTS_AFTER", 0.0)  # it looks at once
+    monkeypatch.setattr("perdure.process.bridge.INPUTS_AFTER", 0.0)  # it looks at once
     stop = asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))
     await holds(lambda: verdicts(bridge) == ["blocked"] and bridge.pace.mode is Mode.dormant)
@@ -257,7 +257,7 @@ async def test_where_nothing_can_be_watched_inputs_are_looked_for_now_and_then(
     client: Any = bridge.client
     client.answer = blocks
     waits_for(bridge, "a.json", "*.csv")
-    monkeypatch.setattr("bridge.OTHERS_EVERY", 0.3)
+    monkeypatch.setattr("perdure.process.bridge.OTHERS_EVERY", 0.3)
 
     def refuses(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "OS file watch limit reached")
@@ -307,7 +307,7 @@ async def test_a_file_that_is_taken_away_while_it_waits_for_inputs_fails_its_mes
     client: Any = bridge.client
     client.answer = blocks
     waits_for(bridge, "a.json", "*.csv")
-    monkeypatch.setattr("bridge.OTHERS_EVERY", 0.1)
+    monkeypatch.setattr("perdure.process.bridge.OTHERS_EVERY", 0.1)
     stop = asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))
     await holds(lambda: verdicts(bridge) == ["blocked"])
@@ -347,8 +347,8 @@ async def test_what_cannot_be_read_holds_up_nothing(bridge: Bridge, monkeypatch:
         return read(self, plan, file)
 
     monkeypatch.setattr(MailFolder, "read", refuses)
-    monkeypatch.setattr("bridge.OTHERS_EVERY", 0.1)
-    monkeypatch.setattr("bridge.OTHERS_AFTER", 0.1)
+    monkeypatch.setattr("perdure.process.bridge.OTHERS_EVERY", 0.1)
+    monkeypatch.setattr("perdure.process.bridge.OTHERS_AFTER", 0.1)
     await running(bridge, lambda: len(lines(bridge)) == 3)
     assert sorted(verdicts(bridge)) == ["admitted", "admitted", "dead"]
 
@@ -380,7 +380,7 @@ async def test_what_was_claimed_is_delivered_even_where_the_claim_is_not_durable
 async def test_a_folder_that_is_removed_and_comes_back_is_the_same_mailbox(
     bridge: Bridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridge.OTHERS_EVERY", 0.1)
+    monkeypatch.setattr("perdure.process.bridge.OTHERS_EVERY", 0.1)
     own = bridge.folder.id
     stop = asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))

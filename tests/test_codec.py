@@ -10,9 +10,9 @@ from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
 from temporalio.exceptions import ApplicationError
 
-from codec import ENCRYPTED, AesGcmCodec, BadKeys, UnknownKey, key_id_of, read_codec
 from contracts.value import Undecodable
-from converter import data_converter, encrypting
+from perdure.codec import ENCRYPTED, AesGcmCodec, BadKeys, UnknownKey, key_id_of, read_codec
+from perdure.converter import data_converter, encrypting
 from settings import ProjectError, load
 
 KEYS = {"k1": bytes(range(32)), "k2": bytes(range(32, 64))}

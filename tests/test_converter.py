@@ -15,9 +15,9 @@ from contracts.tool import Effect, ToolCall, ToolError, ToolKind, ToolOutcome
 from contracts.transcript import Segment
 from contracts.turn import ModelTurn, PassedOver, TurnRequest, Usage
 from contracts.value import Terse, Undecodable
-from converter import TolerantPayloadConverter, data_converter
 from decisions.builtins import ROUTES
 from decisions.limits import DEFAULTS
+from perdure.converter import TolerantPayloadConverter, data_converter
 from tests.drawn import running
 
 CONVERTER = data_converter.payload_converter

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from activities.mail_message import NotAMessage
 from activities.mail_message import read as read_message
-from commands.cases import read_cases
 from contracts.value import printable
+from perdure.commands.cases import read_cases
 from settings import ProjectError, load
 
 MOST_SECONDS = 1.0

@@ -17,7 +17,6 @@ from temporalio.exceptions import ApplicationError
 from activities import mail_message
 from activities.messages import read_arguments
 from activities.topic import NotAwaited
-from commands import event as published
 from contracts.conversation import DropRequest, SteerRequest, SubmitRequest
 from contracts.events import BeginEvent, ResumeEvent, StartEvent, ToolResultEvent
 from contracts.followup import CancelCommand, CreateCommand, TaskCommand, TaskResolved
@@ -25,11 +24,12 @@ from contracts.mail_outside import Dispatch, MailReply
 from contracts.mailbox import DeliverRequest, GiveUp, InputPicked, TurnEnded
 from contracts.signals import CancelRequest, HumanInput
 from contracts.topic import Event, Subscription
-from converter import TolerantPayloadConverter
 from decisions.correlate import outcome_of
 from gateway.bodies import read_json
 from gateway.problems import Failure
 from gateway.schemes import Unusable, Webhook
+from perdure.commands import event as published
+from perdure.converter import TolerantPayloadConverter
 from tests.drawn import Said, a_signal, a_state, turn_of
 from tests.played import Played
 from workflows.handlers import read

@@ -102,5 +102,5 @@ def test_the_worker_as_a_script_takes_no_options_and_says_so() -> None:
 
 @pytest.mark.parametrize("module", ["look", "people"])
 def test_short_commands_load_neither_the_worker_nor_servers(module: str) -> None:
-    shows = f"import sys, commands.{module}"
+    shows = f"import sys, perdure.commands.{module}"
     assert run(f"{shows}; print([name for name in {HEAVY[2:]!r} if name in sys.modules])") == "[]"

@@ -21,19 +21,17 @@ ROOT = Path(cli.__file__).parent
 # Packages and modules that serve the checkout and are not shipped.
 NOT_SHIPPED = {"bench", "tests", "docs", "examples", "agents", "build"}
 
-# The wiring: a module, or a package, imports only from the lines above its own, so none of them goes round in a circle.
-LAYERS = {"contracts", "decisions", "activities", "workflows", "testkit"}
+# The wiring: a room, or a module, imports only from the lines above its own, so none of them goes round in a circle.
+LAYERS = {"contracts", "decisions", "activities", "workflows", "perdure.testkit"}
 ORDER = (
-    ("telemetry", "supervisor", "codec", "leaving", "refusals", "happenings"),
-    ("settings", "converter"),
-    ("devserver", "models", "connection", "found"),
-    ("runs",),
-    ("watch", "seal", "reconcile", "lanes", "bridge", "mcp_tools", "history", "schedules", "answering"),
-    ("offered", "export"),
-    ("worker",),
-    ("session",),
-    ("doctor", "gateway"),
-    ("commands",),
+    ("telemetry", "perdure.codec"),
+    ("perdure.converter", "settings"),
+    ("perdure.client",),
+    ("perdure.process",),
+    ("devserver", "worker"),
+    ("perdure.session",),
+    ("perdure.doctor", "gateway"),
+    ("perdure.commands",),
     ("cli",),
 )
 
@@ -49,31 +47,44 @@ def shipped() -> tuple[set[str], set[str]]:
     return set(listed["packages"]), set(listed["py-modules"])
 
 
-def test_every_root_package_and_module_is_shipped_and_nothing_else() -> None:
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - NOT_SHIPPED
+def folder_of(package: str) -> Path:
+    return ROOT / package.replace(".", "/")
+
+
+def top_level() -> set[str]:
+    """The import names that are ours."""
+    packages, modules = shipped()
+    return {name.partition(".")[0] for name in packages | modules}
+
+
+@cache
+def sources() -> dict[str, Path]:
+    """The file of every module, by its import name; packages are not among them."""
+    packages, modules = shipped()
+    inside = {f"{name}.{path.stem}": path for name in packages for path in folder_of(name).glob("[!_]*.py")}
+    return inside | {name: ROOT / f"{name}.py" for name in modules}
+
+
+def test_every_package_and_module_is_shipped_and_nothing_else() -> None:
+    tops = {path.parent for path in ROOT.glob("*/__init__.py")} - {ROOT / name for name in NOT_SHIPPED}
+    folders = {path.parent.relative_to(ROOT) for top in tops for path in top.rglob("*.py")}
+    packages = {".".join(folder.parts) for folder in folders}
     modules = {path.stem for path in ROOT.glob("*.py")}
     assert shipped() == (packages, modules)
 
 
-def test_no_package_holds_a_package_that_would_not_be_shipped() -> None:
-    packages, _ = shipped()
-    assert [path for name in packages for path in (ROOT / name).glob("*/*.py")] == []
-
-
 def test_files_that_packages_read_are_shipped() -> None:
     patterns = project()["tool"]["setuptools"]["package-data"]
-    packages, _ = shipped()
     there = {
-        p for name in packages for p in (ROOT / name).rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")
+        path for name in top_level() for path in (ROOT / name).rglob("*") if path.is_file() and path.suffix != ".pyc"
     }
-    named = {path for name, globs in patterns.items() for glob in globs for path in (ROOT / name).glob(glob)}
-    assert named == there
+    named = {path for name, globs in patterns.items() for glob in globs for path in folder_of(name).glob(glob)}
+    assert named == {path for path in there if path.suffix != ".py"}
 
 
 def test_no_other_distribution_owns_our_import_names() -> None:
-    packages, modules = shipped()
     owners = packages_distributions()
-    foreign = {name: set(owners.get(name, ())) - {"perdure"} for name in packages | modules}
+    foreign = {name: set(owners.get(name, ())) - {"perdure"} for name in top_level()}
     assert {name: owner for name, owner in foreign.items() if owner} == {}
 
 
@@ -112,13 +123,11 @@ def test_the_lock_file_satisfies_the_dependencies() -> None:
 
 
 def test_what_we_import_is_among_the_dependencies() -> None:
-    packages, modules = shipped()
-    files = [ROOT / f"{name}.py" for name in modules] + [
-        path for name in packages for path in (ROOT / name).glob("*.py")
-    ]
+    packages, _ = shipped()
+    files = [*sources().values(), *(folder_of(name) / "__init__.py" for name in packages)]
     names = {name.partition(".")[0] for path in files for name in imported(path)}
     owners = packages_distributions()
-    foreign = names - packages - modules - sys.stdlib_module_names
+    foreign = names - top_level() - sys.stdlib_module_names
     declared = {canonicalize_name(Requirement(text).name) for text in project()["project"]["dependencies"]}
     for texts in project()["project"]["optional-dependencies"].values():
         declared |= {canonicalize_name(Requirement(text).name) for text in texts}
@@ -146,37 +155,43 @@ def code_of(page: Path) -> list[str]:
 
 
 def imported(path: Path) -> set[str]:
-    """What a module imports, wherever in it."""
+    """The modules that a module imports, wherever in it."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+            inside = {f"{node.module}.{alias.name}" for alias in node.names} & sources().keys()
+            found |= inside or {node.module}
     return found
 
 
+def room_of(module: str) -> str | None:
+    """The room of the wiring that it is, or is in; None: it is in none."""
+    rooms = {name for names in ORDER for name in names}
+    return next((name for name in rooms if f"{module}.".startswith(f"{name}.")), None)
+
+
+def test_every_module_of_the_wiring_has_its_place_in_the_order() -> None:
+    places = {name: room_of(name) or next((x for x in LAYERS if name.startswith(f"{x}.")), None) for name in sources()}
+    assert [name for name, place in places.items() if place is None] == []
+
+
 def test_imports_of_the_wiring_point_one_way() -> None:
-    packages, modules = shipped()
-    wiring = (packages | modules) - LAYERS
+    packages, _ = shipped()
+    files = {**sources(), **{name: folder_of(name) / "__init__.py" for name in packages}}
     height = {name: level for level, names in enumerate(ORDER) for name in names}
-    assert wiring == height.keys(), "say in ORDER where it stands"
-    graph = {name: {each.partition(".")[0] for each in imports_of(name)} & wiring - {name} for name in wiring}
-    upward = {(name, other) for name, others in graph.items() for other in others if height[other] >= height[name]}
+    pairs = {(room_of(name), room_of(other)) for name, path in files.items() for other in imported(path)}
+    upward = {
+        (room, other) for room, other in pairs if room and other and room != other and height[other] >= height[room]
+    }
     assert upward == set()
 
 
 def test_no_imports_go_round_in_a_circle() -> None:
-    packages, _ = shipped()
-    files = {f"{name}.{path.stem}": path for name in packages for path in (ROOT / name).glob("[!_]*.py")}
+    files = sources()
     graph = {name: imported(path) & files.keys() for name, path in files.items()}
     TopologicalSorter(graph).prepare()  # raises CycleError
-
-
-def imports_of(name: str) -> set[str]:
-    """Of a module, or of all that a package holds."""
-    files = [ROOT / f"{name}.py"] if (ROOT / f"{name}.py").is_file() else (ROOT / name).glob("*.py")
-    return {each for path in files for each in imported(path)}
 
 
 AUDIT = """
@@ -202,11 +217,10 @@ for now in ours:
 
 
 def test_importing_does_nothing() -> None:
-    packages, modules = shipped()
-    files = [(f"{name}.{path.stem}", path) for name in sorted(packages) for path in (ROOT / name).glob("[!_]*.py")]
-    files += [(name, ROOT / f"{name}.py") for name in sorted(modules)]
-    ours = [*sorted(packages), *(name for name, _ in files)]
-    theirs = {name for _, path in files for name in imported(path) if name.partition(".")[0] not in packages | modules}
+    packages, _ = shipped()
+    ours = [*sorted(packages), *sorted(sources())]
+    named = {name for path in sources().values() for name in imported(path)}
+    theirs = {name for name in named if name.partition(".")[0] not in top_level()}
     command = [sys.executable, "-c", AUDIT, ",".join(ours), ",".join(sorted(theirs))]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (said.stdout, said.stderr) == ("", "")
@@ -216,7 +230,7 @@ def test_every_module_of_a_folder_is_on_its_map_and_no_other() -> None:
     """An entry begins a line, or stands before a colon (`area and progress: what …`); a name with `_` is no prose."""
     packages, _ = shipped()
     missing, gone = [], []
-    for folder in (ROOT / name for name in (*sorted(packages), "bench")):
+    for folder in (folder_of(name) for name in (*sorted(packages), "bench")):
         told = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
         beside = re.findall(r"((?:\w+(?:, | and ))*\w+):", told)
         words = re.findall(r"^\w+(?=\s)|\w+_\w+", told, re.MULTILINE)
@@ -229,10 +243,9 @@ def test_every_module_of_a_folder_is_on_its_map_and_no_other() -> None:
 
 def test_a_peer_takes_only_the_work_from_us() -> None:
     """Its environment has the peer, and nothing of ours; the suite installs no peer, so nothing here runs one."""
-    packages, modules = shipped()
     for path in (ROOT / "bench" / "peers").glob("*.py"):
         names = imported(path)
         assert {name for name in names if name.startswith("bench")} <= {"bench.work", "bench.reports"}, path
-        assert {name.partition(".")[0] for name in names} & (packages | modules) == set(), path
+        assert {name.partition(".")[0] for name in names} & top_level() == set(), path
     alone = [sys.executable, "-S", "-c", "import bench.work, bench.reports"]  # -S: without what is installed
     assert subprocess.run(alone, cwd=ROOT, check=False).returncode == 0

@@ -15,7 +15,7 @@ import cli
 from tests.reference.markdown import slug
 
 ROOT = Path(cli.__file__).parent
-PLACES = ("*.md", "docs/**/*.md", "examples/**/*.md", "commands/project/*.md")
+PLACES = ("*.md", "docs/**/*.md", "examples/**/*.md", "perdure/commands/project/*.md")
 PAGES = sorted({page for place in PLACES for page in ROOT.glob(place)})
 ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 

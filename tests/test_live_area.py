@@ -9,12 +9,24 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from commands import progress
-from commands.console import SafeConsole, harmless
-from commands.terminal import Screen
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, PassedOver, Usage
-from happenings import Called, Calling, Failed, Happening, Held, Live, Resumed, Started, Thinking, Thought, Waiting
+from perdure.client.happenings import (
+    Called,
+    Calling,
+    Failed,
+    Happening,
+    Held,
+    Live,
+    Resumed,
+    Started,
+    Thinking,
+    Thought,
+    Waiting,
+)
+from perdure.commands import progress
+from perdure.commands.console import SafeConsole, harmless
+from perdure.commands.terminal import Screen
 from tests import picture
 from tests.screen import Seen
 

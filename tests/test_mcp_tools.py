@@ -9,7 +9,7 @@ import pytest
 
 from contracts.mcp import PinState
 from contracts.tool import Approval, Effect, ToolKind
-from mcp_tools import accept, accepted, offer_of, offering, standings
+from perdure.process.mcp_tools import accept, accepted, offer_of, offering, standings
 from settings import ProjectError, Settings, load
 
 HOSTILE = Path(__file__).parent / "mcp" / "hostile.py"

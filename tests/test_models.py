@@ -24,11 +24,11 @@ from activities.project import Project
 from activities.secrets import LEAST
 from contracts.agent import Definition
 from contracts.turn import Usage
-from doctor import examine
-from models import clients_of, model_of
-from offered import project_of
+from perdure.doctor import examine
+from perdure.process.models import clients_of, model_of
+from perdure.process.offered import project_of
+from perdure.testkit.model_server import ScriptedModel, says
 from settings import ProjectError, Settings, load
-from testkit.model_server import ScriptedModel, says
 
 KEY = "canary-0815-of-local"
 GOAL = [{"role": "user", "content": [{"type": "text", "text": "see"}]}]
@@ -250,7 +250,7 @@ def test_a_key_that_is_not_there_is_told_by_the_name_of_its_variable(tmp_path: P
 def test_a_package_that_is_missing_is_named_with_how_to_get_it(
     tmp_path: Path, kind: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("models.find_spec", lambda _: None)
+    monkeypatch.setattr("perdure.process.models.find_spec", lambda _: None)
     more = 'project = "p"\n' if kind == "vertex" else ""
     found = settings_of(tmp_path, f'[model.providers.cloud]\nkind = "{kind}"\nregion = "r"\n{more}')
     with pytest.raises(ProjectError) as error:

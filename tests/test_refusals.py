@@ -8,8 +8,8 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.events import StartEvent
-from refusals import NoSuchRun, NotReachable, Refused, translated
-from runs import start
+from perdure.client.refusals import NoSuchRun, NotReachable, Refused, translated
+from perdure.client.runs import start
 
 BUSY = "namespace rate limit exceeded"
 SAID = [

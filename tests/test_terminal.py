@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from commands.asking import print_question, read_answer, what_is_possible
-from commands.console import SafeConsole
-from commands.terminal import Screen
 from contracts.context import ContextFull, Summary
 from contracts.run import QuestionView
 from contracts.signals import Decision, HumanInput
@@ -19,8 +16,21 @@ from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, Usage
 from decisions.ids import call_digest
 from decisions.narrate import wanted
-from happenings import Answered, Called, Crowded, Happening, Noticed, Shortened, Started, Thought, happening_json
-from runs import Ended
+from perdure.client.happenings import (
+    Answered,
+    Called,
+    Crowded,
+    Happening,
+    Noticed,
+    Shortened,
+    Started,
+    Thought,
+    happening_json,
+)
+from perdure.client.runs import Ended
+from perdure.commands.asking import print_question, read_answer, what_is_possible
+from perdure.commands.console import SafeConsole
+from perdure.commands.terminal import Screen
 
 SUMMARY = Summary(
     text="So far.",

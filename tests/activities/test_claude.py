@@ -12,7 +12,7 @@ from activities.claude import CHEAP, DEFAULT_WINDOW, MODELS, PRICES, summary_mod
 from activities.price import Price, cost
 from activities.project import Project
 from contracts.turn import Usage
-from offered import project_of
+from perdure.process.offered import project_of
 from settings import ProjectError, load
 
 MILLION = 1_000_000

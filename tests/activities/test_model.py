@@ -22,8 +22,8 @@ from activities.model import ModelCall, ModelReply
 from activities.model_faults import CALLER_KINDS, REQUEST_KINDS, TOO_LONG, translated
 from contracts.agent import Definition, ToolSchema
 from decisions.recovery import window_told
-from testkit import model_server
-from testkit.model_server import ScriptedModel, broken_json, calls, cut, fails, says, slow
+from perdure.testkit import model_server
+from perdure.testkit.model_server import ScriptedModel, broken_json, calls, cut, fails, says, slow
 
 KEY = "sk-canary-51"
 LOOK = ToolSchema(name="look", description="Looks.", input_schema={"type": "object"})

@@ -9,7 +9,7 @@ import pytest
 from anthropic import APIStatusError, AsyncAnthropic, AuthenticationError, BadRequestError, RateLimitError
 from anthropic.types import Message, RawMessageStreamEvent
 
-from testkit.model_server import Reply, Script, ScriptedModel, broken_json, calls, cut, fails, says, slow
+from perdure.testkit.model_server import Reply, Script, ScriptedModel, broken_json, calls, cut, fails, says, slow
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 FETCH = calls(("fetch", {"url": "http://a.example"}), ("fetch", {"url": "http://b.example"}), text="Frame: two pages")

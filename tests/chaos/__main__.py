@@ -14,9 +14,9 @@ from typing import NoReturn
 
 from temporalio.client import Client
 
-from connection import connect, register_search_attributes
 from devserver import DevServer, embedded
-from leaving import leave
+from perdure.client.connection import connect, register_search_attributes
+from perdure.process.leaving import leave
 from tests.chaos.report import page, versions
 from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.chaos.stage import Row, Stage

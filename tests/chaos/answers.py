@@ -12,8 +12,8 @@ from temporalio.client import WorkflowFailureError
 
 from activities.messages_sse import Json
 from contracts.signals import CancelRequest
-from runs import cancel
-from testkit.model_server import Answer, Reply, cut, fails
+from perdure.client.runs import cancel
+from perdure.testkit.model_server import Answer, Reply, cut, fails
 from tests.chaos.arena import pid_of, until
 from tests.chaos.auditor import Audit, audit, memory_peak
 from tests.chaos.stage import Row, Stage, row

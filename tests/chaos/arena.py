@@ -24,9 +24,9 @@ from contracts.question import QuestionKind
 from contracts.run import Snapshot
 from contracts.signals import Decision, HumanInput
 from decisions.ids import run_workflow_id
-from refusals import NoSuchRun, NotReachable, Refused
-from runs import answer, start
-from testkit.model_server import Answer, ScriptedModel
+from perdure.client.refusals import NoSuchRun, NotReachable, Refused
+from perdure.client.runs import answer, start
+from perdure.testkit.model_server import Answer, ScriptedModel
 from tests.chaos.crash_points import Trap
 from tests.chaos.killable import Project
 from tests.chaos.task import Task, script

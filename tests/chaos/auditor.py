@@ -19,7 +19,7 @@ from contracts.failures import Stop
 from contracts.run import RunStatus, Snapshot
 from contracts.transcript import Part, PartKind
 from decisions.ids import run_workflow_id
-from found import find
+from perdure.client.found import find
 from tests.chaos.arena import Arena, unfailing
 from tests.chaos.task import Task
 

@@ -24,9 +24,9 @@ from activities.messages import MessagesModel
 from activities.model import ModelCall, ModelReply
 from activities.run import Runs
 from activities.store import LocalStore
-from bridge import Bridge
 from contracts.run import CloseRequest, Continuation
 from contracts.tool import Effect
+from perdure.process.bridge import Bridge
 
 
 class Point(StrEnum):

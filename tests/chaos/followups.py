@@ -7,10 +7,10 @@ from typing import Any
 
 from temporalio.client import WorkflowHandle
 
-import lanes
 from activities.topic import publish
 from contracts.conversation import LaneView, TurnEnd
 from contracts.topic import Event
+from perdure.client import lanes
 from tests.chaos.arena import PATIENCE, Arena, Crew, unfailing, until
 from tests.chaos.auditor import Audit, judge_logs
 from tests.chaos.lanes import reply as says

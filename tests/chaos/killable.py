@@ -17,14 +17,14 @@ from activities.mail_folder import MailFolder
 from activities.messages import MessagesModel
 from activities.rehearsal import RehearsalTransport
 from activities.secrets import NO_SECRETS
-from bridge import Bridge
-from commands.mail import carrying
-from connection import connect
-from leaving import leave
-from offered import project_of
-from refusals import NotReachable
+from perdure.client.connection import connect
+from perdure.client.refusals import NotReachable
+from perdure.commands.mail import carrying
+from perdure.process.bridge import Bridge
+from perdure.process.leaving import leave
+from perdure.process.offered import project_of
+from perdure.process.supervisor import _die_with_parent
 from settings import Settings, load
-from supervisor import _die_with_parent
 from telemetry import log_to, quiet_core
 from tests.chaos.crash_points import Trap, arm, fill_disk_while
 from worker import build, working

@@ -20,7 +20,7 @@ from activities.messages_sse import Json
 from contracts.mail import MOST_MESSAGE
 from contracts.mailbox import MailboxView
 from decisions.ids import mailbox_workflow_id
-from testkit.model_server import Reply, says, slow
+from perdure.testkit.model_server import Reply, says, slow
 from tests.chaos.arena import PATIENCE, Arena, until
 from tests.chaos.auditor import Audit, judge_logs
 from tests.chaos.crash_points import MAIL_POINTS, Trap

@@ -7,8 +7,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.signals import CancelRequest, HumanInput
 from decisions.ids import request_key
-from refusals import NoSuchRun, Refused
-from runs import answer, cancel
+from perdure.client.refusals import NoSuchRun, Refused
+from perdure.client.runs import answer, cancel
 from tests.chaos.arena import PATIENCE, Arena, unfailing
 from tests.chaos.auditor import audit
 from tests.chaos.stage import Row, Stage, row

@@ -11,9 +11,9 @@ from random import Random
 
 from temporalio.client import Client
 
-from connection import connect, register_search_attributes
 from devserver import embedded
-from supervisor import CRASH_LOOP
+from perdure.client.connection import connect, register_search_attributes
+from perdure.process.supervisor import CRASH_LOOP
 from tests.chaos.arena import pid_of, until
 from tests.chaos.auditor import audit
 from tests.chaos.messages import converse

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from activities.messages_sse import Json
-from testkit.model_server import Answer, calls, slow
+from perdure.testkit.model_server import Answer, calls, slow
 
 Use = tuple[str, dict[str, Any]]
 MIX = ("charge", "charge", "reserve", "reserve", "look")  # once, keyed, read

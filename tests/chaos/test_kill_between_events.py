@@ -16,12 +16,12 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle
 
 from activities.workspace import folder_name
-from connection import connect, register_search_attributes
 from contracts.events import StartEvent
 from devserver import embedded
 from examples.critique.site_server import serve
-from runs import start
-from supervisor import CRASH_LOOP
+from perdure.client.connection import connect, register_search_attributes
+from perdure.client.runs import start
+from perdure.process.supervisor import CRASH_LOOP
 from tests.chaos.killable import Project
 
 AT_A_TIME = 16  # a call in flight costs its heartbeat timeout, in which nobody computes

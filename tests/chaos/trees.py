@@ -13,8 +13,8 @@ from contracts.run import RunState, RunStatus, Snapshot
 from contracts.signals import CancelRequest
 from decisions.ids import run_id_of, run_workflow_id
 from decisions.limits import spent
-from runs import cancel, start
-from testkit.model_server import Answer, Reply, calls, slow
+from perdure.client.runs import cancel, start
+from perdure.testkit.model_server import Answer, Reply, calls, slow
 from tests.chaos.arena import PATIENCE, Arena, unfailing, until
 from tests.chaos.auditor import Audit, audit, judge_logs
 from tests.chaos.stage import Row, Stage, row

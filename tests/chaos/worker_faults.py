@@ -8,7 +8,7 @@ from random import Random
 
 from contracts.run import RunStatus
 from contracts.signals import CancelRequest
-from runs import cancel
+from perdure.client.runs import cancel
 from tests.chaos.arena import BEAT, Arena, pid_of, until
 from tests.chaos.auditor import audit
 from tests.chaos.crash_points import RUN_POINTS, Point, Trap

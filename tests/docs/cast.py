@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from testkit.model_server import Answer, calls, fails, says, slow
+from perdure.testkit.model_server import Answer, calls, fails, says, slow
 from tests.docs.stage import Stage
 
 CLERK = "---\ndescription: looks after orders\ntools: [charge]\n---\nYou look after orders.\n"

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from testkit.model_server import Script, ScriptedModel
+from perdure.testkit.model_server import Script, ScriptedModel
 from tests.docs.pages import BASH, Command, File, steps_of
 
 PATIENCE = 60.0  # seconds for a command

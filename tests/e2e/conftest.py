@@ -17,8 +17,8 @@ import pytest
 from temporalio.client import Client
 
 import cli
-from converter import data_converter
 from devserver import embedded
+from perdure.converter import data_converter
 
 ROOT = Path(cli.__file__).parent
 PATIENCE = 60.0  # seconds for what takes a few

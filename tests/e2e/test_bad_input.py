@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from testkit.model_server import ScriptedModel, fails
+from perdure.testkit.model_server import ScriptedModel, fails
 from tests.e2e.conftest import ROOT
 
 # (files of the project, command, environment, exit code, words of the one line)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from testkit.model_server import Reply, ScriptedModel, calls, says, slow
+from perdure.testkit.model_server import Reply, ScriptedModel, calls, says, slow
 from tests.e2e.conftest import ROOT, Project
 
 PATIENCE = 40.0

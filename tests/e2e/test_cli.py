@@ -19,8 +19,8 @@ from temporalio.api.enums.v1 import EventType
 
 import cli
 from contracts.run import RunStatus
-from refusals import NoSuchRun
-from runs import state as state_of
+from perdure.client.refusals import NoSuchRun
+from perdure.client.runs import state as state_of
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|9[0-7])(?:;\d+)*m")
 TOLD_IN_JSON = (("list",), ("show", "worked"), ("trace", "worked"), ("tools",), ("doctor",))

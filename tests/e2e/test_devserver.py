@@ -21,8 +21,8 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
 import devserver
-import supervisor
 from devserver import DevServer, ServerDidNotStart, embedded
+from perdure.process import supervisor
 
 ROOT = Path(devserver.__file__).parent
 USER = """

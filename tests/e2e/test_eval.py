@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from found import find, listing
-from testkit.model_server import ScriptedModel, calls, fails, says, slow
+from perdure.client.found import find, listing
+from perdure.testkit.model_server import ScriptedModel, calls, fails, says, slow
 from tests.e2e.notes import CODE, PROJECT
 
 AGENT = "---\ntools: [note, write_file]\n---\nYou take notes.\n"

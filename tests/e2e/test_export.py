@@ -10,11 +10,11 @@ import pytest
 from temporalio.client import Client
 
 from contracts.export import Export
-from converter import data_converter
 from devserver import embedded
-from refusals import NoSuchRun
-from runs import ended, state
-from testkit.model_server import ScriptedModel, calls, fails
+from perdure.client.refusals import NoSuchRun
+from perdure.client.runs import ended, state
+from perdure.converter import data_converter
+from perdure.testkit.model_server import ScriptedModel, calls, fails
 from tests.e2e.notes import CODE, PROJECT
 
 CANARY = "canary-5b1e77aa90"

@@ -5,11 +5,11 @@ import re
 import socket
 from typing import Any
 
-import lanes
-from connection import connect
 from contracts.conversation import LaneView, SubmitRequest
 from devserver import embedded
-from testkit.model_server import Reply, ScriptedModel, calls, says
+from perdure.client import lanes
+from perdure.client.connection import connect
+from perdure.testkit.model_server import Reply, ScriptedModel, calls, says
 
 WAYS = ("before", "wrong", "timeout")
 QUEUE = "perdure"

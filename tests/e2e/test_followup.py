@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import cli
-from runs import follow_up_state
+from perdure.client.runs import follow_up_state
 
 TARGET = {"session_id": "x", "request_client": "discord"}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from testkit.model_server import ScriptedModel, calls, fails
+from perdure.testkit.model_server import ScriptedModel, calls, fails
 
 TOOL = """
 [tools.note]

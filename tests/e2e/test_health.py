@@ -6,8 +6,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from testkit.model_server import Answer, calls, says
-from testkit.tools import ScriptedTool
+from perdure.testkit.model_server import Answer, calls, says
+from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import worlds
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from testkit.model_server import Reply, ScriptedModel, calls, says, slow
+from perdure.testkit.model_server import Reply, ScriptedModel, calls, says, slow
 from tests.e2e.conftest import ROOT, Project
 from tests.screen import Seen
 

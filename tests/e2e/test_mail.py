@@ -11,7 +11,7 @@ import pytest
 from activities.mail_message import read
 from contracts.mail import ReplyHead, ReplyStatus
 from devserver import embedded
-from testkit.model_server import Reply, ScriptedModel, calls
+from perdure.testkit.model_server import Reply, ScriptedModel, calls
 
 
 def script(body: dict[str, Any]) -> Reply:

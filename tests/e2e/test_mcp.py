@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from testkit.model_server import ScriptedModel, calls, says
+from perdure.testkit.model_server import ScriptedModel, calls, says
 
 HOSTILE = Path(__file__).parents[1] / "mcp" / "hostile.py"
 LOOK = {"name": "look", "description": "A tool.", "inputSchema": {"type": "object"}}

@@ -16,7 +16,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 import cli
-from testkit.model_server import ScriptedModel, calls
+from perdure.testkit.model_server import ScriptedModel, calls
 
 TOOLS = """
 [tools.hold]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from testkit.model_server import ScriptedModel, fails, says
+from perdure.testkit.model_server import ScriptedModel, fails, says
 
 KEY = "canary-0815-of-spare"
 TOML = """

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import cli
-from testkit.model_server import ScriptedModel, calls, says
+from perdure.testkit.model_server import ScriptedModel, calls, says
 
 ROOT = Path(cli.__file__).parent
 PATIENCE = 240.0
@@ -111,11 +111,11 @@ def test_a_module_of_a_name_that_perdure_has_is_named_by_doctor(make_project: An
     checks = {row["name"]: row for row in map(json.loads, project.perdure("doctor", "--json").out.splitlines())}
     assert checks["module names"]["ok"]
     project.write("worker.py", "")
-    project.write("commands/__init__.py", "")
+    project.write("settings/__init__.py", "")
     done = project.perdure("doctor", "--json")
     checks = {row["name"]: row for row in map(json.loads, done.out.splitlines())}
     found = (
-        f"`commands`, `worker` in {project.folder}: Perdure has modules of that name, and finds its own; rename yours"
+        f"`settings`, `worker` in {project.folder}: Perdure has modules of that name, and finds its own; rename yours"
     )
     assert (done.code, checks["module names"]["ok"], checks["module names"]["found"]) == (1, False, found)
 

@@ -22,8 +22,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 import cli
 from contracts.events import StartEvent
 from decisions.ids import root_span_id, trace_id
-from runs import start
-from testkit.model_server import ScriptedModel, calls
+from perdure.client.runs import start
+from perdure.testkit.model_server import ScriptedModel, calls
 
 PAGE = Path(cli.__file__).parent / "docs" / "operations.md"
 CANARY = "tel-canary-4f2a9c"

@@ -9,12 +9,12 @@ import pytest
 from temporalio.client import Client
 
 from contracts.run import RunStatus
-from converter import data_converter
 from decisions.ids import call_digest
 from devserver import embedded
-from refusals import NoSuchRun
-from runs import ended, state
-from testkit.model_server import ScriptedModel, calls, fails
+from perdure.client.refusals import NoSuchRun
+from perdure.client.runs import ended, state
+from perdure.converter import data_converter
+from perdure.testkit.model_server import ScriptedModel, calls, fails
 
 TOOL = """
 [tools.note]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from testkit.model_server import ScriptedModel, calls, fails
+from perdure.testkit.model_server import ScriptedModel, calls, fails
 
 KEY = "sk-canary-9b1d"  # must turn up nowhere
 SLOW = """

@@ -18,10 +18,10 @@ from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.client import Client
 
 from activities.attributes import PENDING_TOOLS
-from converter import data_converter
 from devserver import embedded
-from runs import ended, state
-from testkit.model_server import ScriptedModel, calls
+from perdure.client.runs import ended, state
+from perdure.converter import data_converter
+from perdure.testkit.model_server import ScriptedModel, calls
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "queue"
 PYTHON = [sys.executable, str(EXAMPLE / "warehouse.py")]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from contracts.run import RunStatus
-from found import listing
-from runs import ended
+from perdure.client.found import listing
+from perdure.client.runs import ended
 
 QUEUE = "by-the-clock"  # nobody works on it
 

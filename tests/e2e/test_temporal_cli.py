@@ -20,11 +20,11 @@ from activities.project import Project
 from contracts.agent import Agent
 from contracts.limits import LimitOverrides
 from contracts.tool import ToolKind, ToolOutcome
-from happenings import Over, Started
-from runs import ended, state
-from testkit.model_server import Reply, ScriptedModel, calls
-from testkit.tools import ScriptedTool
-from watch import Watch
+from perdure.client.happenings import Over, Started
+from perdure.client.runs import ended, state
+from perdure.client.watch import Watch
+from perdure.testkit.model_server import Reply, ScriptedModel, calls
+from perdure.testkit.tools import ScriptedTool
 from worker import build
 
 TEMPORAL = str(Path(sys.executable).parent / "temporal")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from devserver import _binary
-from found import find
-from testkit.model_server import calls
+from perdure.client.found import find
+from perdure.testkit.model_server import calls
 from tests.replay.altered import Unguarded
 from tests.workflows.conftest import worlds
 from workflows.unknown import Unknown

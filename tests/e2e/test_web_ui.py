@@ -14,11 +14,11 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 
-from connection import connect, register_search_attributes
 from contracts.events import StartEvent
 from devserver import embedded
-from runs import start
-from testkit.model_server import Answer, ScriptedModel, calls
+from perdure.client.connection import connect, register_search_attributes
+from perdure.client.runs import start
+from perdure.testkit.model_server import Answer, ScriptedModel, calls
 from tests.browser import browsing, needs_browser, picture
 
 pytestmark = needs_browser

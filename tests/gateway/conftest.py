@@ -12,10 +12,10 @@ import httpx
 import pytest
 from temporalio.client import Client
 
-from connection import register_search_attributes
-from converter import data_converter
 from devserver import embedded
-from testkit.model_server import Answer, ScriptedModel, calls
+from perdure.client.connection import register_search_attributes
+from perdure.converter import data_converter
+from perdure.testkit.model_server import Answer, ScriptedModel, calls
 from tests.e2e.conftest import Process, Project, make_project, site, until, until_fixture
 
 __all__ = ["make_project", "site", "until_fixture"]  # fixtures

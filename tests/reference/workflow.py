@@ -19,7 +19,6 @@ from temporalio.common import RetryPolicy
 import activities
 from activities import attributes
 from activities.turn import PAUSES
-from answering import WORKFLOWS
 from contracts.conversation import ConversationStart, LaneView
 from contracts.delegation import DelegationState
 from contracts.followup import FollowUpState
@@ -30,6 +29,7 @@ from contracts.tool import CALL_MARGIN, Effect
 from contracts.topic import TopicState
 from contracts.transcript import Page
 from decisions import ids
+from perdure.process.answering import WORKFLOWS
 from tests.reference import events
 from tests.reference.failures import listed
 from tests.reference.fields import Fields

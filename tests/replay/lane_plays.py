@@ -7,7 +7,7 @@ from activities.conversation import submit
 from activities.workspace import folder_name
 from contracts.conversation import SubmitRequest
 from decisions import ids
-from testkit.model_server import Reply, calls, says
+from perdure.testkit.model_server import Reply, calls, says
 from tests.timeline import timeline
 from tests.workflows.conftest import Run, World
 from tests.workflows.lane import asking, begun, lane_of, look, new_id, say, texts, until_idle

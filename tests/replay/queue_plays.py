@@ -10,8 +10,8 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 from contracts.tool import Effect, QueueRoute, ToolKind
-from testkit.model_server import calls
-from testkit.tools import ScriptedTool
+from perdure.testkit.model_server import calls
+from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import Run, World
 
 WEIGH = calls(("weigh", {"what": "salt"}))

@@ -16,8 +16,8 @@ from time import monotonic
 
 from temporalio.client import Client, WorkflowFailureError
 
-from leaving import leave
-from runs import ended
+from perdure.client.runs import ended
+from perdure.process.leaving import leave
 from tests.conftest import SHORT_HISTORY, server
 from tests.replay.scenarios import SCENARIOS, Scenario
 from tests.workflows.conftest import World, worlds

@@ -25,9 +25,9 @@ from contracts.agent import Agent
 from contracts.failures import ToolFault
 from contracts.tool import Approval, Effect, ToolError, ToolKind, ToolOutcome
 from contracts.topic import Event
-from runs import ended, fork, resume
-from testkit.model_server import Answer, Reply, Script, Slow, calls, fails, says, slow
-from testkit.tools import ScriptedTool
+from perdure.client.runs import ended, fork, resume
+from perdure.testkit.model_server import Answer, Reply, Script, Slow, calls, fails, says, slow
+from perdure.testkit.tools import ScriptedTool
 from tests.replay import lane_plays, mail_plays
 from tests.replay.queue_plays import WEIGH, elsewhere, lost_at_first, unattended, weighs, weighs_much, weighs_once
 from tests.workflows.conftest import Run, World

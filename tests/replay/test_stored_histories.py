@@ -25,12 +25,12 @@ from activities.run import Runs
 from activities.standing import Standings
 from activities.tool import ToolCalls
 from activities.turn import Turns
-from answering import WORKFLOWS, workflow_runner
 from contracts.failures import Escalation, RunFailure
 from contracts.followup import FollowUpFailure
 from contracts.run import RunStatus
-from converter import data_converter
 from decisions.question import DECISIONS
+from perdure.converter import data_converter
+from perdure.process.answering import WORKFLOWS, workflow_runner
 from tests.replay.altered import Deprecated, Patched, Unguarded
 from tests.replay.record import HISTORIES, SUFFIX, this_version
 from tests.replay.scenarios import SCENARIOS

@@ -24,13 +24,13 @@ from activities.price import Price
 from activities.project import Project
 from activities.secrets import NO_SECRETS, Secrets
 from activities.toolkit import Tool
-from answering import WORKFLOWS, workflow_runner
 from contracts.agent import Agent
 from contracts.events import StartEvent
 from contracts.limits import LimitOverrides
-from runs import start
+from perdure.client.runs import start
+from perdure.process.answering import WORKFLOWS, workflow_runner
+from perdure.testkit.model_server import Script, ScriptedModel
 from settings import Deployment, WorkerSettings
-from testkit.model_server import Script, ScriptedModel
 from worker import build
 
 KEY = "sk-canary-7f3a"  # the model server's key; it must turn up nowhere

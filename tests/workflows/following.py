@@ -14,10 +14,10 @@ from temporalio.service import RPCError
 
 from activities.outbox import Outbox
 from activities.topic import publish
-from answering import WORKFLOWS
 from contracts.topic import Event
-from testkit.model_server import Script, calls
-from testkit.tools import ScriptedTool
+from perdure.process.answering import WORKFLOWS
+from perdure.testkit.model_server import Script, calls
+from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World
 
 FINISH = calls(("finish", {"outcome": "I will tell you when B replies."}))

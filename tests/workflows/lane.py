@@ -5,10 +5,10 @@ from uuid import uuid4
 
 from temporalio.service import RPCError
 
-import lanes
 from contracts.conversation import LaneView, SubmitRequest, Submitted
 from decisions import ids
-from testkit.model_server import Reply, says
+from perdure.client import lanes
+from perdure.testkit.model_server import Reply, says
 
 
 def new_id() -> str:

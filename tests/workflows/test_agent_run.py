@@ -6,9 +6,9 @@ from typing import Any
 from contracts.events import StartEvent
 from contracts.run import RunStatus
 from contracts.tool import Effect, ToolKind
-from runs import ended, start
-from testkit.model_server import calls, says, slow
-from testkit.tools import ScriptedTool
+from perdure.client.runs import ended, start
+from perdure.testkit.model_server import calls, says, slow
+from perdure.testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done", "artifacts": ["artifacts/a.md"]}))
 VOTE = calls(("vote", {}))

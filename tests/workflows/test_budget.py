@@ -15,18 +15,18 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
 from activities.price import Price, cost
-from commands.report import print_run
 from contracts.events import StartEvent
 from contracts.failures import Escalation
 from contracts.run import RunState
 from contracts.turn import Usage
 from decisions.narrate import details
-from found import find
-from runs import ended, fork, resume
-from runs import state as state_of
+from perdure.client.found import find
+from perdure.client.runs import ended, fork, resume
+from perdure.client.runs import state as state_of
+from perdure.commands.report import print_run
+from perdure.testkit.model_server import Answer, Reply, calls, fails, says
+from perdure.testkit.tools import ScriptedTool
 from settings import ProjectError, load
-from testkit.model_server import Answer, Reply, calls, fails, says
-from testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
 PRICE = Price(input=1.0, output=5.0, cache_read=0.1, cache_write=1.25)

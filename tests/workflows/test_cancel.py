@@ -14,8 +14,8 @@ from temporalio.exceptions import CancelledError
 
 import activities.run
 from contracts.tool import Approval, Effect, ToolKind
-from testkit.model_server import calls, says, slow
-from testkit.tools import ScriptedTool
+from perdure.testkit.model_server import calls, says, slow
+from perdure.testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
 DOORS = ["signal", "native", "both"]

@@ -21,16 +21,16 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from answering import answering
-from codec import ENCRYPTED, AesGcmCodec
 from contracts.tool import Approval, Effect, ToolKind
-from converter import data_converter, encrypting
-from happenings import Failed
-from refusals import NotReachable
-from seal import affix, check, seal_id
-from testkit.model_server import calls, fails, slow
-from testkit.tools import ScriptedTool
-from watch import Watch
+from perdure.client.happenings import Failed
+from perdure.client.refusals import NotReachable
+from perdure.client.watch import Watch
+from perdure.codec import ENCRYPTED, AesGcmCodec
+from perdure.converter import data_converter, encrypting
+from perdure.process.answering import answering
+from perdure.process.seal import affix, check, seal_id
+from perdure.testkit.model_server import calls, fails, slow
+from perdure.testkit.tools import ScriptedTool
 from workflows import confidential
 
 FINISH = calls(("finish", {"outcome": "the outcome, unseen"}))

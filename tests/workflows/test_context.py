@@ -17,8 +17,8 @@ from contracts.context import ContextFull, Recoveries
 from contracts.failures import Escalation
 from contracts.run import RunState
 from decisions.limits import DEFAULTS
-from testkit.model_server import Answer, Cut, Reply, calls, cut, fails, says, slow
-from testkit.tools import ScriptedTool
+from perdure.testkit.model_server import Answer, Cut, Reply, calls, cut, fails, says, slow
+from perdure.testkit.tools import ScriptedTool
 from workflows.context import make_room
 
 FINISH = calls(("finish", {"outcome": "done"}))

@@ -14,15 +14,15 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.exceptions import ApplicationError
 
 from activities.conversation import AT_ONCE, submit
-from commands.report import print_run
 from contracts.conversation import SubmitRequest
 from contracts.run import RunView
 from contracts.tool import Effect
 from decisions import ids
-from found import find
-from refusals import Refused
-from testkit.model_server import Reply, calls, says
-from testkit.tools import ScriptedTool
+from perdure.client.found import find
+from perdure.client.refusals import Refused
+from perdure.commands.report import print_run
+from perdure.testkit.model_server import Reply, calls, says
+from perdure.testkit.tools import ScriptedTool
 from tests.workflows.lane import asking, begun, echo, ends, lane_of, look, new_id, run_of, say, texts, until_idle
 
 ASK = calls(("ask_human", {"question": "which one?"}))

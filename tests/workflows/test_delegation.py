@@ -14,16 +14,16 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.exceptions import CancelledError
 
 from activities.secrets import Secrets
-from codec import AesGcmCodec
-from commands.report import print_tree
 from contracts.agent import Agent
 from contracts.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
-from converter import encrypting
-from found import below, find, listing
-from runs import fork, resume
-from testkit.model_server import Answer, Reply, calls, fails, says, slow
-from testkit.tools import ScriptedTool
+from perdure.client.found import below, find, listing
+from perdure.client.runs import fork, resume
+from perdure.codec import AesGcmCodec
+from perdure.commands.report import print_tree
+from perdure.converter import encrypting
+from perdure.testkit.model_server import Answer, Reply, calls, fails, says, slow
+from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import Run, World
 
 Script = Callable[[dict[str, Any]], Answer]

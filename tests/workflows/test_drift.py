@@ -13,9 +13,9 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from contracts.agent import Agent
 from contracts.tool import Effect
 from decisions import builtins
-from runs import resume
-from testkit.model_server import calls, fails, says, slow
-from testkit.tools import ScriptedTool
+from perdure.client.runs import resume
+from perdure.testkit.model_server import calls, fails, says, slow
+from perdure.testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
 

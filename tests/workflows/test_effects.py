@@ -23,8 +23,8 @@ from activities.store import LocalStore
 from activities.transcript import TranscriptMismatch, Transcripts
 from contracts.agent import Agent
 from contracts.tool import Effect, ToolKind
-from testkit.model_server import calls
-from testkit.tools import ScriptedTool
+from perdure.testkit.model_server import calls
+from perdure.testkit.tools import ScriptedTool
 from workflows import policies
 
 FINISH = calls(("finish", {"outcome": "done"}))

@@ -9,10 +9,10 @@ from temporalio.client import Client, WorkflowFailureError
 from activities.store import LocalStores
 from contracts.export import Export
 from contracts.tool import Approval, Effect, ToolKind
-from export import Exporter
-from runs import resume
-from testkit.model_server import calls, fails, says
-from testkit.tools import ScriptedTool
+from perdure.client.export import Exporter
+from perdure.client.runs import resume
+from perdure.testkit.model_server import calls, fails, says
+from perdure.testkit.tools import ScriptedTool
 from tests.workflows.lane import new_id, run_of, say
 
 FINISH = calls(("finish", {"outcome": "done"}))

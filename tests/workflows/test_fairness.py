@@ -8,7 +8,7 @@ from typing import Any
 from activities.conversation import submit
 from activities.messages_sse import Json
 from contracts.conversation import SubmitRequest, Submitted
-from testkit.model_server import Reply, says
+from perdure.testkit.model_server import Reply, says
 from tests.conftest import server
 from tests.workflows.conftest import Run
 from tests.workflows.lane import begun, new_id, texts

@@ -20,10 +20,10 @@ from activities.pace import HeldBack, Pace
 from activities.price import Price
 from activities.providers import Models, Provider
 from contracts.failures import RunFailure
-from happenings import Live
-from testkit.model_server import Answer, ScriptedModel, calls, cut, fails, says, slow
-from testkit.tools import ScriptedTool
-from watch import Watch
+from perdure.client.happenings import Live
+from perdure.client.watch import Watch
+from perdure.testkit.model_server import Answer, ScriptedModel, calls, cut, fails, says, slow
+from perdure.testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
 LOOK = calls(("look", {}), text="Plan: look.")

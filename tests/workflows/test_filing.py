@@ -13,10 +13,10 @@ from temporalio.exceptions import CancelledError
 from activities import trace
 from activities.run import Runs, _finish_files
 from activities.workspace import Workspace
-from answering import answering
 from contracts.journal import Journal
 from contracts.run import CloseRequest
-from testkit.model_server import calls
+from perdure.process.answering import answering
+from perdure.testkit.model_server import calls
 from tests.timeline import timeline
 from tests.workflows.lane import begun, new_id, say, until_idle
 

@@ -12,13 +12,13 @@ from temporalio.testing import WorkflowEnvironment
 
 from activities.outbox import LogOutbox
 from activities.toolkit import TransientFailure
-from codec import AesGcmCodec
 from contracts.followup import Outbound
 from contracts.tool import Effect, ToolKind, ToolOutcome
-from converter import encrypting
-from found import listing
-from testkit.model_server import calls
-from testkit.tools import ScriptedTool
+from perdure.client.found import listing
+from perdure.codec import AesGcmCodec
+from perdure.converter import encrypting
+from perdure.testkit.model_server import calls
+from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run
 from tests.workflows.following import FINISH, WAIT, WITH_LANE, Following, Lane, followings
 

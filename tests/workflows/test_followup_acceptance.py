@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from answering import WORKFLOWS
 from contracts.agent import Agent
 from decisions.ids import run_workflow_id, turn_run_id
-from testkit.model_server import Reply, calls, says
+from perdure.process.answering import WORKFLOWS
+from perdure.testkit.model_server import Reply, calls, says
 from tests.workflows.conftest import MakeWorld, Run
 from tests.workflows.following import Followed, Following, followings
 from tests.workflows.lane import asking, look, say, texts, until_idle

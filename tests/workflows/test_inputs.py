@@ -9,8 +9,8 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from contracts.tool import ToolKind
-from testkit.model_server import calls
-from testkit.tools import ScriptedTool
+from perdure.testkit.model_server import calls
+from perdure.testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
 GOOD = {"type": "agentic.start", "payload": {"goal": "x"}}

@@ -11,15 +11,15 @@ import pytest
 from rich.console import Console
 from temporalio.client import Client, WorkflowFailureError
 
-from commands.report import print_run
 from contracts.failures import Escalation
 from contracts.journal import Journal
 from decisions.journal import DIGEST, digest, render
-from found import find
-from runs import ended, fork, resume
-from runs import state as state_of
-from testkit.model_server import Answer, calls, fails
-from testkit.tools import ScriptedTool
+from perdure.client.found import find
+from perdure.client.runs import ended, fork, resume
+from perdure.client.runs import state as state_of
+from perdure.commands.report import print_run
+from perdure.testkit.model_server import Answer, calls, fails
+from perdure.testkit.tools import ScriptedTool
 from tests.timeline import timeline
 
 FINISH = calls(("finish", {"outcome": "done"}))

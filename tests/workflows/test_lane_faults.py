@@ -9,10 +9,10 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-import lanes
 from activities.conversation import Conversations, submit
 from contracts.conversation import SubmitRequest
-from testkit.model_server import Reply, calls
+from perdure.client import lanes
+from perdure.testkit.model_server import Reply, calls
 from tests.workflows.lane import asking, begun, echo, ends, lane_of, look, new_id, run_of, say, texts, until_idle
 
 ASK = calls(("ask_human", {"question": "which one?"}))

@@ -17,10 +17,10 @@ from activities.attributes import AGENT_STATUS
 from contracts.run import RunStatus
 from contracts.tool import Effect, ToolKind
 from decisions.loop import LAST_TURN
-from found import find
-from runs import ended, resume
-from testkit.model_server import Answer, Reply, calls, fails, says
-from testkit.tools import ScriptedTool
+from perdure.client.found import find
+from perdure.client.runs import ended, resume
+from perdure.testkit.model_server import Answer, Reply, calls, fails, says
+from perdure.testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
 LOOK = calls(("look", {}), text="On it.")

@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from contracts.tool import ToolKind
-from testkit.model_server import Answer, calls, says
-from testkit.tools import ScriptedTool
+from perdure.testkit.model_server import Answer, calls, says
+from perdure.testkit.tools import ScriptedTool
 from tests.conftest import server
 
 TURNS = 300

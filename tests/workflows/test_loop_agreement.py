@@ -28,8 +28,8 @@ from contracts.tool import ToolOutcome
 from decisions.endings import ending_event
 from decisions.ids import call_digest, generation_of, request_key
 from decisions.transcript import add_message
-from testkit.model_server import Answer, Reply, fails
-from testkit.tools import ScriptedTool
+from perdure.testkit.model_server import Answer, Reply, fails
+from perdure.testkit.tools import ScriptedTool
 from tests.drawn import OWN, Said, a_reply, a_signal, brought, turn_of
 from tests.played import Played, Wait, failed_model
 

@@ -17,7 +17,6 @@ from temporalio.testing import ActivityEnvironment
 from activities.conversation import submit
 from activities.mail_folder import MailFolder
 from activities.mailbox import Mailboxes, tell
-from bridge import Bridge
 from contracts.carry import Done, Order
 from contracts.conversation import SubmitRequest, TurnEnd
 from contracts.letter import Ack, Ending, Stage, TaskState
@@ -25,7 +24,8 @@ from contracts.mail_outside import Dispatch, MailDispatch
 from contracts.mailbox import Delivery, LookRequest
 from decisions import ids, mail_orders
 from decisions.mail_mode import Mode, Patience
-from testkit.model_server import Reply, calls
+from perdure.process.bridge import Bridge
+from perdure.testkit.model_server import Reply, calls
 from tests.workflows.lane import asking, begun, echo, lane_of, new_id, run_of, say, texts
 from tests.workflows.mail import Carrier, acks, failing, message, new_agent, told
 
@@ -523,7 +523,7 @@ WAKES: pytest.MarkDecorator = pytest.mark.parametrize(
 async def test_what_lies_in_pending_is_given_to_the_next_mailbox_by_a_bridge_that_stays_up(
     world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: Patience
 ) -> None:
-    monkeypatch.setattr("bridge.SAME_EVERY", 0.2)
+    monkeypatch.setattr("perdure.process.bridge.SAME_EVERY", 0.2)
     folder = MailFolder(tmp_path / "box", new_agent())
     folder.open()
     for name in "abc":
@@ -543,7 +543,7 @@ async def test_what_lies_in_pending_is_given_to_the_next_mailbox_by_a_bridge_tha
 async def test_a_subtask_for_a_mailbox_that_was_ended_comes_to_the_bridge_that_stays_up(
     world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: Patience
 ) -> None:
-    monkeypatch.setattr("bridge.SAME_EVERY", 0.2)
+    monkeypatch.setattr("perdure.process.bridge.SAME_EVERY", 0.2)
     folder = MailFolder(tmp_path / "box", new_agent(), outside=True)
     folder.open()
     async with world(echo) as it:

@@ -16,10 +16,10 @@ from temporalio.exceptions import ApplicationError
 
 from activities.toolkit import Guarded, TransientFailure
 from contracts.tool import Effect, ToolKind, ToolOutcome
-from mcp_tools import Offer, offering
+from perdure.process.mcp_tools import Offer, offering
+from perdure.testkit.model_server import calls
+from perdure.testkit.tools import ScriptedTool
 from settings import load
-from testkit.model_server import calls
-from testkit.tools import ScriptedTool
 
 BIN = Path(sys.executable).parent
 HOSTILE = Path(__file__).parents[1] / "mcp" / "hostile.py"

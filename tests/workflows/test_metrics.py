@@ -7,9 +7,9 @@ from temporalio.client import Client
 from temporalio.runtime import MetricBuffer, Runtime, TelemetryConfig
 
 from contracts.tool import ToolKind
-from converter import data_converter
-from testkit.model_server import calls
-from testkit.tools import ScriptedTool
+from perdure.converter import data_converter
+from perdure.testkit.model_server import calls
+from perdure.testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
 

@@ -11,9 +11,9 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
 from activities.messages_sse import encode_event, encode_stream
-from testkit import model_server
-from testkit.model_server import broken_json, calls, cut, fails, says
-from testkit.tools import ScriptedTool
+from perdure.testkit import model_server
+from perdure.testkit.model_server import broken_json, calls, cut, fails, says
+from perdure.testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
 KEY = "sk-canary-7f3a"  # the key that the world's client sends

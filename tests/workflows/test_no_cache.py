@@ -4,8 +4,8 @@ from collections import Counter
 from typing import Any
 
 from contracts.tool import Effect
-from testkit.model_server import calls
-from testkit.tools import ScriptedTool
+from perdure.testkit.model_server import calls
+from perdure.testkit.tools import ScriptedTool
 from tests.timeline import timeline
 
 FINISH = calls(("finish", {"outcome": "done"}))

@@ -16,7 +16,7 @@ from contracts.agent import Agent
 from contracts.mail_outside import MailDispatch
 from contracts.mailbox import AckView, MailboxView
 from decisions.ids import mailbox_workflow_id
-from testkit.model_server import Reply, calls
+from perdure.testkit.model_server import Reply, calls
 from tests.workflows.conftest import Run, World
 
 FINISH = calls(("finish", {"outcome": "all done"}))

@@ -6,9 +6,9 @@ import pytest
 from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
-from answering import workflow_runner
-from converter import data_converter
-from testkit.model_server import calls
+from perdure.converter import data_converter
+from perdure.process.answering import workflow_runner
+from perdure.testkit.model_server import calls
 from tests.replay.altered import Deprecated, Patched, Unguarded
 from workflows.agent_run import AgentRun
 from workflows.unknown import Unknown

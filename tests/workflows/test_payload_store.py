@@ -16,11 +16,11 @@ from temporalio.converter import (
 
 from activities.payload_store import PayloadStore
 from activities.remote_store import open_store
-from codec import AesGcmCodec
-from converter import LARGE, data_converter, encrypting, offloading
-from found import find
-from history import History
-from testkit.model_server import calls
+from perdure.client.found import find
+from perdure.client.history import History
+from perdure.codec import AesGcmCodec
+from perdure.converter import LARGE, data_converter, encrypting, offloading
+from perdure.testkit.model_server import calls
 
 FINISH = calls(("finish", {"outcome": "done"}))
 ASK = calls(("ask_human", {"question": "Which?"}))

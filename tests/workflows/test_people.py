@@ -22,11 +22,11 @@ from activities.tool import ToolCalls
 from contracts.signals import HumanInput
 from contracts.tool import Approval, Effect, ToolKind
 from decisions.ids import call_digest
-from found import listing
-from refusals import NotReachable
-from runs import answer
-from testkit.model_server import calls
-from testkit.tools import ScriptedTool
+from perdure.client.found import listing
+from perdure.client.refusals import NotReachable
+from perdure.client.runs import answer
+from perdure.testkit.model_server import calls
+from perdure.testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
 ASK = calls(("ask_human", {"question": "Which one?", "options": ["a", "b"]}))
@@ -120,7 +120,7 @@ async def test_a_question_that_asks_nothing_goes_back_to_the_model(world: Any, b
 
 
 async def test_an_answer_that_no_worker_takes_is_told_so_in_time(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runs.ANSWERED_WITHIN", 0.5)
+    monkeypatch.setattr("perdure.client.runs.ANSWERED_WITHIN", 0.5)
     async with world([ASK, FINISH], works=False) as it:
         run = await it.start()
         with pytest.raises(NotReachable, match=r"no worker took the answer within 0\.5 s"):

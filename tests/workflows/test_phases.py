@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 
-from offered import project_of
+from perdure.process.offered import project_of
+from perdure.testkit.model_server import calls
+from perdure.testkit.tools import ScriptedTool
 from settings import load
-from testkit.model_server import calls
-from testkit.tools import ScriptedTool
 from tests.timeline import timeline
 
 FIRST = calls(("look", {"n": 1}), text="Frame: the cause is named.\nPlan: 1. look 2. look closer")

@@ -18,15 +18,15 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 from activities.attributes import PENDING_TOOLS
-from codec import AesGcmCodec
 from contracts.tool import Approval, Effect, QueueRoute, ToolKind
-from converter import encrypting
-from happenings import Called, Calling
-from runs import resume
-from testkit.model_server import calls
-from testkit.tools import ScriptedTool
+from perdure.client.happenings import Called, Calling
+from perdure.client.runs import resume
+from perdure.client.watch import Watch
+from perdure.codec import AesGcmCodec
+from perdure.converter import encrypting
+from perdure.testkit.model_server import calls
+from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import Run, World
-from watch import Watch
 
 Behaviour = Callable[[dict[str, Any]], Any]
 

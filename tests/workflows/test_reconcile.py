@@ -18,16 +18,16 @@ from temporalio.exceptions import CancelledError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-import reconcile
 from activities import reconcile_inquiry, reconcile_stores
 from activities.ledger import Claim, Owner
 from activities.reconcile import Reconciliations
 from contracts.reconcile import Problem, ReconcileReport, Repair
 from contracts.tool import Effect, ToolKind
 from decisions.visibility import named
+from perdure.process import reconcile
+from perdure.testkit.model_server import calls
+from perdure.testkit.tools import ScriptedTool
 from settings import load
-from testkit.model_server import calls
-from testkit.tools import ScriptedTool
 from tests.conftest import server
 from tests.workflows.lane import echo, lane_of, new_id, say, texts, until_idle
 from worker import working

@@ -15,10 +15,10 @@ from activities.store import LocalStores
 from contracts.agent import Agent
 from contracts.tool import Approval, Effect, ToolOutcome
 from decisions.ids import run_id_of
-from refusals import NoSuchRun, Refused
-from runs import fork, resume
-from testkit.model_server import calls, fails, says
-from testkit.tools import ScriptedTool
+from perdure.client.refusals import NoSuchRun, Refused
+from perdure.client.runs import fork, resume
+from perdure.testkit.model_server import calls, fails, says
+from perdure.testkit.tools import ScriptedTool
 from tests.workflows.lane import echo, new_id, say, until_idle
 
 FINISH = calls(("finish", {"outcome": "done"}))

@@ -14,13 +14,13 @@ from temporalio.exceptions import CancelledError
 from activities.store import LocalStores
 from contracts.tool import Approval, Effect, ToolKind
 from decisions.ids import run_id_of
-from export import Exporter
-from happenings import Resumed, Waiting
-from runs import fork
-from testkit.model_server import Reply, calls
-from testkit.tools import ScriptedTool
+from perdure.client.export import Exporter
+from perdure.client.happenings import Resumed, Waiting
+from perdure.client.runs import fork
+from perdure.client.watch import Watch
+from perdure.testkit.model_server import Reply, calls
+from perdure.testkit.tools import ScriptedTool
 from tests.conftest import SHORT_HISTORY
-from watch import Watch
 
 FINISH = calls(("finish", {"outcome": "done"}))
 

@@ -27,9 +27,9 @@ from activities.toolkit import TransientFailure
 from activities.transcript import Transcripts
 from contracts.agent import ToolSchema
 from contracts.tool import Effect, ToolKind, ToolRoute
+from perdure.testkit.model_server import calls, says, slow
+from perdure.testkit.tools import ScriptedTool
 from telemetry import JsonLines
-from testkit.model_server import calls, says, slow
-from testkit.tools import ScriptedTool
 
 NAMES = ("API_KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 ENVIRONMENT = {f"CANARY_{n}_{NAMES[n % 5]}": f"canary-{n:02}-Xq7vK2mZ9{n:02}" for n in range(16)} | {

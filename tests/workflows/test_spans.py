@@ -12,8 +12,8 @@ from temporalio.client import Client, WorkflowFailureError
 from activities.secrets import Secrets
 from activities.spans import Spans
 from decisions.ids import root_span_id, trace_id
-from testkit.model_server import calls, fails
-from testkit.tools import ScriptedTool
+from perdure.testkit.model_server import calls, fails
+from perdure.testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
 

@@ -9,8 +9,8 @@ from temporalio.exceptions import CancelledError
 
 from contracts.failures import ToolFault
 from contracts.tool import Effect, failed
-from testkit.model_server import Answer, broken_json, calls, fails, says
-from testkit.tools import ScriptedTool
+from perdure.testkit.model_server import Answer, broken_json, calls, fails, says
+from perdure.testkit.tools import ScriptedTool
 
 SAME = calls(("search", {"q": "x"}))
 FINISH = calls(("finish", {"outcome": "done"}))

@@ -16,9 +16,9 @@ import pytest
 from activities.http_tool import HttpTool
 from contracts.agent import ToolSchema
 from contracts.tool import Effect, ToolKind, ToolRoute, failed
-from runs import fork
-from testkit.model_server import calls
-from testkit.tools import ScriptedTool
+from perdure.client.runs import fork
+from perdure.testkit.model_server import calls
+from perdure.testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
 

@@ -7,10 +7,10 @@ from temporalio.api.workflowservice.v1 import DescribeWorkerDeploymentRequest, S
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from answering import build_id
+from perdure.process.answering import build_id
+from perdure.testkit.model_server import calls
+from perdure.testkit.tools import ScriptedTool
 from settings import Deployment
-from testkit.model_server import calls
-from testkit.tools import ScriptedTool
 from tests.conftest import TEMPORAL
 from tests.replay.altered import Unguarded
 from workflows.unknown import Unknown

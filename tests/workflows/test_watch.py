@@ -8,10 +8,10 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from happenings import Happening, Rotated
-from testkit.model_server import Reply, calls
-from testkit.tools import ScriptedTool
-from watch import MOST_AHEAD, Position, Watch
+from perdure.client.happenings import Happening, Rotated
+from perdure.client.watch import MOST_AHEAD, Position, Watch
+from perdure.testkit.model_server import Reply, calls
+from perdure.testkit.tools import ScriptedTool
 
 BRANCH_TOKENS = "Current and request branch tokens, or current and request versioned transitions, don't match."
 Told = list[tuple[Position | None, Happening]]

@@ -3,7 +3,7 @@
 from itertools import count
 from typing import Any
 
-from testkit.model_server import Reply, calls, says
+from perdure.testkit.model_server import Reply, calls, says
 from tests.docs.stage import Scene, Step
 
 CANCELLED = count()

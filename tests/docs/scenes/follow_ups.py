@@ -2,7 +2,7 @@
 
 import json
 
-from testkit.model_server import Reply, calls, says
+from perdure.testkit.model_server import Reply, calls, says
 from tests.docs.stage import Scene, Stage, Step
 
 

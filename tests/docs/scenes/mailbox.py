@@ -1,6 +1,6 @@
 """docs/mailbox.md"""
 
-from testkit.model_server import calls
+from perdure.testkit.model_server import calls
 from tests.docs.stage import Scene, Stage, Step
 
 

@@ -1,6 +1,6 @@
 """docs/mcp.md"""
 
-from testkit.model_server import calls, says
+from perdure.testkit.model_server import calls, says
 from tests.docs.stage import Scene, Step
 
 SCENE = Scene(

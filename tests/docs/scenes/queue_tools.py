@@ -2,7 +2,7 @@
 
 import socket
 
-from testkit.model_server import calls, says
+from perdure.testkit.model_server import calls, says
 from tests.docs.pages import ROOT
 from tests.docs.stage import Scene, Stage, Step
 

@@ -5,7 +5,7 @@ import re
 from typing import Any
 from urllib.request import urlopen
 
-from testkit.model_server import Answer, calls
+from perdure.testkit.model_server import Answer, calls
 from tests.docs.cast import ASKING, ENDED, FAILED, script
 from tests.docs.scenes.tutorial import free_port
 from tests.docs.stage import Scene, Stage, Step

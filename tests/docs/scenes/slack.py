@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from testkit.model_server import Reply, calls, says
+from perdure.testkit.model_server import Reply, calls, says
 from tests.docs.stage import Scene, Stage, Step
 
 SECRET, TOKEN = "the signing secret of a test", "xoxb-of-a-test"

@@ -1,0 +1,96 @@
+"""The connection to Temporal: where it is, by which rules it is made, and what the server must know of us first."""
+
+import ipaddress
+import os
+
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
+from temporalio.client import Client
+from temporalio.common import SearchAttributeIndexedValueType
+from temporalio.converter import StorageDriver
+from temporalio.envconfig import ClientConfig, ClientConnectConfig
+from temporalio.service import RPCError
+
+from activities import attributes
+from contracts.value import is_utf8
+from decisions.narrate import cut
+from perdure.client.refusals import NotReachable
+from perdure.codec import AesGcmCodec
+from perdure.converter import data_converter, encrypting, offloading
+
+
+def configured_address() -> str | None:
+    """The Temporal address from TEMPORAL_* or a profile; None where nothing is configured. Raises NotReachable."""
+    try:
+        return _configured().get("target_host")
+    except (RuntimeError, OSError, ValueError) as error:
+        raise NotReachable(f"Temporal's configuration does not load: {cut(str(error), 300)}") from None
+
+
+async def connect(
+    address: str | None = None, codec: AesGcmCodec | None = None, payloads: StorageDriver | None = None
+) -> Client:
+    """A client for the configured Temporal, or for `address`. Raises NotReachable.
+
+    With a codec it encrypts, with `payloads` it keeps there what is large.
+    """
+    configured_address()
+    config = _configured()
+    if address:
+        config["target_host"] = address
+    target = config.setdefault("target_host", "localhost:7233")
+    if not _is_loopback(target) and not config.get("tls") and not config.get("api_key"):
+        raise NotReachable(
+            f"{target} is not on this machine: set TEMPORAL_TLS or TEMPORAL_API_KEY before speaking to it"
+        )
+    converter = encrypting(codec) if codec else data_converter
+    try:
+        return await Client.connect(**config, data_converter=offloading(converter, payloads) if payloads else converter)
+    except (RuntimeError, OSError, ValueError, RPCError) as error:
+        why = "connection refused" if "ConnectionRefused" in str(error) else cut(str(error), 200)
+        raise NotReachable(f"no Temporal server answers at {target}: {why}") from None
+
+
+def _configured() -> ClientConnectConfig:
+    """The SDK's core panics at a variable that is not UTF-8, whoever's it is."""
+    readable = {name: value for name, value in os.environ.items() if is_utf8(name) and is_utf8(value)}
+    return ClientConfig.load_client_connect_config(override_env_vars=readable)
+
+
+def _is_loopback(target: str) -> bool:
+    host = target.rsplit(":", 1)[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def register_search_attributes(client: Client) -> None:
+    """Makes sure that they exist with the right type: an upsert of an unknown one would leave the run stuck.
+
+    Raises NotReachable where they are missing and this client may not add them.
+    """
+    wanted = {key.name: _indexed(key.indexed_value_type) for key in attributes.KEYS}
+    known = await client.operator_service.list_search_attributes(
+        ListSearchAttributesRequest(namespace=client.namespace)
+    )
+    wrong = [name for name, kind in wanted.items() if known.custom_attributes.get(name, kind) != kind]
+    if wrong:
+        raise NotReachable(f"search attribute {wrong[0]} exists with another type in namespace {client.namespace}")
+    missing = {name: kind for name, kind in wanted.items() if name not in known.custom_attributes}
+    if not missing:
+        return
+    try:
+        await client.operator_service.add_search_attributes(
+            AddSearchAttributesRequest(namespace=client.namespace, search_attributes=missing)
+        )
+    except RPCError as error:
+        names = ", ".join(missing)
+        message = f"search attributes are missing in namespace {client.namespace} and cannot be added ({error.message})"
+        raise NotReachable(f"{message}; add them: {names}") from None
+
+
+def _indexed(kind: SearchAttributeIndexedValueType) -> IndexedValueType.ValueType:
+    return IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.name}")

@@ -1,0 +1,101 @@
+"""A run's history as plain JSON: every event of every execution, its payloads decoded."""
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC
+from typing import Any
+
+from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from temporalio.api.common.v1 import Payload, Payloads
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.client import Client
+from temporalio.common import RawValue
+
+from contracts.export import ExportedExecution
+from contracts.value import depth
+from perdure.client.found import Found, first_kept
+
+MOST_NESTED = 100  # levels of a payload that are told as JSON
+
+
+@dataclass(frozen=True)
+class History:
+    client: Client
+
+    async def of(self, found: Found) -> list[ExportedExecution]:
+        """All executions of the run that the server still has. Raises codec.UnknownKey."""
+        execution: str | None = await first_kept(self.client, found)
+        executions = []
+        while execution is not None:
+            handle = self.client.get_workflow_handle(found.execution.id, run_id=execution)
+            events, following = [], None
+            async for event in handle.fetch_history_events():
+                events.append(await self._event(event))
+                if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
+                    following = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
+            executions.append(ExportedExecution(execution=execution, events=events))
+            execution = following
+        return executions
+
+    async def _event(self, event: HistoryEvent) -> dict[str, Any]:
+        """As `contracts.export.ExportedExecution` has it."""
+        kind = EventType.Name(event.event_type).removeprefix("EVENT_TYPE_").lower()
+        plain = {"id": event.event_id, "type": kind, "at": event.event_time.ToDatetime(UTC).isoformat()}
+        if event.user_metadata.HasField("summary"):
+            plain["summary"] = await self._value(event.user_metadata.summary)
+        attributes = event.WhichOneof("attributes")
+        said: Mapping[str, Any] = await self._plain(getattr(event, attributes)) if attributes else {}
+        return {**said, **plain}
+
+    async def _plain(self, value: Any) -> Any:
+        """A value of Temporal's API as JSON."""
+        plain: Any
+        match value:
+            case Payload():
+                plain = await self._value(value)
+            case Payloads():
+                plain = [await self._value(payload) for payload in value.payloads]
+            case Timestamp():
+                plain = value.ToDatetime(UTC).isoformat()
+            case Duration():
+                plain = value.ToTimedelta().total_seconds()
+            case Message():
+                plain = {field.name: await self._field(field, inner) for field, inner in value.ListFields()}
+            case bytes():
+                plain = base64.b64encode(value).decode()
+            case _:
+                plain = value
+        return plain
+
+    async def _field(self, field: Any, value: Any) -> Any:
+        if field.message_type and field.message_type.GetOptions().map_entry:
+            return {str(key): await self._plain(inner) for key, inner in value.items()}
+        values = value if field.is_repeated else [value]
+        if field.enum_type:
+            plain: list[Any] = [_name_of(field.enum_type, number) for number in values]
+        else:
+            plain = [await self._plain(each) for each in values]
+        return plain if field.is_repeated else plain[0]
+
+    async def _value(self, payload: Payload) -> Any:
+        """Decrypted, and had from the object store where it lies there. Raises codec.UnknownKey, OSError."""
+        clear: Payload = (await self.client.data_converter.decode([payload], [RawValue]))[0].payload
+        try:
+            value = json.loads(clear.data) if clear.data else None
+            if depth(value) <= MOST_NESTED:
+                return value
+        except (ValueError, RecursionError):  # no JSON, or none that could be written again inside of other values
+            pass
+        encoding = clear.metadata.get("encoding", b"").decode(errors="replace")
+        return {"encoding": encoding, "base64": base64.b64encode(clear.data).decode()}
+
+
+def _name_of(kind: EnumDescriptor, number: int) -> str:
+    known = kind.values_by_number.get(number)
+    return known.name if known else str(number)

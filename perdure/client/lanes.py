@@ -1,0 +1,76 @@
+"""Conversations from the outside: submit a request to a lane, and look into it."""
+
+import asyncio
+import time
+from random import uniform
+
+from temporalio.client import (
+    Client,
+    WorkflowQueryFailedError,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities import conversation
+from contracts.conversation import LaneFault, LaneView, SubmitRequest, Submitted
+from decisions import ids
+from decisions.narrate import cut
+from perdure.client.refusals import NotReachable, Refused, translated, unanswered
+from perdure.client.runs import QUERY_PATIENCE
+
+PATIENCE = 30.0  # seconds in which a submit is tried again
+PAUSE, MOST_PAUSE = 0.25, 4.0  # seconds between tries, which grow: callers of other processes try again too
+_SILENT = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED, RPCStatusCode.FAILED_PRECONDITION)
+
+
+class NotTaken(Refused):
+    """The lane does not take the request. `kind` is a `LaneFault`, where it is the lane that says so."""
+
+    def __init__(self, why: str, kind: str | None) -> None:
+        super().__init__(why)
+        self.kind = LaneFault(kind) if kind in set(LaneFault) else None
+
+
+async def submit(client: Client, task_queue: str, conversation_id: str, request: SubmitRequest) -> Submitted:
+    """Hands a request to a lane, which is opened where there is none; sent again, it is the same request.
+
+    Raises NotTaken with the lane's reason, Refused by the server, NotReachable where nobody has taken it in time.
+    """
+    deadline, why = time.monotonic() + PATIENCE, "no worker took the request: is one running? (perdure worker)"
+    pause = PAUSE
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            async with asyncio.timeout(left):
+                return await conversation.submit(client, task_queue, conversation_id, request)
+        except WorkflowUpdateFailedError as error:
+            cause = error.cause
+            if isinstance(cause, ApplicationError):
+                raise NotTaken(cause.message, cause.type) from None
+            raise Refused(str(cause)) from None
+        except (WorkflowUpdateRPCTimeoutOrCancelledError, TimeoutError):
+            continue
+        except RPCError as error:
+            # A lane that continues as new just then fails the precondition. Whether the request was taken is not known:
+            # it is sent again, and the lane knows it by its id.
+            if error.status is not RPCStatusCode.FAILED_PRECONDITION and not unanswered(error):
+                raise Refused(f"the server does not take the request: {cut(error.message, 300)}") from None
+            why = cut(error.message, 200)
+            await asyncio.sleep(min(uniform(pause / 2, pause), left))  # noqa: S311 - nothing secret
+            pause = min(2 * pause, MOST_PAUSE)
+    raise NotReachable(f"{why}; it may have been accepted, and can be sent again with the same request id")
+
+
+async def look(client: Client, conversation_id: str) -> LaneView | None:
+    """What the lane says of itself; None where no worker is there to answer. Raises NoSuchRun."""
+    handle = client.get_workflow_handle(ids.conversation_workflow_id(conversation_id))
+    try:
+        view: LaneView = await handle.query("lane", result_type=LaneView, rpc_timeout=QUERY_PATIENCE)
+    except WorkflowQueryFailedError:
+        return None
+    except RPCError as error:
+        if error.status in _SILENT:
+            return None
+        raise translated(error, f"conversation {conversation_id}") from None
+    return view

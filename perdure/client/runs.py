@@ -1,0 +1,256 @@
+"""What is done with a run from outside: start it once, resume or fork it, ask it, speak to it, wait for its end.
+
+Failures of Temporal's client become one of three (`refusals`), each with a message of one line.
+"""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from temporalio.client import (
+    Client,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowQueryFailedError,
+    WorkflowQueryRejectedError,
+    WorkflowUpdateFailedError,
+)
+from temporalio.common import WorkflowIDReusePolicy
+from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError, WorkflowAlreadyStartedError
+from temporalio.exceptions import TimeoutError as TimedOut
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.update import answered
+from contracts.events import ResumeEvent, ResumePayload, StartEvent, ToolResultEvent
+from contracts.failures import RunFailure
+from contracts.followup import FollowUpState
+from contracts.run import RunStatus, RunView
+from contracts.signals import CancelRequest, HumanInput
+from contracts.value import printable
+from decisions import ids
+from decisions.narrate import cut, markdown
+from decisions.resume import refusal
+from decisions.transcript import goal_part, too_large
+from perdure.client.found import Found, find, find_any
+from perdure.client.refusals import NotReachable, Refused, TooLarge, translated, unanswered
+
+V = TypeVar("V")
+QUERY_PATIENCE = timedelta(seconds=3)  # a run without a worker answers no query
+ANSWERED_WITHIN = 20.0  # seconds
+MOST_ID_BYTES = 900  # the server takes 1,000 for the whole workflow id
+
+
+def new_run_id() -> str:
+    """Sorts by day, is short enough to type, and is not guessed twice."""
+    return f"{datetime.now(UTC):%y%m%d}-{secrets.token_hex(4)}"
+
+
+def run_id_of(event: StartEvent) -> str:
+    """Two starts with one dedupe key are one run (A10); without a key each is a new one."""
+    return ids.run_id_for(event.dedupe_key) if event.dedupe_key else new_run_id()
+
+
+async def start(
+    client: Client, task_queue: str, event: StartEvent, run_id: str | None = None
+) -> WorkflowHandle[Any, Any]:
+    """The run of this event: a new one, or the one that the same id or dedupe key has started before.
+
+    Only the handle of a new one has a `first_execution_run_id`. Raises Refused, NotReachable.
+    """
+    must_fit(event)
+    return await _start(client, task_queue, event, run_id_of(event) if run_id is None else run_id, event.payload.goal)
+
+
+def must_fit(event: StartEvent) -> None:
+    """Raises TooLarge, before the server has to say so in its own words."""
+    if why := too_large([goal_part(event.payload.goal, event.payload.context)]):
+        raise TooLarge(why)
+
+
+async def resume(client: Client, task_queue: str, run_id: str) -> WorkflowHandle[Any, Any]:
+    """The run that goes on with a failed or timed-out one; asked twice, the same. Raises NoSuchRun, Refused."""
+    origin = await find(client, run_id)
+    if why := refusal(origin.run_id, RunStatus(origin.status)):
+        raise Refused(why)
+    event = ResumeEvent(type="agentic.resume", payload=ResumePayload(run_id=origin.run_id))
+    heir = ids.resumed_id(origin.run_id)
+    handle = await _start(client, task_queue, event, heir, f"go on with {origin.run_id}")
+    if handle.first_execution_run_id is None and not await _goes_on_with(client, heir, origin.run_id):
+        raise Refused(
+            f"run {heir} is there already, and does not go on with {origin.run_id}: perdure fork goes on with it"
+        )
+    return handle
+
+
+async def _goes_on_with(client: Client, run_id: str, origin: str) -> bool:
+    first = (await find(client, run_id)).first_execution
+    execution = client.get_workflow_handle(ids.run_workflow_id(run_id), run_id=first)
+    begun = await anext(execution.fetch_history_events(page_size=1))
+    given = await client.data_converter.decode(begun.workflow_execution_started_event_attributes.input.payloads)
+    return len(given) == 1 and isinstance(given[0], dict) and given[0].get("payload", {}).get("run_id") == origin
+
+
+async def fork(client: Client, task_queue: str, run_id: str, step: int, say: str | None) -> WorkflowHandle[Any, Any]:
+    """A new run that goes on from what any run was after `step`. Raises NoSuchRun, Refused."""
+    origin = await find(client, run_id)
+    last = await _last_step(client, origin)
+    if last is not None and step > last:
+        raise Refused(f"there is no step {step} in run {origin.run_id} to fork after; the steps are 0 to {last}")
+    event = ResumeEvent(type="agentic.resume", payload=ResumePayload(run_id=origin.run_id, step=step, say=say))
+    told = f"fork of {origin.run_id} after step {step}{f': {say}' if say else ''}"
+    return await _start(client, task_queue, event, new_run_id(), told)
+
+
+async def _last_step(client: Client, found: Found) -> int | None:
+    """None where only the run knows, and no worker is there to ask it."""
+    if found.has_told:
+        return found.steps
+    view = await state(client, found.run_id)
+    return view.step if view else None
+
+
+async def _start(
+    client: Client, task_queue: str, event: StartEvent | ResumeEvent, run_id: str, summary: str
+) -> WorkflowHandle[Any, Any]:
+    if why := unfit_id(run_id):
+        raise Refused(why)
+    workflow_id = ids.run_workflow_id(run_id)
+    try:
+        return await client.start_workflow(
+            "AgentRun",
+            event.model_dump(mode="json", exclude_defaults=True),
+            id=workflow_id,
+            task_queue=task_queue,
+            id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+            static_summary=markdown(cut(summary, 200)),
+            result_type=dict[str, Any],
+        )
+    except WorkflowAlreadyStartedError:
+        return client.get_workflow_handle(workflow_id, result_type=dict[str, Any])
+    except RPCError as error:
+        if away := unanswered(error):
+            raise NotReachable(f"{away}; it may have started run {cut(run_id, 200)} all the same") from None
+        raise Refused(f"the server does not take the start: {cut(error.message, 300)}") from None
+
+
+def unfit_id(run_id: str) -> str | None:
+    """Why no run can be started under this id: the server could not keep it, or nobody could name the run by it."""
+    if not has_length_of_id(run_id):
+        return f"a run id has 1 to {MOST_ID_BYTES} bytes"
+    if printable(run_id) != run_id:
+        return f"a run id has characters that can be printed, unlike {cut(printable(run_id), 80)}"
+    if ids.addressed(run_id) != ids.run_workflow_id(run_id):
+        return f"a run id does not begin with {ids.RUN} or {ids.FOLLOW_UP}"
+    return None
+
+
+def has_length_of_id(name: str) -> bool:
+    return bool(name.strip()) and len(name.encode("utf-8", "surrogatepass")) <= MOST_ID_BYTES
+
+
+async def state(client: Client, run_id: str, patience: timedelta = QUERY_PATIENCE) -> RunView | None:
+    """What the run says of itself. Raises NoSuchRun.
+
+    None where no worker is there to answer, and of a run that was refused at its start: it has no state.
+    """
+    return await _asked(client, run_id, RunView, patience)
+
+
+async def _asked(client: Client, run_id: str, answers: type[V], patience: timedelta) -> V | None:
+    handle = client.get_workflow_handle(ids.addressed(run_id))
+    try:
+        view: V = await handle.query("state", result_type=answers, rpc_timeout=patience)
+        return view
+    except (WorkflowQueryFailedError, WorkflowQueryRejectedError):
+        return None
+    except RPCError as error:
+        if error.status in (
+            RPCStatusCode.DEADLINE_EXCEEDED,
+            RPCStatusCode.CANCELLED,
+            RPCStatusCode.FAILED_PRECONDITION,
+        ):
+            return None
+        raise translated(error, f"run {run_id}") from None
+
+
+async def follow_up_state(client: Client, named: str, patience: timedelta = QUERY_PATIENCE) -> FollowUpState | None:
+    """What the follow-up `wf:<workflowId>` says of itself. Raises NoSuchRun; None where no worker answers."""
+    return await _asked(client, named, FollowUpState, patience)
+
+
+async def answer(client: Client, run_id: str, body: HumanInput) -> None:
+    """Accepted, or Refused with the run's own reason. Raises NoSuchRun, NotReachable where no worker is there."""
+    handle = client.get_workflow_handle(ids.addressed(run_id))
+    said = body.model_dump(mode="json", exclude_none=True)
+    try:
+        await answered(handle.execute_update("answer", said, id=secrets.token_hex(8)), ANSWERED_WITHIN)
+    except WorkflowUpdateFailedError as error:
+        cause = error.cause
+        raise Refused(cause.message if isinstance(cause, ApplicationError) else str(cause)) from None
+    except TimeoutError:
+        why = f"no worker took the answer within {ANSWERED_WITHIN:g} s: is one running? (perdure worker)"
+        raise NotReachable(why) from None
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise translated(error, f"run {run_id}") from None
+        # An update that meets the end of its run is not found either.
+        if (await find_any(client, run_id)).is_open:
+            raise NotReachable(f"the answer got lost on its way to run {run_id}: send it again") from None
+        raise Refused(f"run {run_id} has ended") from None
+
+
+async def cancel(client: Client, run_id: str, body: CancelRequest) -> None:
+    """Asks the run to stop. Raises NoSuchRun, Refused where it has ended."""
+    await _signal(client, run_id, "cancel", body.model_dump(mode="json", exclude_none=True))
+
+
+async def tool_result(client: Client, run_id: str, event: ToolResultEvent) -> None:
+    """Brings the result of a tool outside. Raises NoSuchRun, Refused where the run has ended."""
+    await _signal(
+        client, run_id, "tool_result", event.model_dump(mode="json", exclude_unset=True) | {"type": event.type}
+    )
+
+
+async def _signal(client: Client, run_id: str, name: str, body: Mapping[str, Any]) -> None:
+    handle = client.get_workflow_handle(ids.addressed(run_id))
+    try:
+        await handle.signal(name, body)
+    except RPCError as error:
+        raise translated(error, f"run {run_id}") from None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: its event, or the failure with the hand-off to a person."""
+
+    status: str
+    event: dict[str, Any] | None = None
+    kind: str = ""
+    message: str = ""
+    handoff: str = ""
+
+
+async def ended(client: Client, run_id: str) -> Ended:
+    """Waits for the end, across continue-as-new."""
+    handle = client.get_workflow_handle(ids.addressed(run_id), result_type=dict[str, Any])
+    try:
+        event = await handle.result()
+    except WorkflowFailureError as error:
+        cause = error.cause
+        if isinstance(cause, CancelledError):
+            return Ended(RunStatus.cancelled)
+        if isinstance(cause, TerminatedError):
+            return Ended(RunStatus.cancelled, None, "Terminated", f"terminated in Temporal: {cause.message}")
+        if isinstance(cause, TimedOut):
+            return Ended(RunStatus.timed_out, None, "TimedOut", "Temporal's timeout for the whole run has passed")
+        if isinstance(cause, ApplicationError):
+            details = cause.details[0] if cause.details and isinstance(cause.details[0], dict) else {}
+            status = RunStatus.timed_out if cause.type == RunFailure.hard_limit else RunStatus.failed
+            return Ended(status, None, cause.type or "", cause.message, str(details.get("handoff", "")))
+        return Ended(RunStatus.failed, None, type(cause).__name__, str(cause))
+    except RPCError as error:
+        raise translated(error, f"run {run_id}") from None
+    status = RunStatus.escalated if event["type"] == "agent.escalated" else RunStatus.completed
+    return Ended(status, event, handoff=event.get("payload", {}).get("handoff", ""))

@@ -1,0 +1,337 @@
+"""A run as a stream of things that happen, read from its history as it grows.
+
+History tells each thing once and in order, costs the run nothing, and needs no worker. Only what is not in history
+yet, the model's partial answer and retries, is read from the pending activity.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from pydantic import ValidationError
+from temporalio.api.common.v1 import Payload, Payloads
+from temporalio.api.enums.v1 import EventType
+from temporalio.api.failure.v1 import Failure
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from activities.attributes import AGENT_STATUS, WAITING_FOR
+from contracts.context import ContextFull, Summary
+from contracts.delegation import DelegationRequest, DelegationState
+from contracts.events import ToolRequestEvent
+from contracts.run import RunStatus
+from contracts.signals import HumanInput
+from contracts.tool import ToolCall, ToolOutcome
+from contracts.turn import ModelTurn, TurnRequest
+from decisions import ids
+from decisions.narrate import cut
+from perdure.client.found import find, first_kept, is_kept
+from perdure.client.happenings import (
+    TOLD_TO_PEOPLE,
+    Answered,
+    Called,
+    Calling,
+    Crowded,
+    Delegated,
+    Delegating,
+    Failed,
+    Happening,
+    Held,
+    Live,
+    Noticed,
+    Over,
+    Resumed,
+    Retrying,
+    Rotated,
+    Shortened,
+    Signalled,
+    Started,
+    Thinking,
+    Thought,
+    Waiting,
+)
+from perdure.client.refusals import NoSuchRun
+from perdure.client.runs import state
+
+QUEUED = "queued"  # no name of an activity of ours
+LOOK_EVERY = 0.3  # seconds between looks at what is not in history yet
+GIVEN_UP = "branch tokens"  # of the server's message
+MOST_GIVEN_UP = 5  # in a row
+MOST_AHEAD = 16  # happenings that are read before somebody takes them: a history may be long, and its reader slow
+
+
+_ENDS = frozenset(
+    {
+        EventType.EVENT_TYPE_WORKFLOW_EXECUTION_COMPLETED,
+        EventType.EVENT_TYPE_WORKFLOW_EXECUTION_FAILED,
+        EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CANCELED,
+        EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TERMINATED,
+        EventType.EVENT_TYPE_WORKFLOW_EXECUTION_TIMED_OUT,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Position:
+    """Of a happening in a run's history: its Temporal execution, the event, and its number within that.
+
+    It means the same to every process that reads the history. As text: `<execution>.<event>.<part>`.
+    """
+
+    execution: str
+    event: int
+    part: int
+    time: datetime | None = field(default=None, compare=False)  # when it happened
+
+    def __str__(self) -> str:
+        return f"{self.execution}.{self.event}.{self.part}"
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Raises ValueError."""
+        found = re.fullmatch(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.(\d{1,9})\.(\d{1,3})", text, re.ASCII)
+        if found is None:
+            raise ValueError("it is none that was given out")
+        return cls(found[1], int(found[2]), int(found[3]))
+
+
+@dataclass
+class Watch:
+    """Follows one run. Raises NoSuchRun."""
+
+    client: Client
+    run_id: str
+    follow: bool = True  # False: only what has happened so far
+    after: Position | None = None  # what was told before is not told again
+    look_every: float = LOOK_EVERY
+    _scheduled: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    _queue: asyncio.Queue[tuple[Position | None, Happening]] = field(default_factory=lambda: asyncio.Queue(MOST_AHEAD))
+    _waiting: bool = False
+    _task_queue: str = ""
+    _is_behind: bool = False  # `after` has not been reached yet
+
+    async def happenings(self) -> AsyncIterator[Happening]:
+        """From the run's first event, or from `after`, to its end."""
+        async with aclosing(self.positioned()) as told:
+            async for _, happening in told:
+                yield happening
+
+    async def positioned(self) -> AsyncGenerator[tuple[Position | None, Happening]]:
+        """The same, each with its position; what is not in history has none."""
+        await find(self.client, self.run_id)
+        tasks = [asyncio.create_task(self._read_history())]
+        if self.follow:
+            tasks.append(asyncio.create_task(self._look_at_pending()))
+        getting = asyncio.create_task(self._queue.get())
+        try:
+            while True:
+                await asyncio.wait({getting, tasks[0]}, return_when=asyncio.FIRST_COMPLETED)
+                if not getting.done():
+                    tasks[0].result()  # the reader ends at the end of history, or with an error
+                    return
+                told, getting = getting.result(), asyncio.create_task(self._queue.get())
+                yield told
+        finally:
+            for task in (*tasks, getting):
+                task.cancel()
+            await asyncio.gather(*tasks, getting, return_exceptions=True)
+
+    @property
+    def _workflow_id(self) -> str:
+        return ids.run_workflow_id(ids.run_id_of(self.run_id))
+
+    async def _read_history(self) -> None:
+        found = await find(self.client, self.run_id)
+        execution: str | None = await first_kept(self.client, found)
+        # Where the history up to there is not kept any more, all that is left is told.
+        self._is_behind = self.after is not None and await is_kept(self.client, self._workflow_id, self.after.execution)
+        while execution is not None:
+            here, execution = execution, None
+            async with aclosing(self._events(here)) as events:
+                async for event in events:
+                    self._is_behind = self._is_behind and not self._is_past(here, event.event_id)
+                    for part, happening in enumerate(await self._read(event)):
+                        at = Position(here, event.event_id, part, event.event_time.ToDatetime(UTC))
+                        if not self._is_behind and not self._was_told(at):
+                            await self._queue.put((at, happening))
+                    if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
+                        execution = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
+
+    async def _events(self, execution: str) -> AsyncGenerator[HistoryEvent]:
+        """Each once. The server gives a long poll up where the run changes in a bad moment: it is read anew then."""
+        handle = self.client.get_workflow_handle(self._workflow_id, run_id=execution)
+        seen, given_up = 0, 0
+        while True:
+            try:
+                async for event in handle.fetch_history_events(wait_new_event=self.follow):
+                    if event.event_id > seen:
+                        seen, given_up = event.event_id, 0
+                        yield event
+                return
+            except RPCError as error:
+                given_up += 1
+                if GIVEN_UP not in error.message or given_up > MOST_GIVEN_UP:
+                    raise
+            await asyncio.sleep(self.look_every)
+
+    def _is_past(self, execution: str, event: int) -> bool:
+        """Whether what follows from here may be new."""
+        return self.after is not None and execution == self.after.execution and event >= self.after.event
+
+    def _was_told(self, at: Position) -> bool:
+        after = self.after
+        if after is None or at.execution != after.execution:
+            return False
+        return (at.event, at.part) <= (after.event, after.part)
+
+    async def _read(self, event: HistoryEvent) -> list[Happening]:
+        match event.event_type:
+            case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED:
+                started = event.workflow_execution_started_event_attributes
+                self._task_queue = started.task_queue.name
+                given = await self.client.data_converter.decode(started.input.payloads)
+                return [] if started.continued_execution_run_id else [Started(_goal(given))]
+            case EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
+                return await self._scheduled_event(event)
+            case EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
+                done = event.activity_task_completed_event_attributes
+                return await self._completed(done.scheduled_event_id, done.result)
+            case EventType.EVENT_TYPE_ACTIVITY_TASK_FAILED:
+                failed = event.activity_task_failed_event_attributes
+                return self._failed(failed.scheduled_event_id, await self._said(failed.failure))
+            case EventType.EVENT_TYPE_ACTIVITY_TASK_TIMED_OUT:
+                late = event.activity_task_timed_out_event_attributes
+                return self._failed(late.scheduled_event_id, "no end in time, or its worker died")
+            case EventType.EVENT_TYPE_START_CHILD_WORKFLOW_EXECUTION_INITIATED:
+                child = event.start_child_workflow_execution_initiated_event_attributes
+                return [Delegating(await self._decoded(child.input, DelegationRequest))]
+            case EventType.EVENT_TYPE_CHILD_WORKFLOW_EXECUTION_COMPLETED:
+                joined = event.child_workflow_execution_completed_event_attributes
+                return [Delegated(await self._decoded(joined.result, DelegationState))]
+            case EventType.EVENT_TYPE_UPSERT_WORKFLOW_SEARCH_ATTRIBUTES:
+                upsert = event.upsert_workflow_search_attributes_event_attributes
+                return await self._status(dict(upsert.search_attributes.indexed_fields))
+            case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED:
+                signalled = event.workflow_execution_signaled_event_attributes
+                said = await self._answered(signalled.input) if signalled.signal_name == "human_input" else []
+                return [Signalled(signalled.signal_name), *said]
+            case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_UPDATE_ACCEPTED:
+                update = event.workflow_execution_update_accepted_event_attributes.accepted_request.input
+                return await self._answered(update.args) if update.name == "answer" else []
+            case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
+                return [Rotated()]
+            case _:
+                return [Over()] if event.event_type in _ENDS else []
+
+    async def _answered(self, given: Payloads) -> list[Happening]:
+        values = await self.client.data_converter.decode(given.payloads) if self._waiting else []
+        with suppress(ValidationError):
+            return [Answered(HumanInput.model_validate(value)) for value in values[:1]]
+        return []
+
+    async def _scheduled_event(self, event: HistoryEvent) -> list[Happening]:
+        scheduled = event.activity_task_scheduled_event_attributes
+        kind = scheduled.activity_type.name
+        if scheduled.task_queue.name != self._task_queue:  # a tool of the kind `queue`, whatever it is called there
+            request = (await self._decoded(scheduled.input, ToolRequestEvent)).payload
+            call = ToolCall(step=request.step, tool=request.tool, tool_use_id="", arguments=request.tool_payload)
+            self._scheduled[event.event_id] = (QUEUED, call)
+            return [Calling(call)]
+        if kind in ("plan", "reflect"):
+            request = await self._decoded(scheduled.input, TurnRequest)
+            self._scheduled[event.event_id] = (kind, request)
+            noticed = [Noticed(told) for told in request.told if told["event"] in TOLD_TO_PEOPLE]
+            return [*noticed, Thinking(kind, request.turn)]
+        if kind == "call_tool":
+            call = await self._decoded(scheduled.input, ToolCall)
+            self._scheduled[event.event_id] = (kind, call)
+            return [Calling(call)]
+        self._scheduled[event.event_id] = (kind, None)
+        return []
+
+    async def _completed(self, scheduled: int, result: Payloads) -> list[Happening]:
+        kind, request = self._scheduled.pop(scheduled, ("", None))
+        if kind in ("plan", "reflect"):
+            reply: ModelTurn | ContextFull = await self._decoded(result, ModelTurn | ContextFull)
+            return [Crowded(reply) if isinstance(reply, ContextFull) else Thought(kind, request.turn, reply)]
+        if kind == "summarize":
+            return [Shortened(await self._decoded(result, Summary))]
+        if kind == "call_tool":
+            return [Called(request, await self._decoded(result, ToolOutcome))]
+        if kind == QUEUED:
+            return [Called(request, ToolOutcome(result=await self._decoded(result, Any) if result.payloads else None))]
+        return []
+
+    def _failed(self, scheduled: int, why: str) -> list[Happening]:
+        kind, request = self._scheduled.pop(scheduled, ("", None))
+        return [Failed(f"{request.tool} · step {request.step}" if isinstance(request, ToolCall) else kind, why)]
+
+    async def _status(self, fields: dict[str, Payload]) -> list[Happening]:
+        if AGENT_STATUS.name not in fields:
+            return []
+        status = json.loads(fields[AGENT_STATUS.name].data)
+        if status not in (RunStatus.waiting_on_human, RunStatus.waiting_on_tool):
+            was, self._waiting = self._waiting, False
+            return [Resumed()] if was else []
+        self._waiting = True
+        about = json.loads(fields[WAITING_FOR.name].data) if WAITING_FOR.name in fields else "a result from outside"
+        question = None
+        if status == RunStatus.waiting_on_human and not self._is_behind:
+            with suppress(NoSuchRun):
+                view = await state(self.client, self.run_id)
+                question = view.question if view else None
+        return [Waiting(status, str(about), question)]
+
+    async def _look_at_pending(self) -> None:
+        handle = self.client.get_workflow_handle(self._workflow_id)
+        told: set[tuple[str, int]] = set()
+        shown = Live("")
+        while True:
+            await asyncio.sleep(self.look_every)
+            with suppress(RPCError):
+                for pending in (await handle.describe()).raw_description.pending_activities:
+                    key = (pending.activity_id, pending.attempt)
+                    if pending.attempt > 1 and key not in told:
+                        told.add(key)
+                        why = cut(await self._said(pending.last_failure) or "its worker died", 200)
+                        await self._queue.put((None, Retrying(pending.activity_type.name, pending.attempt, why)))
+                    live = await self._partial(pending.heartbeat_details)
+                    if live.text and live != shown:
+                        shown = live
+                        await self._queue.put((None, live))
+
+    async def _said(self, failure: Failure) -> str:
+        """A failure's message, decrypted where the run is encrypted."""
+        if not failure.HasField("encoded_attributes"):
+            return failure.message
+        error = await self.client.data_converter.decode_failure(failure)
+        return str(getattr(error, "message", error))
+
+    async def _partial(self, details: Payloads) -> Live:
+        if not details.payloads:
+            return Live("")
+        beat = (await self.client.data_converter.decode(details.payloads))[0]
+        if not isinstance(beat, dict):
+            return Live("")
+        return Held(str(beat["held"])) if beat.get("held") else Live(str(beat.get("text", "")))
+
+    async def _decoded(self, payloads: Payloads, kind: Any) -> Any:
+        return (await self.client.data_converter.decode(payloads.payloads, [kind]))[0]
+
+
+def _goal(given: list[Any]) -> str:
+    """Of whatever a run was started with: a bad start has a history too."""
+    start = given[0] if given else None
+    payload = start.get("payload") if isinstance(start, dict) else None
+    if not isinstance(start, dict) or not isinstance(payload, dict):
+        return ""
+    if start.get("type") != "agentic.resume":
+        return str(payload.get("goal", ""))
+    after = f", after step {payload['step']}" if payload.get("step") is not None else ""
+    return f"go on from run {payload.get('run_id')}{after}{': ' + str(payload['say']) if payload.get('say') else ''}"

@@ -1,0 +1,134 @@
+"""What a project offers its runs: agents, tools, model settings, limits, and where files and messages go."""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+
+import httpx
+
+from activities.claude import PRICES
+from activities.fetch import FetchTool
+from activities.files import ListFiles, ReadFile, WriteFile
+from activities.http_tool import HttpTool
+from activities.outbox import LogOutbox, Outbox, WebhookOutbox
+from activities.price import FREE, Price
+from activities.project import Project
+from activities.python_tool import BadTarget, PythonTool
+from activities.queue_tool import QueueTool
+from activities.signal_tool import SignalTool
+from activities.store import Stores
+from activities.toolkit import Tool
+from contracts.agent import ToolSchema
+from contracts.tool import QueueRoute, ToolKind, ToolRoute
+from perdure.process.mcp_tools import Offer, offer_of
+from settings import (
+    REHEARSAL,
+    HttpToolSettings,
+    McpToolSettings,
+    ProjectError,
+    PythonToolSettings,
+    QueueToolSettings,
+    Settings,
+    SignalToolSettings,
+)
+from settings.environment import on_object_store
+
+
+@asynccontextmanager
+async def looked_at(settings: Settings) -> AsyncIterator[Project]:
+    """What it offers, for looking at only. Raises ProjectError."""
+    async with httpx.AsyncClient() as client:
+        yield project_of(settings, client)
+
+
+def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None = None) -> Project:
+    """What a worker of this project offers; without `mcp`, for looking at only. Raises ProjectError."""
+    mcp = mcp or offer_of(settings)
+    tools: dict[str, Tool] = {
+        tool.route.name: tool
+        for tool in (FetchTool(frozenset(settings.file.fetch.allow_hosts)), ReadFile(), WriteFile(), ListFiles())
+    }
+    for name, described in settings.file.tools.items():
+        if not isinstance(described, McpToolSettings):
+            tools[name] = _tool(name, described, settings, client)
+    tools.update(mcp.tools)
+    return Project(
+        agents=mcp.agents,
+        tools=tools,
+        model=settings.model,
+        fallbacks=settings.fallbacks,
+        providers=frozenset(settings.file.model.providers),
+        max_tokens=settings.file.model.max_tokens,
+        limits=settings.file.limits,
+        workspaces=settings.workspaces,
+        instructions="\n".join(_prompt(name) for name in ("loop", "plan", "reflect")),
+        prices={
+            **PRICES,
+            REHEARSAL: FREE,
+            **{name: Price(**price.model_dump()) for name, price in settings.file.prices.items()},
+        },
+        remote=on_object_store("PERDURE_STORE", settings.store, _remote) if settings.store else None,
+        window=settings.file.model.window,
+        summary_model=settings.file.model.summary,
+        secrets=settings.secrets,
+        outbox=_outbox(settings, client),
+        on_delegation=_prompt("delegate"),
+    )
+
+
+def _outbox(settings: Settings, client: httpx.AsyncClient) -> Outbox:
+    out = settings.file.outbox
+    return WebhookOutbox(out.url, out.effect, out.timeout, client) if out.url else LogOutbox(settings.home)
+
+
+def _prompt(name: str) -> str:
+    return files("activities").joinpath(f"prompts/{name}.md").read_text(encoding="utf-8")
+
+
+def _remote(url: str) -> Stores:
+    from activities.remote_store import RemoteStores
+
+    return RemoteStores.at(url)
+
+
+def _tool(
+    name: str,
+    described: PythonToolSettings | HttpToolSettings | QueueToolSettings | SignalToolSettings,
+    settings: Settings,
+    client: httpx.AsyncClient,
+) -> Tool:
+    route = ToolRoute(
+        name=name,
+        kind=ToolKind(described.kind),
+        effect=described.effect,
+        approval=described.approval,
+        pollable=described.pollable,
+        timeout=described.timeout,
+        approval_timeout=described.approval_timeout,
+    )
+    match described:
+        case PythonToolSettings():
+            folder = str(settings.folder)
+            if folder not in sys.path:
+                sys.path.append(folder)  # last, so that a user's module never hides one of ours
+            try:
+                return PythonTool(route, described.target, described.description)
+            except BadTarget as error:
+                raise ProjectError(f"{settings.at('tools', name, 'target')}: {error}") from None
+        case HttpToolSettings():
+            return HttpTool(route, _schema(name, described), described.url, client)
+        case QueueToolSettings():
+            if described.task_queue == settings.task_queue:
+                theirs = f"{described.task_queue!r} is the task queue of this project's own worker: name another one"
+                raise ProjectError(f"{settings.at('tools', name, 'task_queue')}: {theirs}")
+            queue = QueueRoute(**described.model_dump(include=set(QueueRoute.model_fields)))
+            return QueueTool(route.model_copy(update={"queue": queue}), _schema(name, described))
+        case SignalToolSettings():
+            return SignalTool(route, _schema(name, described), described.url, client)
+
+
+def _schema(name: str, described: HttpToolSettings | QueueToolSettings | SignalToolSettings) -> ToolSchema:
+    if not isinstance(described.input_schema, dict):
+        raise ProjectError(f"perdure.toml: tools.{name}.input_schema: expected a JSON Schema, or the path of one")
+    return ToolSchema(name=name, description=described.description, input_schema=described.input_schema)

@@ -1,0 +1,173 @@
+"""Where a command runs: the configured Temporal, or an embedded server with a worker of its own."""
+
+import asyncio
+import fcntl
+import logging
+import shlex
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import quote
+
+from temporalio.client import Client
+
+from activities.workspace import folder_name
+from decisions import ids
+from devserver import NAMESPACE, DevServer, embedded, prepared
+from perdure.client.connection import configured_address, connect, register_search_attributes
+from perdure.client.refusals import NotReachable
+from perdure.process.seal import affix, check
+from settings import Settings
+from telemetry import log_to
+
+STARTS_WITHIN = 15.0  # seconds that a worker which is starting is waited for; it takes two or three
+LOOKS_EVERY = 0.05
+
+
+class Needs(Enum):
+    """What a command needs beside the server. With a configured Temporal, workers are somebody else's."""
+
+    nothing = "nothing"
+    answers = "answers"  # queries and updates are answered
+    work = "work"  # runs go on
+
+
+@dataclass(frozen=True)
+class Session:
+    client: Client
+    settings: Settings
+    ui: str | None  # of the embedded server
+
+    def page_of(self, run_id: str) -> str | None:
+        """The run's page in the Web UI."""
+        workflow = quote(ids.run_workflow_id(run_id), safe=":")
+        return f"{self.ui}/namespaces/{NAMESPACE}/workflows/{workflow}" if self.ui else None
+
+    async def has_worker(self) -> bool:
+        """Whether anybody works on the task queue; beside an embedded server, who is about to is waited for."""
+        if self.ui is not None:  # the server itself would tell of pollers that left minutes ago, too
+            return await _is_worked_on(self.settings)
+        from temporalio.api.enums.v1 import TaskQueueType
+        from temporalio.api.taskqueue.v1 import TaskQueue
+        from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+
+        answer = await self.client.workflow_service.describe_task_queue(
+            DescribeTaskQueueRequest(
+                namespace=self.client.namespace,
+                task_queue=TaskQueue(name=self.settings.task_queue),
+                task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+            )
+        )
+        return bool(answer.pollers)
+
+    async def no_worker(self, run_id: str | None = None) -> str | None:
+        """Where nobody works on the task queue: a line that says so, and what brings a worker, to `run_id` if given."""
+        if await self.has_worker():
+            return None
+        if self.ui is None:
+            return "no worker runs now; start one: perdure worker"
+        brings = f"watch {shlex.quote(run_id)}" if run_id and not run_id.startswith(ids.FOLLOW_UP) else "dev"
+        return f"no worker runs now: perdure {brings} brings one"
+
+    @property
+    def rehearsal(self) -> str | None:
+        """Where no model is configured: a line that says so, and who answers. Workers elsewhere may have one."""
+        if not self.settings.rehearses:
+            return None
+        why = self.settings.why_rehearsal
+        so = ", so" if self.ui else " here; where the worker has none either,"
+        said = f"{why[0].upper()}{why[1:]}{so} the rehearsal model answers, by rule."
+        return f"{said} For a real one set ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL."
+
+
+def _worker_lock(settings: Settings) -> Path:
+    """Held by each worker beside an embedded server: the kernel drops it with its owner."""
+    return settings.home / f"worker-{folder_name(settings.task_queue)}.lock"
+
+
+def _starting_lock(settings: Settings) -> Path:
+    """Held by who is about to be such a worker."""
+    return settings.home / f"starting-{folder_name(settings.task_queue)}.lock"
+
+
+@contextmanager
+def _holding(path: Path) -> Iterator[None]:
+    with path.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        yield
+
+
+async def _is_worked_on(settings: Settings) -> bool:
+    deadline = asyncio.get_running_loop().time() + STARTS_WITHIN
+    while not _is_locked(_worker_lock(settings)):
+        if not _is_locked(_starting_lock(settings)) or asyncio.get_running_loop().time() > deadline:
+            # The one lock may have been taken, and the other dropped, between the two looks.
+            return _is_locked(_worker_lock(settings))
+        await asyncio.sleep(LOOKS_EVERY)
+    return True
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+@asynccontextmanager
+async def session(
+    settings: Settings, needs: Needs, *, port: int | None = None, ui_port: int | None = None
+) -> AsyncIterator[Session]:
+    """Raises NotReachable, ProjectError, devserver.ServerDidNotStart."""
+    if configured_address() is not None:
+        if port or ui_port:
+            raise NotReachable("a Temporal server is configured by TEMPORAL_*; ports are for the embedded one")
+        there = Session(await connect(codec=settings.codec, payloads=settings.payloads), settings, None)
+        await check(there.client, settings.task_queue, settings.codec, there.has_worker)
+        yield there
+        return
+    prepared(settings.home)
+    with ExitStack() as starting:
+        if needs is Needs.work:  # from now on, so that who meets the server first knows of the worker to come
+            starting.enter_context(_holding(_starting_lock(settings)))
+            # To load one takes over a second, in which the server can begin on another core.
+            loading = asyncio.create_task(asyncio.to_thread(import_module, "worker"))
+            starting.callback(loading.cancel)
+        async with (
+            embedded(settings.home, port=port, ui_port=ui_port) as server,
+            _beside(server, settings, needs) as it,
+        ):
+            starting.close()
+            yield it
+
+
+@asynccontextmanager
+async def _beside(server: DevServer, settings: Settings, needs: Needs) -> AsyncIterator[Session]:
+    client = await connect(server.address, settings.codec, settings.payloads)
+    await register_search_attributes(client)
+    found = Session(client, settings, server.ui)
+    if needs is Needs.work:
+        await affix(client, settings.task_queue, settings.codec)
+    else:
+        await check(client, settings.task_queue, settings.codec, found.has_worker)
+    if needs is Needs.nothing or (needs is Needs.answers and await found.has_worker()):
+        yield found
+        return
+    # Loading workflows takes half a second, and a whole worker a second: only commands that need them pay for it.
+    if needs is Needs.answers:
+        from perdure.process.answering import answering
+
+        async with answering(client, settings.task_queue):
+            yield found
+        return
+    from worker import working
+
+    log_to(logging.FileHandler(settings.home / "worker.log", encoding="utf-8"), settings.secrets)
+    async with working(client, settings):
+        with _holding(_worker_lock(settings)):
+            yield found
