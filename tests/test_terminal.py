@@ -28,8 +28,10 @@ from perdure.client.happenings import (
     happening_json,
 )
 from perdure.client.runs import Ended
+from perdure.commands import lines
 from perdure.commands.asking import print_question, read_answer, what_is_possible
 from perdure.commands.console import SafeConsole
+from perdure.commands.lines import Line
 from perdure.commands.terminal import Screen
 
 SUMMARY = Summary(
@@ -79,6 +81,19 @@ def test_a_typed_line_is_read_as_an_option_a_decision_or_a_text(
     answer = read_answer(question, typed)
     assert answer.question_id == question.id
     assert answer.model_dump(exclude_none=True, exclude={"question_id"}) == meant
+
+
+@pytest.mark.parametrize(
+    "happening",
+    [
+        Thought("plan", 1, ModelTurn(content=[{"type": "text", "text": "First\n\nthis."}], model="m", usage=Usage())),
+        Called(ToolCall(step=1, tool="note", tool_use_id="u", arguments={}), ToolOutcome(result="x" * 5000)),
+    ],
+)
+def test_without_a_screen_a_turn_and_a_call_are_one_line_each(happening: Happening) -> None:
+    (line,) = lines.told(happening, None)
+    assert isinstance(line, Line)
+    assert "\n" not in line.markup + line.text
 
 
 REFUSED = {"event": "refused", "step": None, "call": "delegate", "kind": "unknown_agent", "error": "no such peer"}

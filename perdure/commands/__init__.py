@@ -18,6 +18,6 @@ mcp        Perdure as an MCP server; mcp_runs: its tools
 operate    worker, dev, doctor
 gateway    gateway; token: token create, list, revoke
 follow     following a run to its end; report: tables and pages
-terminal   how what happens in a run looks; asking: its questions; area and progress: the lines that change
+terminal   a run on a screen; lines: what a happening says; asking: its questions; area and progress: what changes
 console    where everything is printed
 """

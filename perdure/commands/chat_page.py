@@ -29,7 +29,7 @@ class Page:
     def show(self, happening: Happening, time: datetime | None) -> None:
         match happening:
             case Started():
-                self._screen.begins(time)
+                self._screen.hears(happening, time)
             case Live(text) if not isinstance(happening, Held):
                 if self._screen.is_live and self._screen.progress.is_thinking:  # elsewhere a line is a line
                     self._write(_rest(self._written, text))
@@ -67,7 +67,7 @@ class Page:
             if outcome != self._said:
                 self._console.print(Text(outcome))
             if self._screen.is_live:
-                self._console.print(f"[dim]{self._screen.facts}[/]")
+                self._console.print(f"[dim]{self._screen.progress.facts}[/]")
         else:
             payload = end.event["payload"] if end.event else {"reason": end.kind, "detail": end.message}
             why = f": {payload['reason']}: {payload['detail']}" if payload["detail"] else ""

@@ -17,6 +17,29 @@ from decisions.framing import framing
 from decisions.journal import kept
 from decisions.narrate import call_line
 from decisions.plan import done, items
+from perdure.client.happenings import (
+    Answered,
+    Called,
+    Calling,
+    Crowded,
+    Delegated,
+    Delegating,
+    Failed,
+    Happening,
+    Held,
+    Live,
+    Noticed,
+    Over,
+    Resumed,
+    Retrying,
+    Rotated,
+    Shortened,
+    Signalled,
+    Started,
+    Thinking,
+    Thought,
+    Waiting,
+)
 from perdure.commands.console import fitted, harmless
 
 MOST_TEXT = 6  # lines of the answer that is being written
@@ -55,9 +78,46 @@ class Progress:
         if view.origin and not self.plan:
             self.plan, self.journal = items(view.plan), journal or self.journal
 
-    def thought(self, turn: int, reply: ModelTurn) -> None:
+    def takes(self, happening: Happening, time: datetime | None) -> None:
+        """Takes into account what happened; `time` is when, where history tells."""
+        at = self.at(time)
+        match happening:
+            case Thinking(phase, turn):
+                self.doing["model"] = (f"{phase} · turn {turn}", at)
+            case Thought(turn=turn, reply=reply):
+                self._thought(turn, reply)
+            case Crowded():
+                self.doing["model"] = ("making room", at)
+            case Shortened(summary):
+                self._spends(summary.usage, summary.cost_usd)
+                self.doing.clear()
+            case Calling(call):
+                self._calls(call, at)
+            case Called(call):
+                self.doing.pop(f"step {call.step}", None)
+                self.steps = max(self.steps, call.step)
+            case Delegating(request):
+                self.steps = max(self.steps, request.step)
+                subtasks = counted(len(request.subtasks), "subtask")
+                self.doing = {"delegation": (f"{subtasks} · step {request.step}", at)}
+            case Failed(what):
+                self._fails(what)
+            case Waiting(about=about):
+                self.doing["waiting"] = (f"waiting for {about}", at)
+            case Held(why):
+                self.doing["held"] = (why, at)
+            case Live(text):
+                self._writes(text)
+            case Resumed():
+                self.doing.pop("waiting", None)
+            case Delegated() | Started() | Over():
+                self.doing.clear()
+            case Noticed() | Signalled() | Answered() | Rotated() | Retrying():
+                pass  # a lasting line alone
+
+    def _thought(self, turn: int, reply: ModelTurn) -> None:
         self.turns, self.text = turn, ""
-        self.spends(reply.usage, reply.cost_usd)
+        self._spends(reply.usage, reply.cost_usd)
         text = text_of(reply.content)
         if turn == 1 and text:
             self.plan = items(framing(text).plan)
@@ -70,25 +130,21 @@ class Progress:
     def is_thinking(self) -> bool:
         return "model" in self.doing
 
-    def writes(self, text: str) -> None:
+    def _writes(self, text: str) -> None:
         """The answer so far; what is looked at beside history may come when history has all of it already."""
         self.doing.pop("held", None)
         self.text = text if self.is_thinking else ""
 
-    def spends(self, usage: Usage, cost_usd: float | None) -> None:
+    def _spends(self, usage: Usage, cost_usd: float | None) -> None:
         self.usage += usage
         self.cost_usd = None if cost_usd is None or self.cost_usd is None else self.cost_usd + cost_usd
 
-    def calls(self, call: ToolCall, since: datetime) -> None:
+    def _calls(self, call: ToolCall, since: datetime) -> None:
         self.doing.pop("model", None)
         self.steps = max(self.steps, call.step)
         self.doing[f"step {call.step}"] = (f"{call_line(call.tool, call.arguments or {})} · step {call.step}", since)
 
-    def called(self, call: ToolCall) -> None:
-        self.doing.pop(f"step {call.step}", None)
-        self.steps = max(self.steps, call.step)
-
-    def fails(self, what: str) -> None:
+    def _fails(self, what: str) -> None:
         """An activity, or `<tool> · step <n>`; calls beside it go on."""
         _, _, step = what.rpartition(" · ")
         for key in ("model", "held") if step not in self.doing else (step,):
@@ -97,6 +153,12 @@ class Progress:
     @property
     def seconds(self) -> float:
         return (self.latest - self.began).total_seconds() if self.latest and self.began else 0.0
+
+    @property
+    def facts(self) -> str:
+        """`2 steps · 3 turns · 12,345 (67% cached) → 1,234 tokens · USD 0.0123 · 42 s`."""
+        counts = (counted(self.steps, "step"), counted(self.turns, "turn"))
+        return joined(*counts, tokens_told(self.usage), cost_told(self.cost_usd), seconds_told(self.seconds))
 
     def lines(self, console: Console, width: int, height: int) -> list[Text]:
         """For the live area: what the model writes, the plan, what runs now, and the figures."""
@@ -175,6 +237,10 @@ def seconds_told(seconds: float) -> str:
         return f"{whole} s"
     large, small, unit = (*divmod(whole, 60), "min") if whole < 3600 else (*divmod(whole // 60, 60), "h")
     return f"{large}:{small:02} {unit}"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def joined(*facts: str) -> str:
