@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _WRITTEN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*")
 
-MOST = timedelta(days=366)
+LONGEST = timedelta(days=366)
 EXPECTED = "expected a duration above zero and up to 366 days"
 
 
@@ -19,7 +19,7 @@ def _read(value: Any) -> Any:
     if isinstance(value, str) and (written := _WRITTEN.fullmatch(value)):
         value = float(written[1]) * _UNITS[written[2]]
     if isinstance(value, int | float):
-        if not 0 < value <= MOST.total_seconds():
+        if not 0 < value <= LONGEST.total_seconds():
             raise ValueError(EXPECTED)
         return timedelta(seconds=value)
     if isinstance(value, str) and not value.startswith("P"):
@@ -29,7 +29,7 @@ def _read(value: Any) -> Any:
 
 def _passes(value: timedelta) -> timedelta:
     """However it was written: "PT0S" and "0.0001ms" are nothing too."""
-    if not timedelta() < value <= MOST:
+    if not timedelta() < value <= LONGEST:
         raise ValueError(EXPECTED)
     return value
 

@@ -4,7 +4,7 @@ import re
 
 from contracts.journal import Journal
 
-MOST = 30  # items
+MOST_ITEMS = 30  # items
 _LISTED = re.compile(r"^\s*(?:[-*•]|\(?\d{1,2}[.):])\s+(?:\[[ xX]\]\s*)?(.+)$")
 _INLINE = re.compile(r"(?:^|(?<=[\s;,]))\(?(\d{1,2})[.)]\s+")
 _MARK = r"^\s*(?:[-*•]\s*)?(?:\[x\]|[✓✔☑✅]️?|done:)\s*"
@@ -17,10 +17,10 @@ def items(plan: str) -> tuple[str, ...]:
     lines = [line for line in plan.splitlines() if line.strip()]
     listed = tuple(found[1].strip() for line in lines if (found := _LISTED.match(line)))
     if len(listed) > 1:
-        return listed[:MOST]
+        return listed[:MOST_ITEMS]
     pieces = _INLINE.split(" ".join(lines))
     if pieces[1::2][:2] == ["1", "2"]:
-        return tuple(piece.strip(" ;,") for piece in pieces[2::2])[:MOST]
+        return tuple(piece.strip(" ;,") for piece in pieces[2::2])[:MOST_ITEMS]
     return listed or ((" ".join(plan.split()),) if lines else ())
 
 

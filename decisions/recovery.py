@@ -13,14 +13,18 @@ import re
 from contracts.context import Recoveries, Recovery
 
 SOON = 20  # turns
-MOST = 4  # recoveries of a run
+MOST_RECOVERIES = 4  # of a run
 
 QUESTION = "I've made progress but I'm losing context faster than I can recover. Keep going, change direction, or stop?"
 
 
+def is_used_up(done: Recoveries) -> bool:
+    return done.used >= MOST_RECOVERIES
+
+
 def next_recovery(done: Recoveries, turn: int) -> Recovery | None:
     """None once all are used up."""
-    if done.used >= MOST:
+    if is_used_up(done):
         return None
     if done.pruned_at is not None and turn - done.pruned_at <= SOON:
         return Recovery.ask

@@ -24,7 +24,7 @@ from perdure.client.found import Found, listing
 from perdure.client.refusals import NoSuchRun
 from perdure.client.runs import follow_up_state, state
 
-MOST = 200
+MOST_LISTED = 200
 AT_ONCE = 10  # queries, each of which a worker has to answer
 
 router = APIRouter(prefix="/v1", tags=["people"], route_class=Route)
@@ -46,7 +46,7 @@ class Questions(Value):
 
 
 @router.get("/questions", dependencies=[needs(Scope.read)], responses=described(400, 401, 403, 408, 413, 422, 500, 503))
-async def list_questions(here: Here, limit: Annotated[int, Query(ge=1, le=MOST)] = 100) -> Questions:
+async def list_questions(here: Here, limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100) -> Questions:
     """Everything that waits for a person: answer it at `/v1/runs/{run_id}/answer`."""
     client, slots = here.session.client, asyncio.Semaphore(AT_ONCE)
 

@@ -37,7 +37,7 @@ from contracts.mailbox import (
 )
 from decisions import ids, mail_dead, mail_orders, mail_outside, mail_room, mailbox, mailbox_told, metrics
 from decisions.narrate import cut
-from workflows.attributes import MOST
+from workflows.attributes import MOST_CHARACTERS
 from workflows.halt import Halt
 from workflows.handlers import ignoring_refusals, invalid, read, read_optional
 from workflows.policies import CARRYING, LOOKING_AT_TURNS, WAIT_FOR_END
@@ -83,7 +83,7 @@ class Mailbox:
     @workflow.run
     async def run(self, *args: Any) -> None:  # noqa: ARG002 - read by __init__; Temporal wants both alike
         if workflow.info().typed_search_attributes.get(AGENT_NAME) is None:
-            workflow.upsert_search_attributes([AGENT_NAME.value_set(cut(self._box.agent, MOST))])
+            workflow.upsert_search_attributes([AGENT_NAME.value_set(cut(self._box.agent, MOST_CHARACTERS))])
         await self._halt.outlast(self._work())
         if self._halt.reason is not None:
             raise asyncio.CancelledError

@@ -12,7 +12,7 @@ from contracts.question import QuestionKind
 from contracts.signals import Decision
 from contracts.turn import ModelTurn, TurnRequest
 from decisions import loop, narrate, settlement
-from decisions.recovery import MOST
+from decisions.recovery import is_used_up
 from decisions.transcript import note_part, reply_part
 from workflows import events
 from workflows.asking import ask_in_its_place
@@ -91,7 +91,7 @@ async def _asked(run: LiveRun) -> ModelTurn | ContextFull:
         force=forced.tool if forced else None,
         is_closing=state.is_closing,
         window=state.window,
-        unchecked=state.recoveries.used >= MOST or (forced is not None and forced.asks is QuestionKind.recovery),
+        unchecked=is_used_up(state.recoveries) or (forced is not None and forced.asks is QuestionKind.recovery),
         told=events.untold(run),
     )
     what: Any = Turns.plan if state.turns == 0 else Turns.reflect

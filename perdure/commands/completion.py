@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from settings import Settings
 
 PATIENCE = 0.3  # seconds for the server: a person has pressed a key and waits
-MOST = 50
+MOST_OFFERED = 50
 ANSWERING = ("answer", "approve", "deny")
 # Click's script for bash leaves what it is given unquoted: no spaces, and nothing that the shell would expand.
 COMPLETABLE = re.compile(r"[\w.:@%+=/-]+", re.ASCII)
@@ -74,5 +74,5 @@ async def _listed(settings: "Settings", found: "list[Found]", *, waiting: bool) 
     address = None if configured_address() else address_of(settings.home)
     if address or configured_address():
         quiet_core(None)
-        async for each in listing(await connect(address), waiting=waiting, limit=MOST):
+        async for each in listing(await connect(address), waiting=waiting, limit=MOST_OFFERED):
             found.append(each)
