@@ -8,7 +8,9 @@ calls       a reply of the model -> the calls it asks for, in batches
 mcp         tools of MCP servers: names, effects, and what has changed of them
 faults      what is wrong with a value that was given, in a line
 framing     frame and plan, read from the first turn
-loop        the run's state machine: what to do next, and what each answer makes of the state
+loop        the run's state machine: the rules of what to do next, in their order
+reply       a reply of the model -> what it makes of the run
+illegal     a move that no rule allows: a bug
 settlement  what becomes of a call: pending, approved, made again, settled
 conversation  a lane: which requests it takes, and in which order they become turns
 thrash      does the run go in circles, and what is done about it

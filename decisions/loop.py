@@ -1,28 +1,20 @@
-"""The run's state machine: what to do next, and what each answer makes of the state.
+"""The run's state machine: what to do next, and what each move makes of the state.
 
 A turn is one model call and the calls it asked for. A run thinks (`plan` first, `reflect` after), makes the calls
-of the turn batch by batch, and thinks again, until there is an ending.
+of the turn batch by batch, and thinks again, until there is an ending. What a reply makes of it: `decisions.reply`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from contracts.context import Summary
 from contracts.delegation import Spent
-from contracts.failures import Escalation, RunFailure, ToolFault
-from contracts.run import Call, Ending, Forced, RunState, RunStatus
-from contracts.tool import ToolOutcome, failed
-from contracts.turn import ModelTurn
-from decisions.builtins import CONTROL, FINISH, JOURNAL
-from decisions.calls import calls_of, next_batch, text_of
-from decisions.endings import completed, escalated, out_of_time
-from decisions.framing import framing
-from decisions.journal import EXCERPT, framed
-from decisions.limits import is_nearly_out_of_time, is_out_of_steps, is_out_of_time, timed_out, used_up
-from decisions.settlement import artifacts_in
+from contracts.run import Call, Ending, RunState, RunStatus
+from decisions.builtins import CONTROL, JOURNAL
+from decisions.calls import next_batch
+from decisions.limits import is_nearly_out_of_time, is_out_of_time, timed_out, used_up
+from decisions.reply import CUT_OFF as CUT_OFF  # noqa: PLC0414 - activities look for it here
 from decisions.thrash import Looked, looked
-
-MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
-CUT_OFF = ("max_tokens", "model_context_window_exceeded")  # stop reasons of a reply that is not whole
 
 
 @dataclass(frozen=True)
@@ -65,21 +57,76 @@ class Listen:
 Move = Think | Act | CloseTurn | Rotate | Wind | Listen | End
 
 
+@dataclass(frozen=True)
+class Now:
+    """What the rules look at."""
+
+    state: RunState
+    batch: tuple[Call, ...]  # the calls to make, if there are any
+    history_is_long: bool
+    is_spoken_to: bool  # its user has said something that is not in the conversation yet
+
+
+def time_is_up(now: Now) -> End | None:
+    """The hard limit is passed, there is no ending, and what comes next takes time."""
+    is_up = is_out_of_time(now.state) and not _takes_no_time(now.batch)
+    return End(timed_out(now.state)) if is_up else None
+
+
+def calls_wait(now: Now) -> Act | None:
+    """A call of the turn has no outcome yet."""
+    return Act(now.batch) if now.batch else None
+
+
+def calls_are_made(now: Now) -> CloseTurn | None:
+    """The turn has calls, and each has its outcome."""
+    return CloseTurn() if now.state.calls else None
+
+
+def user_has_spoken(now: Now) -> Listen | None:
+    """Its user has said something more, and another turn can follow."""
+    return Listen() if now.is_spoken_to and _may_go_on(now.state) else None
+
+
+def work_is_over(now: Now) -> End | None:
+    """There is an ending, or turns, tokens or money are used up."""
+    ending = now.state.ending or used_up(now.state)
+    return End(ending) if ending else None
+
+
+def history_is_long(now: Now) -> Rotate | None:
+    """The server says so, and all that was said to the run is in its conversation."""
+    # A run that is closing hears no more, so what it was told would go along without end.
+    return Rotate() if now.history_is_long and not now.is_spoken_to else None
+
+
+def time_runs_short(now: Now) -> Wind | None:
+    """The soft limit is passed."""
+    return Wind() if is_nearly_out_of_time(now.state) else None
+
+
+def nothing_else(now: Now) -> Think:  # noqa: ARG001 - as every rule
+    """None of the above."""
+    return Think()
+
+
+# In this order: the first that holds says what is done. docs/architecture.md shows them as a table.
+RULES: tuple[Callable[[Now], Move | None], ...] = (
+    time_is_up,
+    calls_wait,
+    calls_are_made,
+    user_has_spoken,
+    work_is_over,
+    history_is_long,
+    time_runs_short,
+    nothing_else,
+)
+
+
 def next_move(state: RunState, *, history_is_long: bool, is_spoken_to: bool = False) -> Move:
     """What the run does next. Nothing is in flight when this is asked."""
-    batch = next_batch(state)
-    if is_out_of_time(state) and not _takes_no_time(batch):
-        return End(timed_out(state))
-    if batch:
-        return Act(batch)
-    if state.calls:
-        return CloseTurn()
-    if is_spoken_to and _may_go_on(state):
-        return Listen()
-    if ending := state.ending or used_up(state):
-        return End(ending)
-    # A run that is closing hears no more, so what it was told would go along without end.
-    return _onward(state, history_is_long=history_is_long and not is_spoken_to)
+    now = Now(state, next_batch(state), history_is_long, is_spoken_to)
+    return next(move for rule in RULES if (move := rule(now)) is not None)
 
 
 def _may_go_on(state: RunState) -> bool:
@@ -91,12 +138,6 @@ def _may_go_on(state: RunState) -> bool:
 def _takes_no_time(batch: tuple[Call, ...]) -> bool:
     """What is settled inside the workflow: an outcome that is there already is not refused for the time it took."""
     return bool(batch) and all(call.tool in (*CONTROL, *JOURNAL) for call in batch)
-
-
-def _onward(state: RunState, *, history_is_long: bool) -> Move:
-    if history_is_long:
-        return Rotate()
-    return Wind() if is_nearly_out_of_time(state) else Think()
 
 
 def reopened(state: RunState) -> RunState:
@@ -113,110 +154,6 @@ LAST_TURN = (
 def wound_up(state: RunState) -> RunState:
     """From here on there is one turn more (B6)."""
     return state.model_copy(update={"is_closing": True, "forced": None})
-
-
-@dataclass(frozen=True)
-class TurnTaken:
-    """What a reply made of the run: whether it enters the conversation, and a note to the model about it."""
-
-    state: RunState
-    keep: bool = True
-    note: str | None = None
-
-
-def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
-    """A reply without any tool call ends the run: its text is the outcome."""
-    state = _counted(state, turn)
-    calls = calls_of(state, turn)
-    text = text_of(turn.content)
-    if state.is_closing:
-        return _last_turn(state, calls, text)
-    state = state.model_copy(update={"forced": _still_forced(state, calls)})
-    if turn.stop_reason == "refusal":
-        return TurnTaken(escalated(state, Escalation.model_declined, text or "the model declined"), keep=False)
-    if not calls:
-        return _said(state, turn, text)
-    state = _heard(state, text)
-    is_over_budget = is_out_of_steps(state, state.step) and any(_asks_for_a_step(call) for call in calls)
-    if is_over_budget and state.forced is None:
-        detail = f"all {state.limits.max_steps} steps are used up, and the agent asked for one more"
-        state = escalated(state, Escalation.step_budget, detail)
-    last = max([call.step for call in calls if call.step is not None], default=state.step)
-    return TurnTaken(state.model_copy(update={"calls": calls, "step": last}))
-
-
-def _said(state: RunState, turn: ModelTurn, text: str) -> TurnTaken:
-    """A reply without any tool call: the outcome, if it is whole."""
-    if turn.stop_reason == "pause_turn" and turn.content:
-        return TurnTaken(state)
-    if turn.stop_reason in CUT_OFF:
-        note = "Your reply was cut off by the length limit. Go on in smaller pieces."
-        return _unusable(state, keep=bool(text), note=note)
-    if not text:
-        return _unusable(state, keep=False, note="Your reply was empty. Call a tool, or answer in text.")
-    return TurnTaken(completed(_heard(state, text), text, ()))
-
-
-def _still_forced(state: RunState, calls: tuple[Call, ...]) -> Forced | None:
-    """A question that was to be asked, and is asked by this reply, keeps its cause."""
-    forced = state.forced
-    if forced is None or forced.asks is None:
-        return None
-    return forced if any(call.tool == forced.tool and call.outcome is None for call in calls) else None
-
-
-def _last_turn(state: RunState, calls: tuple[Call, ...], text: str) -> TurnTaken:
-    """Whatever it says is the outcome. It can call nothing any more, except `finish`."""
-    finish = next((c for c in calls if c.tool == FINISH and isinstance(c.arguments.get("outcome"), str)), None)
-    said = finish.arguments if finish else {}
-    refused = failed(ToolFault.budget, "the time of this run is used up")
-    state = out_of_time(state, said.get("outcome", "").strip() or text, artifacts_in(said))
-    told = {call.tool_use_id: ToolOutcome(result="finished") if call is finish else refused for call in calls}
-    calls = tuple(
-        call if call.outcome else call.model_copy(update={"step": None, "outcome": told[call.tool_use_id]})
-        for call in calls
-    )
-    return TurnTaken(state.model_copy(update={"calls": calls}), keep=bool(calls or text))
-
-
-def _asks_for_a_step(call: Call) -> bool:
-    return call.outcome is not None and call.outcome.error is not None and call.outcome.error.kind == ToolFault.budget
-
-
-def _counted(state: RunState, turn: ModelTurn) -> RunState:
-    cost = None if state.cost_usd is None or turn.cost_usd is None else state.cost_usd + turn.cost_usd
-    return state.model_copy(
-        update={
-            "turns": state.turns + 1,
-            "usage": state.usage + turn.usage,
-            "cost_usd": cost,
-            "model": turn.model,
-            "passed_over": turn.passed_over,
-            "active_ms": state.active_ms + turn.duration_ms,
-            "last_call": turn.usage.total if state.assignment else 0,
-        }
-    )
-
-
-def _unusable(state: RunState, *, keep: bool, note: str) -> TurnTaken:
-    count = state.unusable_replies + 1
-    state = state.model_copy(update={"unusable_replies": count})
-    if count < MAX_UNUSABLE_REPLIES:
-        return TurnTaken(state, keep=keep, note=note)
-    text = f"{count} replies in a row were empty or cut off"
-    ending = Ending(status=RunStatus.failed, text=text, reason=RunFailure.model_unusable)
-    return TurnTaken(state.model_copy(update={"ending": ending}), keep=keep)
-
-
-def _heard(state: RunState, text: str) -> RunState:
-    """Frame and plan are read from what the model says; no format is forced on it."""
-    state = state.model_copy(update={"unusable_replies": 0})
-    if not text:
-        return state
-    if state.turns > 1:
-        return state.model_copy(update={"last_finding": text[:EXCERPT]})
-    journal = framed(state.journal, state.goal, text)
-    return state.model_copy(update={"plan": framing(text).plan[:EXCERPT], "journal": journal})
 
 
 def delegated(state: RunState, spent: Spent) -> RunState:

@@ -30,6 +30,7 @@ from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
 from decisions.following import commanded
 from decisions.question import DECISIONS, refusal
 from decisions.recovery import QUESTION, next_recovery, recovered
+from decisions.reply import take_turn
 from decisions.thrash import directed
 from decisions.transcript import Transcript, call_part, goal_part, note_part, reply_part, said_part
 from workflows.handlers import read, read_optional
@@ -239,7 +240,7 @@ class Played:
             yield from self._make_room(turn)
             return
         forced, ending = self.state.forced, self.state.ending
-        taken = loop.take_turn(self.state, turn)
+        taken = take_turn(self.state, turn)
         self.state = taken.state
         self._update(interrupted=False)
         if taken.keep:

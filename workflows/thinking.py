@@ -11,8 +11,9 @@ from contracts.failures import RunFailure, Stop
 from contracts.question import QuestionKind
 from contracts.signals import Decision
 from contracts.turn import ModelTurn, TurnRequest
-from decisions import loop, narrate, settlement
+from decisions import narrate, settlement
 from decisions.recovery import is_used_up
+from decisions.reply import take_turn
 from decisions.transcript import note_part, reply_part
 from workflows import events
 from workflows.asking import ask_in_its_place
@@ -32,7 +33,7 @@ async def think(run: LiveRun) -> None:
     if turn is None:
         return
     forced, ending = run.state.forced, run.state.ending
-    taken = loop.take_turn(run.state, turn)
+    taken = take_turn(run.state, turn)
     run.state = taken.state
     run.update(interrupted=False)
     if taken.keep:

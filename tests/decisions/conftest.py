@@ -12,6 +12,7 @@ from contracts.run import Call, RunState
 from contracts.tool import Approval, Effect, ToolKind, ToolRoute
 from contracts.turn import ModelTurn, Usage
 from decisions.builtins import ROUTES
+from tests.decisions.player import Player
 from tests.drawn import running
 
 # A loaded machine is slow now and then; that is no fault of a decision.
@@ -81,3 +82,8 @@ def new_call() -> Callable[..., Call]:
 @pytest.fixture(scope="session")
 def now() -> datetime:
     return NOW
+
+
+@pytest.fixture
+def player(new_state: Any, now: Any) -> Callable[..., Player]:
+    return lambda **fields: Player(new_state(**fields), now)

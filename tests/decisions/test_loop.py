@@ -1,84 +1,22 @@
 """The run's state machine: examples of each rule, and a machine that plays random models and tools against it."""
 
 import math
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.failures import Escalation, RunFailure, ToolFault
-from contracts.run import RunState, RunStatus
+from contracts.run import Ending, RunStatus
 from contracts.tool import ToolOutcome, failed
 from decisions import endings, loop, settlement
-from decisions.builtins import CONTROL, JOURNAL
-from decisions.transcript import Transcript, call_part, goal_part, note_part, reply_part
+from decisions.calls import next_batch
+from tests.decisions.player import OK, Player
 
-OK = ToolOutcome(result="fine")
 BAD = failed(ToolFault.tool_error, "it broke")
-
-
-@dataclass
-class Player:
-    """Drives a run as the workflow does; `outcomes` tells what each call brings."""
-
-    state: RunState
-    now: Any
-    outcomes: dict[str, ToolOutcome] = field(default_factory=dict)
-    transcript: Transcript = field(default_factory=Transcript)
-    issued: list[int] = field(default_factory=list)
-    endings: int = 0
-    winds: int = 0
-
-    def __post_init__(self) -> None:
-        self.transcript.append(goal_part("see", {}))
-
-    def turn(self, reply: Any) -> None:
-        taken = loop.take_turn(self.state, reply)
-        self.state = taken.state
-        if taken.keep:
-            self.transcript.append(reply_part(reply))
-        if taken.note:
-            self.transcript.append(note_part(taken.note))
-
-    def settle(self) -> loop.Move:
-        """Makes calls until the model is to be asked, or the run has ended."""
-        while True:
-            move = loop.next_move(self.state, history_is_long=False)
-            match move:
-                case loop.Act(batch):
-                    self._act(batch)
-                case loop.CloseTurn():
-                    for call in self.state.calls:
-                        self.transcript.append(call_part(call))
-                    self.state = loop.closed_turn(self.state).state
-                case loop.Wind():
-                    self.state = loop.wound_up(self.state)
-                    self.winds += 1
-                case _:
-                    self.endings += isinstance(move, loop.End)
-                    return move
-
-    def _act(self, batch: Any) -> None:
-        before = self.state.pending
-        self.state = settlement.issued(self.state, batch, self.now)
-        assert len(self.state.pending) == len(before) + sum(call.step is not None for call in batch)
-        self.issued += [call.step for call in batch if call.step is not None]
-        for call in batch:
-            if call.tool in CONTROL:
-                self.state = settlement.controlled(self.state, call, self.now)
-            elif call.tool in JOURNAL:
-                self.state = settlement.journaled(self.state, call, self.now)
-            else:
-                self.state = settlement.settled(self.state, call, self.outcomes.get(call.tool, OK), self.now)
-        assert self.state.pending == before
-
-
-@pytest.fixture
-def player(new_state: Any, now: Any) -> Any:
-    return lambda **fields: Player(new_state(**fields), now)
 
 
 USES = st.lists(
@@ -213,6 +151,46 @@ def test_an_ending_that_takes_no_more_time_is_not_refused_at_the_hard_limit(
     assert it.issued == []
 
 
+LATE = {"active_ms": 5, "soft_limit": timedelta(milliseconds=5)}
+OVER = {**LATE, "ending": Ending(status=RunStatus.completed, text="done")}
+WAITS, MADE = {"outcome": None}, {"outcome": OK}
+
+
+@pytest.mark.parametrize(
+    ("rule", "call", "fields", "is_spoken_to", "is_long"),
+    [
+        (loop.time_is_up, WAITS, {**LATE, "hard_limit": timedelta(milliseconds=5)}, True, True),
+        (loop.calls_wait, WAITS, OVER, True, True),
+        (loop.calls_are_made, MADE, OVER, True, True),
+        (loop.user_has_spoken, None, OVER, True, True),
+        (loop.work_is_over, None, OVER, False, True),
+        (loop.history_is_long, None, LATE, False, True),
+        (loop.time_runs_short, None, LATE, False, False),
+        (loop.nothing_else, None, {}, False, False),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_of_the_rules_that_hold_the_first_one_says_what_is_done(
+    new_state: Any, new_call: Any, rule: Any, call: Any, fields: Any, is_spoken_to: bool, is_long: bool
+) -> None:
+    state = new_state(calls=() if call is None else (new_call(**call),), **fields)
+    now = loop.Now(state, next_batch(state), is_long, is_spoken_to)
+    assert next(each for each in loop.RULES if each(now)) is rule
+    assert loop.next_move(state, history_is_long=is_long, is_spoken_to=is_spoken_to) == rule(now)
+
+
+def test_the_table_of_the_rules_in_the_documentation_is_the_one_that_is_played_by() -> None:
+    rows = [
+        f"| `{rule.__name__}` | {(rule.__doc__ or '').removesuffix('.')} | {move_of(rule)} |" for rule in loop.RULES
+    ]
+    page = (Path(loop.__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert "\n".join(rows) in page
+
+
+def move_of(rule: Any) -> str:
+    return str(next(each.__name__ for each in get_args(get_type_hints(rule)["return"]) or (loop.Think,)))
+
+
 def test_a_run_thinks_first_and_rotates_only_between_turns(player: Any, new_turn: Any) -> None:
     it = player()
     assert loop.next_move(it.state, history_is_long=False) == loop.Think()
@@ -225,13 +203,6 @@ def test_a_closing_run_that_is_spoken_to_takes_its_last_turn_however_long_its_hi
     closing = loop.wound_up(player().state)
     assert loop.next_move(closing, history_is_long=True) == loop.Rotate()
     assert loop.next_move(closing, history_is_long=True, is_spoken_to=True) == loop.Think()
-
-
-def test_a_reply_without_calls_is_the_outcome(player: Any, new_turn: Any) -> None:
-    it = player()
-    it.turn(new_turn("All done."))
-    assert it.settle() == loop.End(it.state.ending)
-    assert (it.state.ending.status, it.state.ending.text) == (RunStatus.completed, "All done.")
 
 
 @pytest.mark.parametrize("outcomes", [{}, {"look": BAD}])
@@ -316,51 +287,6 @@ def test_escalate_tells_the_models_reason(player: Any, new_turn: Any) -> None:
     assert it.issued == [1]
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        {"text": ""},
-        {"text": "   "},
-        {"text": "half", "stop": "max_tokens"},
-        {"text": "half", "stop": "model_context_window_exceeded"},
-    ],
-)
-def test_three_unusable_replies_in_a_row_end_the_run_typed(player: Any, new_turn: Any, reply: Any) -> None:
-    it = player()
-    for _ in range(3):
-        assert it.settle() == loop.Think()
-        it.turn(new_turn(reply["text"], stop=reply.get("stop")))
-    assert (it.state.ending.status, it.state.ending.reason) == (RunStatus.failed, RunFailure.model_unusable)
-
-
-def test_a_usable_reply_starts_the_count_of_unusable_ones_anew(player: Any, new_turn: Any) -> None:
-    it = player()
-    for turn in range(4):
-        it.turn(new_turn(""))
-        it.turn(new_turn(""))
-        it.turn(new_turn("", ("look", {}), prefix=f"t{turn}-"))
-        assert it.settle() == loop.Think()
-
-
-def test_an_empty_reply_does_not_enter_the_conversation_but_a_note_about_it_does(player: Any, new_turn: Any) -> None:
-    it = player()
-    it.turn(new_turn(""))
-    assert [part.kind for part in it.transcript.parts] == ["goal", "note"]
-
-
-def test_a_refusal_escalates_and_its_calls_are_not_made(player: Any, new_turn: Any) -> None:
-    it = player()
-    it.turn(new_turn("I will not.", ("charge", {}), stop="refusal"))
-    it.settle()
-    assert (it.state.ending.reason, it.issued) == (Escalation.model_declined, [])
-
-
-def test_a_paused_turn_goes_on(player: Any, new_turn: Any) -> None:
-    it = player()
-    it.turn(new_turn("searching", stop="pause_turn"))
-    assert it.settle() == loop.Think()
-
-
 def test_turns_used_up_escalate(player: Any, new_turn: Any) -> None:
     it = player(max_turns=1)
     it.turn(new_turn("", ("nothing", {})))
@@ -388,24 +314,3 @@ def test_a_call_made_again_keeps_its_step_and_counts_the_attempt(player: Any, ne
     it.turn(new_turn("", ("look", {}), ("peek", {})))
     state = settlement.reissued(settlement.issued(it.state, it.state.calls, now), 2, now)
     assert [(p.step, p.attempt) for p in state.pending] == [(1, 1), (2, 2)]
-
-
-def test_frame_and_plan_are_read_from_what_the_model_says_first(player: Any, new_turn: Any) -> None:
-    it = player()
-    it.turn(new_turn("**Frame:** see the page\n\n## Plan\n1. look\n2. write", ("look", {})))
-    assert it.state.journal.objective == "see the page"
-    assert it.state.plan == "1. look\n2. write"
-    it.settle()
-    it.turn(new_turn("The page is short.", ("look", {}), prefix="b"))
-    assert it.state.last_finding == "The page is short."
-    assert it.state.journal.current_state == "", "that is the agent's own to write"
-
-
-def test_tokens_and_money_are_counted_and_an_unknown_price_stays_unknown(player: Any, new_turn: Any) -> None:
-    it = player()
-    it.turn(new_turn("", ("look", {}), cost_usd=0.5))
-    it.turn(new_turn("", ("look", {}), cost_usd=0.25))
-    assert (it.state.cost_usd, it.state.usage.input) == (0.75, 2)
-    it.turn(new_turn("", ("look", {})))
-    it.turn(new_turn("", ("look", {}), cost_usd=1.0))
-    assert it.state.cost_usd is None
