@@ -13,6 +13,8 @@ reply       a reply of the model -> what it makes of the run
 illegal     a move that no rule allows: a bug
 settlement  what becomes of a call: pending, approved, made again, settled
 conversation  a lane: which requests it takes, and in which order they become turns
+lane_move   what a lane does next, by rules in their order
+conversation_told  what people read of a lane
 thrash      does the run go in circles, and what is done about it
 context     what of a long conversation the model is shown, and how full its window is
 recovery    what is done about a full window, rung by rung

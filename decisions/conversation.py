@@ -4,7 +4,6 @@ One turn at a time, first come, first served. Every request that was accepted en
 dropped by somebody.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
@@ -17,19 +16,19 @@ from contracts.conversation import (
     Headers,
     LaneFault,
     LaneState,
-    LaneView,
     Queued,
     SubmitRequest,
     Submitted,
     Turn,
     TurnEnd,
-    WaitingView,
     WhenBusy,
     Word,
 )
 from contracts.events import BeginEvent, StartPayload
+from contracts.signals import HumanInput
 from decisions.ids import turn_run_id
-from decisions.narrate import cut, markdown
+from decisions.illegal import IllegalMove
+from decisions.narrate import cut
 from decisions.transcript import PAGE_BYTES
 
 MOST_QUEUED = 2000
@@ -38,7 +37,7 @@ ANSWERS, ANSWER_BYTES = 10, 64 * 1024  # room beside those, for answers: the tur
 MOST_REQUEST = PAGE_BYTES  # bytes of one, which is carried beside them while it runs; more a run would not take
 FRAME = 160  # bytes that a lane keeps beside a request
 MOST_SEEN = 5000  # request ids that are known again; older ones find their run, which has ended
-MOST_RECENT, MOST_NOTICES, MOST_AFTER, MOST_SHOWN = 20, 20, 5, 50
+MOST_RECENT, MOST_NOTICES, MOST_AFTER = 20, 20, 5
 EXCERPT = 400  # characters of a request or an outcome
 RETRY_AFTER = 5.0  # seconds; about the time of a short turn
 
@@ -71,7 +70,14 @@ class Cancel:
     reason: str
 
 
-Errand = Steer | Answer | Cancel
+@dataclass(frozen=True)
+class PassOn:
+    """Hand on what a person sent to the lane: it is for the turn that runs, whatever that asks."""
+
+    answer: HumanInput
+
+
+Errand = Steer | Answer | Cancel | PassOn
 
 
 @dataclass(frozen=True)
@@ -156,7 +162,14 @@ def found_open(state: LaneState, turn: Queued) -> LaneState:
 
 
 def begun(state: LaneState) -> LaneState:
-    """The first request of the queue becomes the turn that runs. The agent it names is spoken to from now on."""
+    """The first request of the queue becomes the turn that runs. The agent it names is spoken to from now on.
+
+    Raises IllegalMove where a turn runs already, or nothing waits.
+    """
+    if state.active is not None:
+        raise IllegalMove("begin a turn", f"run {state.active.queued.run_id} is one")
+    if not state.queue:
+        raise IllegalMove("begin a turn", "nothing waits")
     first, *rest = state.queue
     agent = first.request.agent or state.agent or first.request.default_agent
     return state.model_copy(update={"active": Active(queued=first), "queue": tuple(rest), "agent": agent})
@@ -200,10 +213,11 @@ def begin_event(state: LaneState, message: Queued) -> BeginEvent:
 def ended(state: LaneState, end: TurnEnd, said: str, now: datetime) -> LaneState:
     """The turn is over. What it was to be steered by, and did not take, comes next.
 
-    After one that ran before, nobody here knows which turn was the latest: the conversation's store does.
+    After one that ran before, nobody here knows which turn was the latest: the conversation's store does. Raises
+    IllegalMove where no turn runs.
     """
     if state.active is None:
-        raise AssertionError("no turn runs")
+        raise IllegalMove("end a turn", "none runs")
     done = state.active.queued
     after = () if state.active.is_repeat else (done.run_id, *state.after)[:MOST_AFTER]
     changes = {"active": None, "after": after, "queue": (*state.steering, *state.queue), "steering": ()}
@@ -242,6 +256,13 @@ def dropped(state: LaneState, request_id: str, by: str, now: datetime) -> LaneSt
     return _told(state.model_copy(update={"queue": left}), found, TurnEnd.dropped, by, now)
 
 
+def emptied(state: LaneState, by: str, now: datetime) -> LaneState:
+    """Nothing waits any more."""
+    for message in state.queue:
+        state = dropped(state, message.request.request_id, by, now) or state
+    return state
+
+
 def _told(state: LaneState, message: Queued, end: TurnEnd, said: str, now: datetime) -> LaneState:
     request_id, mailbox = message.request.request_id, message.request.mailbox
     if mailbox is not None:
@@ -258,6 +279,11 @@ def _told(state: LaneState, message: Queued, end: TurnEnd, said: str, now: datet
     return state.model_copy(update={"recent": (*state.recent, turn)[-MOST_RECENT:]})
 
 
+def heard(state: LaneState) -> LaneState:
+    """A mailbox has heard the first of the words."""
+    return state.model_copy(update={"words": state.words[1:]})
+
+
 def is_over(state: LaneState) -> bool:
     """Whether nothing is left in a lane that closes after itself."""
     return state.closes and not (state.queue or state.steering or state.words or state.active)
@@ -270,40 +296,3 @@ def refused(state: LaneState, notice: str) -> LaneState:
 
 def noticed(state: LaneState, notice: str) -> LaneState:
     return state.model_copy(update={"notices": (*state.notices, cut(notice, 300))[-MOST_NOTICES:]})
-
-
-def view(state: LaneState) -> LaneView:
-    return LaneView(
-        conversation_id=state.conversation_id,
-        agent=state.agent,
-        active=_shown(state.active.queued) if state.active else None,
-        queued=len(state.queue),
-        most_queued=MOST_QUEUED,
-        waiting=tuple(_shown(each) for each in state.queue[:MOST_SHOWN]),
-        recent=state.recent,
-        accepted=state.accepted,
-        refused=state.refused,
-        notices=state.notices,
-    )
-
-
-def _shown(message: Queued) -> WaitingView:
-    request = message.request
-    asked = cut(request.text, EXCERPT)
-    return WaitingView(request_id=request.request_id, run_id=message.run_id, asked=asked, at=message.at)
-
-
-def details(state: LaneState) -> str:
-    """The Web UI's current details, in Markdown."""
-    running = f"run `{state.active.queued.run_id}`" if state.active else "idle"
-    blocks = [f"**{running}** · {len(state.queue):,} waiting · {state.accepted:,} accepted · {state.refused:,} refused"]
-    if state.active:
-        blocks.append(f"**Now** {markdown(cut(state.active.queued.request.text, EXCERPT))}")
-    if state.notices:
-        blocks.append(f"**Ignored** {markdown(state.notices[-1])}")
-    return "\n\n".join([*blocks, *_lines(state.recent)])
-
-
-def _lines(turns: Sequence[Turn]) -> list[str]:
-    lines = [f"- {turn.end} `{turn.run_id}` {markdown(cut(turn.asked, 80))}" for turn in reversed(turns[-5:])]
-    return ["\n".join(["**Lately**", "", *lines])] if lines else []

@@ -9,6 +9,9 @@ asking        a person's word on how a run goes on
 acting        carrying out the calls of a turn
 queue_tool    a call that is an activity of another worker
 conversation  `Conversation`: a lane, one run at a time
+live_lane     a lane while a worker has it in memory
+lane_turn     its turns: how one begins, and is watched to its end
+lane_errand   what it brings to its turn, and tells mailboxes
 listening     what a run's user says while it is at work
 delegating    a call of `delegate`: a child workflow, and what it brings
 delegation    `Delegation`: a DAG of child runs, joined

@@ -1,0 +1,194 @@
+"""What a lane does next: an example of each rule, and a lane that is played by them whatever comes, in any order."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from contracts.conversation import LaneState, SubmitRequest, TurnEnd, Word
+from contracts.signals import HumanInput
+from decisions import conversation as lane
+from decisions import lane_move
+from decisions.illegal import IllegalMove
+from decisions.lane_move import Begin, Bring, CloseTurn, DropAll, Facts, Leave, Move, StopTurn, Tell, Wait
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+IDLE = LaneState(conversation_id="c")
+
+
+def admitted(state: LaneState, request_id: str, **fields: Any) -> lane.Accepted:
+    request = SubmitRequest.model_validate({"request_id": request_id, "goal": f"do {request_id}", **fields})
+    admission = lane.admit(state, request, NOW)
+    assert isinstance(admission, lane.Accepted), admission
+    return admission
+
+
+ERRAND = lane.PassOn(HumanInput(text="blue"))
+WORD = Word(mailbox="scribe", request_id="r", run_id="R", end=TurnEnd.completed)
+QUEUED = admitted(IDLE, "next").state
+BUSY = admitted(lane.begun(admitted(IDLE, "now").state), "next").state
+OWES = {"words": (WORD,)}
+
+
+@pytest.mark.parametrize(
+    ("holds", "state", "facts"),
+    [
+        (
+            lane_move.errand_waits,
+            BUSY.model_copy(update=OWES),
+            Facts(errand=ERRAND, turn_is_over=True, cancelled="enough"),
+        ),
+        (lane_move.word_waits, BUSY.model_copy(update=OWES), Facts(turn_is_over=True, cancelled="enough")),
+        (lane_move.turn_is_over, BUSY, Facts(turn_is_over=True, cancelled="enough", history_is_long=True)),
+        (lane_move.turn_is_to_stop, BUSY, Facts(cancelled="enough", history_is_long=True)),
+        (lane_move.queue_is_to_go, QUEUED, Facts(cancelled="enough", history_is_long=True)),
+        (lane_move.lane_is_done, IDLE, Facts(cancelled="enough", history_is_long=True)),
+        (lane_move.lane_is_done, QUEUED, Facts(history_is_long=True)),
+        (lane_move.lane_is_done, BUSY, Facts(history_is_long=True)),
+        (lane_move.lane_is_done, IDLE.model_copy(update={"closes": True}), Facts()),
+        (lane_move.request_waits, QUEUED, Facts()),
+        (lane_move.nothing_is_due, IDLE, Facts()),
+        (lane_move.nothing_is_due, BUSY, Facts()),
+        (lane_move.nothing_is_due, BUSY, Facts(cancelled="enough", turn_is_told_to_stop=True, history_is_long=True)),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_of_the_rules_that_hold_the_first_one_says_what_is_done(holds: Any, state: LaneState, facts: Facts) -> None:
+    assert next(each for each in lane_move.RULES if each(state, facts)) is holds
+    assert lane_move.next_move(state, facts) == holds(state, facts)
+
+
+@pytest.mark.parametrize("state", [BUSY, IDLE])
+def test_a_turn_that_is_begun_beside_another_or_out_of_nothing_is_an_illegal_move(state: LaneState) -> None:
+    with pytest.raises(IllegalMove, match="cannot begin a turn"):
+        lane.begun(state)
+
+
+def test_a_turn_that_ends_where_none_runs_is_an_illegal_move() -> None:
+    with pytest.raises(IllegalMove, match="cannot end a turn"):
+        lane.ended(IDLE, TurnEnd.completed, "", NOW)
+
+
+class Lane(RuleBasedStateMachine):
+    """Played as the workflow does: a move at a time, while requests, answers, ends of turns and a cancel come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = IDLE
+        self.errands: list[lane.Errand] = []
+        self.turn_is_over = self.turn_is_told_to_stop = self.history_is_long = self.has_left = False
+        self.cancelled: str | None = None
+        self.number = 0
+        self.queued: list[str] = []  # requests that only queued, in their order
+        self.begun: list[str] = []
+
+    @property
+    def move(self) -> Move:
+        errand = self.errands[0] if self.errands else None
+        facts = Facts(errand, self.turn_is_over, self.turn_is_told_to_stop, self.cancelled, self.history_is_long)
+        return lane_move.next_move(self.state, facts)
+
+    @precondition(lambda self: self.cancelled is None)
+    @rule(
+        when_busy=st.sampled_from(["queue", "queue", "steer", "interrupt"]),
+        answers=st.sampled_from([None, None, "q1"]),
+        mailbox=st.sampled_from([None, "scribe"]),
+    )
+    def submit(self, when_busy: str, answers: str | None, mailbox: str | None) -> None:
+        self.number += 1
+        name = f"r{self.number}"
+        admission = admitted(self.state, name, when_busy=when_busy, question_id=answers, mailbox=mailbox)
+        self.state = admission.state
+        if admission.errand is not None:
+            self.errands.append(admission.errand)
+        elif when_busy == "queue" and answers is None:
+            self.queued.append(name)
+
+    @precondition(lambda self: self.state.active is not None)
+    @rule()
+    def end_turn(self) -> None:
+        self.turn_is_over = True
+
+    @rule()
+    def lengthen(self) -> None:
+        self.history_is_long = True
+
+    @rule(sure=st.sampled_from([False, False, False, True]))
+    def cancel(self, sure: bool) -> None:
+        self.cancelled = self.cancelled or ("enough" if sure else None)
+
+    @precondition(lambda self: not self.has_left)
+    @rule(took=st.booleans())
+    def make(self, took: bool) -> None:
+        match self.move:
+            case Bring(errand):
+                self.bring(errand, took)
+            case Tell(word):
+                assert word == self.state.words[0]
+                self.state = lane.heard(self.state)
+            case CloseTurn():
+                self.state, self.turn_is_over = lane.ended(self.state, TurnEnd.completed, "", NOW), False
+            case StopTurn(errand):
+                assert self.state.active is not None
+                assert errand.run_id == self.state.active.queued.run_id
+                self.turn_is_told_to_stop = True
+            case DropAll(reason):
+                self.state = lane.emptied(self.state, reason, NOW)
+            case Begin(message):
+                self.state = lane.begun(self.state)  # raises where a turn runs
+                assert self.state.active is not None
+                assert self.state.active.queued == message
+                self.begun.append(message.request.request_id)
+            case Leave():
+                self.leave()
+            case Wait():
+                self.must_have_nothing_to_do()
+
+    def bring(self, errand: lane.Errand, took: bool) -> None:
+        assert self.errands.pop(0) == errand
+        if isinstance(errand, lane.Answer):
+            self.state = lane.answered(self.state, errand.message, NOW, took=took)
+        elif isinstance(errand, lane.Steer) and took:
+            self.state = lane.steered(self.state, errand.message.request.request_id, NOW)
+
+    def leave(self) -> None:
+        assert not self.errands
+        assert not self.state.words
+        if self.cancelled is None:
+            self.history_is_long = False  # it goes on in another execution
+        else:
+            assert (self.state.active, self.state.queue, self.state.steering) == (None, (), ())
+            self.has_left = True
+
+    def must_have_nothing_to_do(self) -> None:
+        assert not any((self.errands, self.state.words, self.turn_is_over))
+        if self.cancelled is not None:
+            assert self.turn_is_told_to_stop
+        assert self.state.active is not None or not self.state.queue
+
+    @invariant()
+    def queued_requests_run_in_order(self) -> None:
+        ran = [name for name in self.begun if name in self.queued]
+        assert ran == sorted(ran, key=self.queued.index)
+
+    @invariant()
+    def nothing_runs_twice(self) -> None:
+        assert len(set(self.begun)) == len(self.begun)
+
+    def teardown(self) -> None:
+        """With turns that end, it comes to rest: everything has run, or was dropped."""
+        for _ in range(10 * self.number + 20):
+            if self.has_left or (isinstance(self.move, Wait) and self.state.active is None):
+                break
+            if isinstance(self.move, Wait):
+                self.end_turn()
+            self.make(took=True)
+        assert (self.state.active, self.state.queue, self.state.steering, self.state.words) == (None, (), (), ())
+        assert self.has_left == (self.cancelled is not None)
+
+
+TestLane = Lane.TestCase
+TestLane.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,70 @@
+"""What a lane brings to the turn that runs, and what it tells mailboxes."""
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError
+
+from activities.conversation import Conversations
+from contracts.conversation import Queued, SteerRequest, TurnAnswer, Word
+from contracts.mailbox import TurnEnded
+from contracts.signals import CancelRequest, HumanInput
+from decisions import conversation as lane
+from decisions import ids
+from decisions.narrate import cut
+from workflows.live_lane import LiveLane
+from workflows.policies import ANSWER
+
+
+async def bring(live: LiveLane, errand: lane.Errand) -> None:
+    """To the turn that runs."""
+    match errand:
+        case lane.Cancel(run_id, reason):
+            await _signal(live, run_id, "cancel", CancelRequest(reason=reason[:2000]))
+        case lane.Steer(message):
+            body = SteerRequest(request_id=message.request.request_id, text=lane.spoken(message.request))
+            await _signal(live, live.active_id, "steer", body)
+        case lane.Answer(message):
+            await _answer(live, message)
+        case lane.PassOn(answer):
+            await _signal(live, live.active_id, "human_input", answer)
+
+
+async def _signal(
+    live: LiveLane, run_id: str | None, name: str, body: CancelRequest | SteerRequest | HumanInput
+) -> None:
+    """A run that has just ended hears it no more, and need not."""
+    if run_id is None or run_id != live.active_id:
+        return
+    run = workflow.get_external_workflow_handle(ids.run_workflow_id(run_id))
+    try:
+        await run.signal(name, body.model_dump(mode="json", exclude_none=True))
+    except ApplicationError as closed:
+        live.become(lane.noticed(live.state, f"{name}: run {run_id} has ended: {closed.message}"))
+
+
+async def _answer(live: LiveLane, message: Queued) -> None:
+    request, took = message.request, False
+    if (run_id := live.active_id) is not None:
+        answer = TurnAnswer(
+            run_id=run_id,
+            question_id=request.question_id or "",
+            text=request.text,
+            request_id=request.request_id,
+        )
+        try:
+            took = await workflow.execute_activity_method(
+                Conversations.answer_turn, answer, summary=f"answer {cut(answer.question_id, 40)}", **ANSWER
+            )
+        except ActivityError as error:
+            workflow.logger.warning("the answer of request %s did not arrive: %s", request.request_id, error.cause)
+    live.become(lane.answered(live.state, message, workflow.now(), took=took))
+
+
+async def tell(live: LiveLane, word: Word) -> None:
+    """A mailbox that is gone hears it no more; one that missed it looks by itself."""
+    body = TurnEnded(request_id=word.request_id, run_id=word.run_id, end=word.end)
+    mailbox = workflow.get_external_workflow_handle(ids.mailbox_workflow_id(word.mailbox))
+    try:
+        await mailbox.signal("turn_ended", body.model_dump(mode="json", exclude_none=True))
+    except ApplicationError as gone:
+        live.become(lane.noticed(live.state, f"turn_ended: mailbox {word.mailbox} is gone: {gone.message}"))
+    live.become(lane.heard(live.state))
