@@ -94,11 +94,11 @@ def next_move(state: FollowUpState) -> Move:
     for number, task in enumerate(state.tasks, 1):
         if task.state is State.queued:
             kind, given = kinds.read(task)
-            if kind.sends is not None:
+            if kind.sends is not None and not is_sending(state):
                 return Send(task, number, kind.sends(given))
             if kind.topic is not None:
                 return Subscribe(task, kind.topic(given))
-    ends = [task.expires_at for task in open_tasks(state) if task.expires_at is not None]
+    ends = [task.expires_at for task in open_tasks(state) if task.expires_at is not None and not _sends(task)]
     if not state.tasks and state.idle_until is not None:
         ends.append(state.idle_until)
     return Wait(min(ends, default=None))
@@ -106,6 +106,15 @@ def next_move(state: FollowUpState) -> Move:
 
 def open_tasks(state: FollowUpState) -> tuple[Task, ...]:
     return tuple(task for task in state.tasks if not task.state.is_final)
+
+
+def is_sending(state: FollowUpState) -> bool:
+    """Messages go out one after the other; what becomes of this one is not known yet."""
+    return any(task.state is State.running and _sends(task) for task in state.tasks)
+
+
+def _sends(task: Task) -> bool:
+    return kinds.KINDS[task.kind].sends is not None
 
 
 def task_of(state: FollowUpState, task_id: str) -> Task | None:
@@ -248,9 +257,9 @@ def advanced(state: FollowUpState, now: int) -> FollowUpState:
     if state.state.is_final:
         return state
     for task in open_tasks(state):
-        kind, given = kinds.read(task)
-        if kind.sends is not None:
+        if _sends(task):
             continue
+        kind, given = kinds.read(task)
         if task.expires_at is not None and task.expires_at <= now:
             due = kind.due(given, task.created_at) if kind.due else None
             by = CLOCK if due is not None and due <= now else TIMEOUT
@@ -265,6 +274,7 @@ def _completed(state: FollowUpState, now: int) -> FollowUpState:
     """`any` is judged at once; `all` when no run is left that may add tasks (E2)."""
     left = open_tasks(state)
     is_any = state.definition.completion is Completion.any and any(_is_answer(task) for task in state.tasks)
+    is_any = is_any and not is_sending(state)  # a message that went out must not be told as cancelled
     if not is_any and (left or state.runs or (not state.tasks and now < (state.idle_until or now))):
         at_work = {State.queued, State.running} & {task.state for task in left}
         waits = State.running if at_work else State.blocked

@@ -37,6 +37,7 @@ from workflows.handlers import ignoring_refusals, invalid, read, read_optional
 from workflows.live_followup import LiveFollowUp, begin, now
 from workflows.policies import FILES, WAIT_FOR_END, WATCHING
 
+SENDS_BESIDE = "sends-beside"  # the patch of sends that go on beside the loop; before it, the loop waited for each
 LONGEST_TIMER = 30 * 24 * 3600 * 1000  # milliseconds; what is further away than any timer reaches is looked at again
 
 
@@ -53,6 +54,7 @@ class FollowUp:
     @workflow.init
     def __init__(self, *args: Any) -> None:
         self._watched: set[str] = set()
+        self._sending: asyncio.Task[None] | None = None
         self._refused: str | None = None  # why the lane will never take the request that resumes the work
         try:
             self._begun: LiveFollowUp | ApplicationError = begin(args)
@@ -77,18 +79,31 @@ class FollowUp:
         return self._begun
 
     async def _work(self) -> bool:
-        """Moves until it is over (False) or the history is long (True). Raises CancelledError at a halt."""
+        """Moves until it is over (False) or the history is long (True). Raises CancelledError at a halt.
+
+        A message that is going out is not cut off: how that ended would not be known.
+        """
+        try:
+            return await self._moves()
+        finally:
+            if self._sending is not None:
+                await self._sending
+
+    async def _moves(self) -> bool:
         while True:
             self._live.halt.check()
             self._watch_turns()
+            self._take_in_sent()
             self._live.become(followup.advanced(self._live.state, now()))
-            if workflow.info().is_continue_as_new_suggested():
+            if workflow.info().is_continue_as_new_suggested() and self._sending is None:
                 return True
             match followup.next_move(self._live.state):
                 case followup.Subscribe() as move:
                     await self._subscribe(move)
                 case followup.Send() as move:
-                    await self._send(move)
+                    self._sending = self._begun_send(move)
+                    if not workflow.patched(SENDS_BESIDE):
+                        await self._sending
                 case followup.Wait(until):
                     await self._wait(until)
                 case followup.Resume():
@@ -104,15 +119,24 @@ class FollowUp:
         await self._do(FollowUps.subscribe_task, request, f"wait: {task.description}")
         self._live.become(followup.blocked(self._live.state, task.task_id, now()))
 
+    def _begun_send(self, move: followup.Send) -> asyncio.Task[None]:
+        """It goes on beside the loop: what nobody takes for minutes must not hold up the other tasks."""
+        self._live.become(followup.begun(self._live.state, move.task.task_id, now()))
+        return asyncio.create_task(self._send(move))
+
     async def _send(self, move: followup.Send) -> None:
-        """A message that is going out is not cut off: how that ended would not be known."""
         task = move.task
-        self._live.become(followup.begun(self._live.state, task.task_id, now()))
         request = NotifyRequest(
             task_id=task.task_id, number=move.number, execution=self._live.state.execution, message=move.message
         )
         outcome: ToolOutcome = await self._scheduled(FollowUps.notify, request, f"send: {task.description}")
         self._live.become(followup.sent(self._live.state, task.task_id, outcome, now()))
+
+    def _take_in_sent(self) -> None:
+        """What a send raised is raised here: beside the loop nobody would hear of it."""
+        if self._sending is not None and self._sending.done():
+            self._sending.result()
+            self._sending = None
 
     async def _resume(self) -> None:
         request = followup_told.resume_request(self._live.state)
@@ -144,7 +168,7 @@ class FollowUp:
         state = self._live.state
         about = followup_told.waiting_for(state) or "the end of the turn"
         changed = workflow.wait_condition(
-            lambda: self._live.state is not state,
+            lambda: self._live.state is not state or (self._sending is not None and self._sending.done()),
             timeout=None if until is None else min(max(until - now(), 0), LONGEST_TIMER) / 1000 + 0.001,
             timeout_summary=about,
         )

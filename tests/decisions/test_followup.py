@@ -191,6 +191,41 @@ def test_all_is_judged_only_after_the_turn_that_creates_the_tasks() -> None:
     assert (state.state, followup.next_move(state)) == (State.resolved, Resume())
 
 
+def test_messages_go_out_one_after_the_other_and_hold_up_nothing_else() -> None:
+    """Not even by a time of their own: nobody waits for it, as they are not cut off."""
+    first, second = (task(name, "notify", channelId="x", text=name, timeoutMs=5) for name in ("m1", "m2"))
+    state = follow_up()
+    for each in (first, second, task("a"), task("b", timeoutMs=20)):
+        state = followup.added(state, each, START)
+    move = followup.next_move(state)
+    assert isinstance(move, Send)
+    state = followup.begun(state, "m1", START)
+    move = followup.next_move(state)
+    assert isinstance(move, Subscribe)
+    assert move.task.task_id == "a"
+    for name in "ab":
+        state = followup.blocked(followup.begun(state, name, START), name, START)
+    assert followup.next_move(state) == Wait(START + 20)
+    state = followup.advanced(state, START + 20)
+    assert states(state) == ["running", "queued", "blocked", "resolved"]
+    move = followup.next_move(followup.sent(state, "m1", ToolOutcome(result="sent"), START + 21))
+    assert isinstance(move, Send)
+    assert move.task.task_id == "m2"
+
+
+def test_any_is_judged_when_the_message_that_is_going_out_has_its_end() -> None:
+    """It may be there already, so nobody is told that it was cancelled."""
+    sends = [task(name, "notify", channelId="x", text=name) for name in ("m1", "m2")]
+    state = with_tasks(follow_up(Completion.any), task("a"))
+    for each in sends:
+        state = followup.added(state, each, START)
+    state = followup.begun(state, "m1", START)
+    state = followup.advanced(took(state, "a", reply("a")), START)
+    assert (states(state), state.state.is_final) == (["resolved", "running", "queued"], False)
+    state = followup.advanced(followup.sent(state, "m1", ToolOutcome(result="sent"), START), START)
+    assert (states(state), state.state) == (["resolved", "resolved", "cancelled"], State.resolved)
+
+
 def test_any_is_judged_at_once_and_cancels_the_rest() -> None:
     state = with_tasks(follow_up(Completion.any, "r"), task("a"), task("b"))
     state = followup.advanced(took(state, "b", reply("b")), START)

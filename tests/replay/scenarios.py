@@ -479,6 +479,11 @@ def gives_up(door: str) -> Play:
     return play
 
 
+async def sends_a_message_beside(it: World, run: Run) -> None:
+    """The clock of its first task runs on meanwhile."""
+    await run.signal("task_create", task(run.id.removeprefix("wf:"), "notify", "t2", channelId="c", text="x"))
+
+
 async def bothers_a_follow_up(it: World, run: Run) -> None:
     """Until its history is long; then the reply."""
     name = run.id.removeprefix("wf:")
@@ -783,6 +788,14 @@ SCENARIOS = (
     ),
     Scenario("follow-up-timed-out", "completed", [], type="FollowUp", begins=follows(REPLIES, timeoutMs=50)),
     Scenario("follow-up-notified", "completed", [], type="FollowUp", begins=follows("notify", channelId="c", text="x")),
+    Scenario(
+        "follow-up-sends-beside",
+        "completed",
+        [],
+        type="FollowUp",
+        begins=follows("wait", delayMs=2000),
+        play=sends_a_message_beside,
+    ),
     Scenario("follow-up-without-tasks", "failed NoTasks", [], type="FollowUp", begins=follows("", "nobody")),
     Scenario(
         "follow-up-refused",

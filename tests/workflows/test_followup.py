@@ -45,6 +45,21 @@ class Recorded:
         return ToolOutcome(result="sent")
 
 
+class Held(Recorded):
+    """One whose first message is under way until it is let go."""
+
+    timeout = timedelta(minutes=1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes = asyncio.Event()
+
+    async def send(self, message: Outbound, key: str) -> ToolOutcome:
+        sent = await super().send(message, key)
+        await self.goes.wait()
+        return sent
+
+
 async def refused(run: Run, name: str, *body: Any) -> str:
     with pytest.raises(WorkflowUpdateFailedError) as failure:
         await run.execute_update(name, args=body)
@@ -360,6 +375,47 @@ async def test_what_fails_to_go_out_is_sent_again_only_where_keys_are_honoured(
         await run.result()
         assert [key for key, _ in outbox.sent] == [f"workflow:{run.id.removeprefix('wf:')}:task:t1:notify"] * times
         assert here.task_in(await here.it.state(run))["result"]["status"] == status
+
+
+async def test_a_message_that_does_not_go_out_holds_up_no_other_task(following: Following) -> None:
+    outbox = Held()
+    async with following(outbox=outbox) as here:
+        run = await here.create()
+        for name in ("m1", "m2"):
+            await here.add(run, "notify", name, channelId="x", text=name, completion="ack")
+        await here.until_task(run, "m1", "running")
+        await here.add(run, "wait", "clock", delayMs=1)
+        await here.add(run, "prompt", "ask", text="Book it?", timeoutMs=1)
+        await here.wait_for_reply(run, "reply")
+        await here.publish(here.reply())
+        for name in ("clock", "ask", "reply"):
+            await here.until_task(run, name, "resolved")
+        now = await here.it.state(run)
+        assert [here.task_in(now, name)["state"] for name in ("m1", "m2")] == ["running", "queued"]
+        assert await here.requests() == []
+        outbox.goes.set()
+        await run.result()
+        assert [text for _, text in outbox.sent] == ["m1", "m2"]
+        assert len(await here.requests()) == 1
+
+
+@pytest.mark.parametrize("how", ["signal", "native"])
+async def test_a_message_that_is_going_out_is_not_cut_off_by_a_cancel(following: Following, how: str) -> None:
+    """What became of it is told; what has not begun to go out does not."""
+    outbox = Held()
+    async with following(outbox=outbox) as here:
+        run = await here.create()
+        for name in ("m1", "m2"):
+            await here.add(run, "notify", name, channelId="x", text=name)
+        await here.it.until(lambda: bool(outbox.sent))
+        await (run.cancel() if how == "native" else run.signal("cancel"))
+        assert here.task_in(await here.it.state(run), "m1")["state"] == "running"
+        outbox.goes.set()
+        with pytest.raises(WorkflowFailureError):
+            await run.result()
+        state = await here.it.state(run)
+        assert [here.task_in(state, name)["state"] for name in ("m1", "m2")] == ["resolved", "cancelled"]
+        assert [text for _, text in outbox.sent] == ["m1"]
 
 
 async def test_without_an_outbox_a_message_fails_typed(following: Following) -> None:
