@@ -10,9 +10,11 @@ RESUMED = ".r"
 RUN = "run:"
 FOLLOW_UP = "wf:"
 SCHEDULE = "schedule:"
+_DELEGATION = "/delegation:"
 MOST_AGENT = 160  # characters of an agent's name in the id of a conversation, which has 200
 MOST_KEY = 400  # characters of a topic's key; a longer one is its digest
-MOST_PLAIN = 800  # bytes of a run id that is made of others; the server takes 1,000 for a whole workflow id
+MOST_WORKFLOW_ID = 1000  # bytes that the server takes
+MOST_PLAIN = 800  # bytes of a run id that is made of others
 
 
 def run_workflow_id(run_id: str) -> str:
@@ -89,22 +91,34 @@ def topic_workflow_id(key: str) -> str:
 
 
 def delegation_workflow_id(run_id: str, step: int) -> str:
-    """A step delegates once: whoever comes to it again finds the same delegation."""
-    return f"{run_workflow_id(run_id)}/delegation:{step}"
+    """A step delegates once: whoever comes to it again finds the same delegation.
+
+    A run that was started under a long id, as only another client can, has its `stand_in` there: an id that is too
+    long would leave the run stuck.
+    """
+    plain = f"{run_workflow_id(run_id)}{_DELEGATION}{step}"
+    return plain if _bytes(plain) <= MOST_WORKFLOW_ID else f"{run_workflow_id(stand_in(run_id))}{_DELEGATION}{step}"
 
 
 def delegating_run_id(workflow_id: str) -> str | None:
-    """The run that made this delegation; None of another workflow."""
-    owner, mark, _ = workflow_id.rpartition("/delegation:")
+    """The run that made this delegation, or its `stand_in`; None of another workflow."""
+    owner, mark, _ = workflow_id.rpartition(_DELEGATION)
     return run_id_of(owner) if mark else None
 
 
 def subtask_run_id(run_id: str, step: int, subtask: str) -> str:
     """Readable, as long as the server takes it: an id that is too long would leave the delegation stuck."""
     plain = f"{run_id}.{step}-{subtask}"
-    if len(plain.encode("utf-8", "surrogatepass")) <= MOST_PLAIN:
-        return plain
-    return "d-" + blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
+    return plain if _bytes(plain) <= MOST_PLAIN else stand_in(plain)
+
+
+def stand_in(run_id: str) -> str:
+    """What stands for a run id that is too long."""
+    return "d-" + _digest(run_id)
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def run_id_for(dedupe_key: str) -> str:

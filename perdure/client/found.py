@@ -56,7 +56,7 @@ class Found:
 
     @property
     def parent(self) -> str | None:
-        """The run that delegated it."""
+        """The run that delegated it, or what stands for a long id (`ids.stand_in`)."""
         return ids.delegating_run_id(self.execution.parent_id or "")
 
     @property
@@ -219,7 +219,7 @@ async def below(client: Client, root: Found) -> list[tuple[int, Found]]:
 
 
 def _descent(children: Mapping[str, Sequence[Found]], run_id: str, depth: int) -> Iterator[tuple[int, Found]]:
-    for child in children.get(run_id, ()):
+    for child in (*children.get(ids.stand_in(run_id), ()), *children.get(run_id, ())):
         yield depth, child
         yield from _descent(children, child.run_id, depth + 1)
 

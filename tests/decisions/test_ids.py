@@ -70,3 +70,19 @@ def test_other_arguments_have_another_digest(other: dict[str, Any]) -> None:
 def test_the_digest_of_a_call_stays_what_it_was() -> None:
     """It lies in the ledgers and histories of runs that are under way."""
     assert ids.call_digest("charge", {"to": "eva", "eur": 5}) == "e8826a6e2c33190b175ea6b5"
+
+
+@given(run_id=st.text(min_size=1), repeat=st.integers(1, 600), step=st.integers(1, 10**6))
+def test_the_id_of_a_delegation_fits_and_is_plain_where_it_can_be(run_id: str, repeat: int, step: int) -> None:
+    """Runs that are under way have their delegations under the plain one."""
+    long = run_id * repeat
+    plain, made = f"run:{long}/delegation:{step}", ids.delegation_workflow_id(long, step)
+    assert len(made.encode("utf-8", "surrogatepass")) <= ids.MOST_WORKFLOW_ID
+    assert (made == plain) is (len(plain.encode("utf-8", "surrogatepass")) <= ids.MOST_WORKFLOW_ID)
+    assert ids.delegating_run_id(made) in (ids.run_id_of(f"run:{long}"), ids.stand_in(long))
+
+
+def test_the_ids_of_subtasks_stay_what_they_were() -> None:
+    """Runs that are under way know theirs by them."""
+    assert ids.subtask_run_id("01J", 2, "a") == "01J.2-a"
+    assert ids.subtask_run_id("x" * 797, 1, "a") == "d-d82d7748eeb7e2d4602a"

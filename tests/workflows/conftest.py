@@ -74,7 +74,7 @@ class World:
     async def start_raw(self, *args: Any, workflow_type: str = "AgentRun", **options: Any) -> Run:
         """A start as any Temporal client may send it: nothing is checked before the server."""
         run: Run = await self.client.start_workflow(
-            workflow_type, args=args, id=f"run:{uuid4().hex[:12]}", task_queue=self.queue, **options
+            workflow_type, args=args, task_queue=self.queue, **{"id": f"run:{uuid4().hex[:12]}", **options}
         )
         self.started.append(run.id)
         return run

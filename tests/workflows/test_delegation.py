@@ -17,6 +17,7 @@ from activities.secrets import Secrets
 from contracts.agent import Agent
 from contracts.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
+from decisions import ids
 from perdure.client.found import below, find, listing
 from perdure.client.runs import fork, resume
 from perdure.codec import AesGcmCodec
@@ -653,6 +654,19 @@ async def test_what_a_run_has_delegated_is_found_whatever_is_in_its_id(world: An
         await result(run)
         found = await below(it.client, await find(it.client, run.id.removeprefix("run:")))
     assert [depth for depth, _ in found] == [1]
+
+
+async def test_a_run_under_the_longest_id_that_the_server_takes_delegates(world: Any) -> None:
+    """Any Temporal client may start one."""
+    async with world(script([delegates(task("a")), FINISH], finishes), agents=[LEAD, WRITER]) as it:
+        start = {"type": "agentic.start", "payload": {"goal": "do it", "agent": "lead"}}
+        long = uuid4().hex.ljust(ids.MOST_WORKFLOW_ID - len("run:"), "x")
+        run = await it.start_raw(start, id=f"run:{long}")
+        event = await result(run)
+        assert event["payload"]["outcome"] == "all done"
+        assert [each.run_id for _, each in await below(it.client, await find(it.client, long))] == [
+            ids.subtask_run_id(long, 1, "a")
+        ]
 
 
 async def test_nothing_that_is_delegated_under_encryption_can_be_read_on_the_server(world: Any, client: Client) -> None:
