@@ -27,7 +27,7 @@ from activities.followup import FollowUps
 from activities.inherit import Inheritances
 from activities.mailbox import Mailboxes
 from activities.model import Model
-from activities.observation import Observation
+from activities.observation import AtWork, Observation
 from activities.project import Project
 from activities.queue_tool import QueueResults
 from activities.reconcile import Reconciliations
@@ -132,19 +132,19 @@ def versioned(deployment: Deployment) -> WorkerDeploymentConfig:
 
 
 @asynccontextmanager
-async def working(client: Client, settings: Settings, deployment: Deployment | None = None) -> AsyncIterator[None]:
-    """A worker for as long as the block runs. Raises ProjectError before anything is started."""
+async def working(client: Client, settings: Settings, deployment: Deployment | None = None) -> AsyncIterator[AtWork]:
+    """A worker for as long as the block runs, and what it is doing. Raises ProjectError before anything is started."""
     async with httpx.AsyncClient(trust_env=False) as http, offering(settings) as mcp:
         project = project_of(settings, http, mcp)
-        queue = settings.task_queue
+        queue, at_work = settings.task_queue, AtWork()
         async with (
             model_of(settings) as model,
             observing(client, settings) as observers,
-            build(client, project, queue, model, deployment, observers, settings.file.worker),
+            build(client, project, queue, model, deployment, [*observers, at_work], settings.file.worker),
             reconciling(client, queue),
         ):
             gc.freeze()  # what is loaded stays: to look it all through took 0.15 s, in which no run went on
-            yield
+            yield at_work
 
 
 @asynccontextmanager

@@ -54,6 +54,29 @@ class _Inbound(ActivityInboundInterceptor):
         return result
 
 
+class AtWork(Interceptor):
+    """For workers: how many attempts of activities one makes just now."""
+
+    def __init__(self) -> None:
+        self.attempts = 0
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - the SDK's
+        return _Counted(next, self)
+
+
+class _Counted(ActivityInboundInterceptor):
+    def __init__(self, inner: ActivityInboundInterceptor, at_work: AtWork) -> None:
+        super().__init__(inner)
+        self._at_work = at_work
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
+        self._at_work.attempts += 1
+        try:
+            return await super().execute_activity(input)
+        finally:
+            self._at_work.attempts -= 1
+
+
 def _first_facts(request: Any) -> dict[str, Any]:
     match request:
         case ToolCall():

@@ -4,9 +4,9 @@ import asyncio
 import fcntl
 import logging
 import shlex
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
@@ -40,6 +40,7 @@ class Session:
     client: Client
     settings: Settings
     ui: str | None  # of the embedded server
+    is_busy: Callable[[], bool] = bool  # whether a worker of this process, if it has one, makes a call just now
 
     def page_of(self, run_id: str) -> str | None:
         """The run's page in the Web UI."""
@@ -168,6 +169,6 @@ async def _beside(server: DevServer, settings: Settings, needs: Needs) -> AsyncI
     from worker import working
 
     log_to(logging.FileHandler(settings.home / "worker.log", encoding="utf-8"), settings.secrets)
-    async with working(client, settings):
+    async with working(client, settings) as at_work:
         with _holding(_worker_lock(settings)):
-            yield found
+            yield replace(found, is_busy=lambda: at_work.attempts > 0)

@@ -41,7 +41,7 @@ async def follow(here: Session, run_id: str, console: Console) -> int:
         console.print(f"[bold]page[/]  {page}", soft_wrap=True)
     if lack := await here.no_worker():
         console.print(f"[yellow]{lack}[/]")
-    if await _left(_show(here, run_id, screen), run_id):
+    if await _left(here, _show(here, run_id, screen), run_id):
         return DETACHED
     end = await ended(here.client, run_id)
     screen.end(end)
@@ -61,7 +61,7 @@ async def follow_json(here: Session, run_id: str, *, every: bool) -> int:
             if every:
                 print(happening_json(happening), flush=True)
 
-    if await _left(print_all(), run_id):
+    if await _left(here, print_all(), run_id):
         return DETACHED
     end = await ended(here.client, run_id)
     print(json.dumps({"run_id": run_id, **dataclasses.asdict(end)}, ensure_ascii=False), flush=True)
@@ -72,7 +72,7 @@ def exit_code(end: Ended) -> int:
     return _EXIT_CODES.get(RunStatus(end.status), 1)
 
 
-async def _left(following: Any, run_id: str) -> bool:
+async def _left(here: Session, following: Any, run_id: str) -> bool:
     """Whether the person left before the end."""
     showing, stopped = asyncio.create_task(following), asyncio.create_task(stopping().wait())
     await asyncio.wait({showing, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -83,7 +83,8 @@ async def _left(following: Any, run_id: str) -> bool:
     showing.cancel()
     await asyncio.gather(showing, return_exceptions=True)
     print(f"\nleft the run. Go on: perdure watch {run_id}   Stop it: perdure cancel {run_id}", file=sys.stderr)
-    print("Finishing what is running now (Ctrl-C again leaves at once) …", file=sys.stderr)
+    if here.is_busy():
+        print("Finishing what is running now (Ctrl-C again leaves at once) …", file=sys.stderr)
     return True
 
 

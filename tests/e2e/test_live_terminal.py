@@ -174,10 +174,22 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(project: Project) -> None:
         assert not it.echoes
         it.process.send_signal(signal.SIGINT)
         it.until("left the run. Go on: perdure watch left")
+        it.until("Finishing what is running now")
         assert it.echoes
         assert not it.seen.hides_cursor
         assert not it.has_area()
         it.process.send_signal(signal.SIGINT)
+
+
+def test_ctrl_c_while_only_a_person_is_awaited_speaks_of_no_work(project: Project) -> None:
+    with at_terminal(project, "run", "--agent", "clerk", "--id", "idle", "ask") as it:
+        it.until("answer> ")
+        it.process.send_signal(signal.SIGINT)
+        it.until("left the run. Go on: perdure watch idle")
+        assert it.process.wait(PATIENCE) == 130
+        while it.hears(0):
+            pass
+    assert "Finishing" not in it.written
 
 
 def test_ctrl_z_gives_the_terminal_back_and_goes_on_later(project: Project) -> None:
