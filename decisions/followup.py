@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from contracts.failures import ToolFault
 from contracts.followup import (
     MOST_RESULT,
     MOST_TASKS,
@@ -23,7 +24,7 @@ from contracts.followup import (
     TaskResolved,
 )
 from contracts.signals import HumanInput
-from contracts.tool import ToolOutcome
+from contracts.tool import ToolOutcome, failed
 from contracts.topic import Event
 from contracts.value import MOST_DEPTH, depth
 from decisions import kinds
@@ -249,6 +250,9 @@ def cancelled(state: FollowUpState, now: int) -> FollowUpState:
     """It ends as it stands, and nothing is resumed: not even where all is there, and no lane has taken it yet."""
     if state.state.is_final and not isinstance(next_move(state), Resume):
         return state
+    for task in state.tasks:
+        if task.state is State.running and _sends(task):  # for longer than a cancel waits for
+            state = sent(state, task.task_id, failed(ToolFault.in_doubt, "it may have been sent, or not"), now)
     return _cancel_open(state, now).model_copy(update={"state": State.cancelled, "resolved_at": now})
 
 

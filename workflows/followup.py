@@ -35,7 +35,7 @@ from workflows.confidential import readable
 from workflows.fate import Fate, fate
 from workflows.handlers import ignoring_refusals, invalid, read, read_optional
 from workflows.live_followup import LiveFollowUp, begin, now
-from workflows.policies import FILES, WAIT_FOR_END, WATCHING
+from workflows.policies import FILES, SENDING, WAIT_FOR_END, WATCHING
 
 SENDS_BESIDE = "sends-beside"  # the patch of sends that go on beside the loop; before it, the loop waited for each
 LONGEST_TIMER = 30 * 24 * 3600 * 1000  # milliseconds; what is further away than any timer reaches is looked at again
@@ -129,7 +129,7 @@ class FollowUp:
         request = NotifyRequest(
             task_id=task.task_id, number=move.number, execution=self._live.state.execution, message=move.message
         )
-        outcome: ToolOutcome = await self._scheduled(FollowUps.notify, request, f"send: {task.description}")
+        outcome: ToolOutcome = await self._scheduled(FollowUps.notify, request, f"send: {task.description}", SENDING)
         self._live.become(followup.sent(self._live.state, task.task_id, outcome, now()))
 
     def _take_in_sent(self) -> None:
@@ -155,12 +155,12 @@ class FollowUp:
                 raise asyncio.CancelledError from None
             raise
 
-    async def _scheduled(self, what: Any, request: Any, summary: str) -> Any:
+    async def _scheduled(self, what: Any, request: Any, summary: str, policy: dict[str, Any] = FILES) -> Any:
         """Tried until it comes through: none of these does harm when it is repeated."""
         return await readable(
             self._live.halt,
             lambda: workflow.execute_activity_method(
-                what, request, cancellation_type=WAIT_FOR_END, summary=narrate.cut(summary, 80), **FILES
+                what, request, cancellation_type=WAIT_FOR_END, summary=narrate.cut(summary, 80), **policy
             ),
         )
 

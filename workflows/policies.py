@@ -6,7 +6,8 @@ from typing import Any
 from temporalio.common import RetryPolicy
 from temporalio.workflow import ActivityCancellationType
 
-from contracts.tool import RETRY_DELAYS, Effect
+from contracts.duration import LONGEST
+from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect
 
 # Only with this the run hears how an activity ended that it asked to stop.
 WAIT_FOR_END = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
@@ -53,7 +54,11 @@ FILES: dict[str, Any] = {
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
 }
 
-# The same within a workflow task, which has ten seconds (`workflows.filing`).
+# A message that goes out. How long one attempt may take, the project's outbox says, and the attempt keeps to it: where
+# Temporal cut it off first, one that honours keys would be sent for ever. A dead worker is found by its heartbeat.
+SENDING: dict[str, Any] = FILES | {"start_to_close_timeout": LONGEST + CALL_MARGIN}
+
+# Our own files within a workflow task, which has ten seconds (`workflows.filing`).
 IN_PASSING: dict[str, Any] = {
     "schedule_to_close_timeout": timedelta(seconds=5),
     "retry_policy": RetryPolicy(maximum_attempts=1),

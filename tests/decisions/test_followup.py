@@ -226,6 +226,12 @@ def test_any_is_judged_when_the_message_that_is_going_out_has_its_end() -> None:
     assert (states(state), state.state) == (["resolved", "resolved", "cancelled"], State.resolved)
 
 
+def test_a_message_that_still_goes_out_when_a_cancel_waits_no_longer_is_in_doubt() -> None:
+    state = followup.added(follow_up(), task("m", "notify", channelId="x", text="hi"), START)
+    state = followup.cancelled(followup.begun(state, "m", START), START)
+    assert (states(state), state.tasks[0].result["status"], state.state) == (["failed"], "in_doubt", State.cancelled)
+
+
 def test_any_is_judged_at_once_and_cancels_the_rest() -> None:
     state = with_tasks(follow_up(Completion.any, "r"), task("a"), task("b"))
     state = followup.advanced(took(state, "b", reply("b")), START)

@@ -5,13 +5,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from temporalio import workflow
+from temporalio import activity, workflow
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.testing import WorkflowEnvironment
 
 from activities.outbox import LogOutbox
 from activities.toolkit import TransientFailure
+from contracts.duration import MOST
 from contracts.followup import Outbound
 from contracts.tool import Effect, ToolKind, ToolOutcome
 from perdure.client.found import listing
@@ -375,6 +376,27 @@ async def test_what_fails_to_go_out_is_sent_again_only_where_keys_are_honoured(
         await run.result()
         assert [key for key, _ in outbox.sent] == [f"workflow:{run.id.removeprefix('wf:')}:task:t1:notify"] * times
         assert here.task_in(await here.it.state(run))["result"]["status"] == status
+
+
+class Slow(Recorded):
+    """One that may take as long as a project can say, and notes what Temporal gives it."""
+
+    timeout = MOST
+
+    async def send(self, message: Outbound, key: str) -> ToolOutcome:
+        self.given = activity.info().start_to_close_timeout
+        return await super().send(message, key)
+
+
+@pytest.mark.parametrize("effect", [Effect.once, Effect.keyed])
+async def test_temporal_cuts_off_no_attempt_before_the_outbox_does(following: Following, effect: Effect) -> None:
+    outbox = Slow(effect)
+    async with following(outbox=outbox) as here:
+        run = await here.create()
+        await here.add(run, "notify", "t1", channelId="x", text="hi")
+        await run.result()
+    assert outbox.given
+    assert outbox.given > outbox.timeout
 
 
 async def test_a_message_that_does_not_go_out_holds_up_no_other_task(following: Following) -> None:
