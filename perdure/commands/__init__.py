@@ -3,7 +3,7 @@
 common     what every command has in common: where it prints, how it ends
 completion the script for a shell, and what it completes
 agents     agents
-run        run, watch, resume, fork
+run        run, watch, resume, fork (goal: one that is too long for a conversation)
 look       list, show, trace, tools (mcp_servers: what `tools` says of MCP servers)
 listed     the list
 export     trace --export

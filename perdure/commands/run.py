@@ -2,12 +2,12 @@
 
 import json
 import sys
-from hashlib import sha256
 from typing import Any
 
 import click
 from pydantic import ValidationError
 from rich.markup import escape
+from temporalio.client import WorkflowHandle
 
 from activities.workspace import Workspace, folder_name
 from contracts.events import ResumePayload, StartEvent
@@ -20,11 +20,11 @@ from perdure.client.runs import run_id_of, start
 from perdure.commands.common import as_json_option, complain, console, examples, go, run_argument, utf8, wrong_usage
 from perdure.commands.completion import agent_names
 from perdure.commands.follow import follow, follow_json
+from perdure.commands.goal import start_with_file
 from perdure.session import Needs, Session, session
 from settings import load
 
 MOST_GOAL = 100_000  # characters in the conversation; more goes into a file
-GOAL_SHOWN = 2000
 
 
 @click.command(
@@ -70,11 +70,10 @@ def run(
         settings = load()
         settings.check_agent(event.payload.agent)
         async with session(settings, Needs.nothing if detach else Needs.work) as here:
-            begun, named = event, run_id
             if len(whole) > MOST_GOAL:
-                named = run_id or run_id_of(event)
-                begun = _with_file(event, whole, Workspace(settings.workspaces / folder_name(named)), here)
-            handle = await start(here.client, settings.task_queue, begun, named)
+                handle = await _start_with_file(here, event, whole, run_id or run_id_of(event))
+            else:
+                handle = await start(here.client, settings.task_queue, event, run_id)
             if run_id is not None and dedupe_key is None and handle.first_execution_run_id is None:
                 raise Refused(f"there is a run {run_id} already, and it is not started again: perdure watch {run_id}")
             started = handle.id.removeprefix("run:")
@@ -165,6 +164,16 @@ async def _going_on(run_id: str, step: int | None, say: str | None, *, detach: b
         return await (follow_json(here, started, every=False) if as_json else follow(here, started, console))
 
 
+async def _start_with_file(here: Session, event: StartEvent, goal: str, run_id: str) -> WorkflowHandle[Any, Any]:
+    if here.ui is None:
+        raise Refused(
+            f"the goal has {len(goal):,} characters, and {MOST_GOAL:,} is the most: put the rest where a tool of the "
+            "agent can read it"
+        )
+    workspace = Workspace(here.settings.workspaces / folder_name(run_id))
+    return await start_with_file(here.client, here.settings.task_queue, workspace, event, goal, run_id)
+
+
 async def _detached(here: Session, run_id: str, *, as_json: bool) -> int:
     """The id, for whoever reads it; beside it, for a person, who answers and what is missing."""
     click.echo(json.dumps({"run_id": run_id}) if as_json else run_id)
@@ -198,19 +207,3 @@ def start_event(
         return StartEvent.model_validate({"type": "agentic.start", "payload": payload, "dedupe_key": start_key})
     except ValidationError as error:
         raise wrong_usage(error) from None
-
-
-def _with_file(event: StartEvent, goal: str, workspace: Workspace, here: Session) -> StartEvent:
-    """A goal that no conversation could hold goes into a file of the run; its beginning says where it goes on."""
-    if here.ui is None:
-        raise Refused(
-            f"the goal has {len(goal):,} characters, and {MOST_GOAL:,} is the most: put the rest where a tool of the "
-            "agent can read it"
-        )
-    written = goal.encode(errors="replace")
-    file = f"artifacts/goal-{sha256(written).hexdigest()[:16]}.md"  # a run of this id may be there
-    workspace.create()
-    if not (workspace.root / file).exists():
-        workspace.write(file, written)
-    told = f"{goal[:GOAL_SHOWN]}\n\n… The whole goal, {len(goal):,} characters, is in {file}: read it."
-    return event.model_copy(update={"payload": event.payload.model_copy(update={"goal": told})})

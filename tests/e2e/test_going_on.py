@@ -88,6 +88,7 @@ def test_a_goal_that_no_conversation_holds_goes_into_a_file_of_the_run(make_proj
     assert (taken.code, taken.out) == (1, "")
     assert "there is a run long already" in taken.err
     assert file.read_text() == goal
+    assert list(file.parent.glob("goal-*.md")) == [file]
     assert json.loads(project.perdure("show", "long", "--json").out)["goal"] == shown["goal"]
     elsewhere = project.perdure("run", "-", typed=goal, TEMPORAL_ADDRESS="127.0.0.1:1")
     assert elsewhere.code == 1

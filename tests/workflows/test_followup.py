@@ -12,7 +12,7 @@ from temporalio.testing import WorkflowEnvironment
 
 from activities.outbox import LogOutbox
 from activities.toolkit import TransientFailure
-from contracts.duration import MOST
+from contracts.duration import LONGEST
 from contracts.followup import Outbound
 from contracts.tool import Effect, ToolKind, ToolOutcome
 from perdure.client.found import listing
@@ -381,7 +381,7 @@ async def test_what_fails_to_go_out_is_sent_again_only_where_keys_are_honoured(
 class Slow(Recorded):
     """One that may take as long as a project can say, and notes what Temporal gives it."""
 
-    timeout = MOST
+    timeout = LONGEST
 
     async def send(self, message: Outbound, key: str) -> ToolOutcome:
         self.given = activity.info().start_to_close_timeout

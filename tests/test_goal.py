@@ -1,0 +1,72 @@
+"""A goal in a file: it is there before its run, and a start that is refused leaves nothing behind."""
+
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from temporalio.client import Client
+
+from activities.workspace import Workspace
+from contracts.events import StartEvent
+from perdure.client.refusals import NotReachable, Refused
+from perdure.commands.goal import start_with_file
+
+GOAL = "more and more of it " * 10_000
+QUEUE = "nobody"
+
+
+def event(**context: str) -> StartEvent:
+    return StartEvent.model_validate({"type": "agentic.start", "payload": {"goal": "cut", "context": context}})
+
+
+def below(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("run_id", "context"), [("x" * 1000, {}), ("wf:x", {}), ("a", {"k": "x" * 3_000_000}), ("b", {})]
+)
+async def test_a_start_that_is_refused_leaves_nothing_behind(
+    client: Client, tmp_path: Path, run_id: str, context: dict[str, str], monkeypatch: Any
+) -> None:
+    """By us, and by the server."""
+    if run_id == "b":
+        monkeypatch.setattr("perdure.commands.goal.start", refuses)
+    with pytest.raises(Refused):
+        await start_with_file(client, QUEUE, Workspace(tmp_path / "runs" / "r"), event(**context), GOAL, run_id)
+    assert [path for path in below(tmp_path) if path != "runs"] == []
+
+
+async def refuses(*_: Any) -> None:
+    raise Refused("the server does not take the start")
+
+
+async def test_what_was_there_before_stays(client: Client, tmp_path: Path) -> None:
+    """The runs of a conversation share their files, and an earlier run of this id may have left some."""
+    workspace = Workspace(tmp_path / "r")
+    workspace.create()
+    workspace.write("notes.md", b"mine")
+    with pytest.raises(Refused):
+        await start_with_file(client, QUEUE, workspace, event(k="x" * 3_000_000), GOAL, uuid4().hex)
+    assert below(tmp_path) == ["r", "r/artifacts", "r/notes.md"]
+
+
+async def test_a_run_that_is_there_is_found_and_brought_no_file(client: Client, tmp_path: Path) -> None:
+    run_id, workspace = uuid4().hex, Workspace(tmp_path / "r")
+    first = await start_with_file(client, QUEUE, workspace, event(), GOAL, run_id)
+    files = below(tmp_path)
+    assert [workspace.read_own(name.removeprefix("r/")) for name in files if name.endswith(".md")] == [GOAL.encode()]
+    again = await start_with_file(client, QUEUE, workspace, event(), f"another {GOAL}", run_id)
+    assert (again.id, again.first_execution_run_id, below(tmp_path)) == (first.id, None, files)
+    await first.terminate()
+
+
+async def test_a_start_that_may_have_been_made_keeps_its_file(client: Client, tmp_path: Path, monkeypatch: Any) -> None:
+    async def away(*_: Any) -> None:
+        raise NotReachable("it may have started the run all the same")
+
+    monkeypatch.setattr("perdure.commands.goal.start", away)
+    with pytest.raises(NotReachable):
+        await start_with_file(client, QUEUE, Workspace(tmp_path / "r"), event(), GOAL, uuid4().hex)
+    assert len(below(tmp_path)) == 3
