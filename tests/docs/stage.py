@@ -18,6 +18,7 @@ from typing import Self
 
 from perdure.testkit.model_server import Script, ScriptedModel
 from tests.docs.pages import BASH, Command, File, steps_of
+from tests.preloaded import program
 
 PATIENCE = 60.0  # seconds for a command
 # What the person who runs the tests has set is not what the pages are about.
@@ -90,9 +91,10 @@ class Stage:
         self._aside.mkdir()
         self._count = 0
         plain = {name: value for name, value in os.environ.items() if not name.startswith(NOT_OURS)}
+        programs = [str(Path(each).parent) for each in (program("cli"), sys.executable)]
         self.env = {
             **plain,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join([*programs, os.environ["PATH"]]),
             "HOME": str(folder.parent),
             "COLUMNS": "120",
             "PYTHONDONTWRITEBYTECODE": "1",

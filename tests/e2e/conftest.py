@@ -5,7 +5,6 @@ import importlib.util
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from temporalio.client import Client
 import cli
 from devserver import embedded
 from perdure.converter import data_converter
+from tests.preloaded import program
 
 ROOT = Path(cli.__file__).parent
 PATIENCE = 60.0  # seconds for what takes a few
@@ -58,7 +58,7 @@ class Project:
 
     def perdure(self, *args: str, typed: str = "", **env: str) -> Done:
         """A command to its end."""
-        command = [sys.executable, str(ROOT / "cli.py"), *args]
+        command = [program("cli"), *args]
         done = subprocess.run(
             command,
             cwd=self.folder,
@@ -75,7 +75,7 @@ class Project:
     def running(self, *args: str, script: str = "cli.py", **env: str) -> Iterator["Process"]:
         """A command while the block runs; whatever happens, it is gone afterwards."""
         process = subprocess.Popen(
-            [sys.executable, str(ROOT / script), *args],
+            [program(script.removesuffix(".py")), *args],
             cwd=self.folder,
             env=self.environment(env),
             stdin=subprocess.DEVNULL,

@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from perdure.testkit.model_server import ScriptedModel, fails
-from tests.e2e.conftest import ROOT
+from tests.preloaded import program
 
 # (files of the project, command, environment, exit code, words of the one line)
 Row = tuple[dict[str, str], tuple[str, ...], dict[str, str], int, tuple[str, ...]]
@@ -290,7 +289,7 @@ def test_a_link_that_leads_back_to_itself_is_one_line(
 def started(project: Any, *command: str, given: bytes = b"", **more: Any) -> Any:
     """A command in bytes."""
     env = project.environment(more.pop("env", None))
-    line = [sys.executable, str(ROOT / "cli.py"), *command]
+    line = [program("cli"), *command]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
     return subprocess.run(line, cwd=project.folder, env=env, input=given, timeout=60, check=False, **pipes)
 

@@ -6,7 +6,6 @@ import pty
 import re
 import select
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +16,8 @@ from typing import Any
 import pytest
 
 from perdure.testkit.model_server import Reply, ScriptedModel, calls, says, slow
-from tests.e2e.conftest import ROOT, Project
+from tests.e2e.conftest import Project
+from tests.preloaded import program
 
 PATIENCE = 40.0
 CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
@@ -81,7 +81,7 @@ def project(make_project: Any) -> Iterator[Project]:
 def at_terminal(project: Project, *args: str) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, str(ROOT / "cli.py"), "chat", *args],
+        [program("cli"), "chat", *args],
         cwd=project.folder,
         env=project.environment(),
         stdin=theirs,
@@ -100,7 +100,7 @@ def at_terminal(project: Project, *args: str) -> Iterator[Terminal]:
 
 def test_a_line_of_a_pipe_that_is_no_text_costs_no_other(project: Project) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "cli.py"), "chat", "bytes"],
+        [program("cli"), "chat", "bytes"],
         cwd=project.folder,
         env=project.environment({"PYTHONIOENCODING": "utf-8:strict"}),
         input=b"hello\ncaf\xe9\nbye\n",
@@ -199,7 +199,7 @@ def test_what_is_too_long_is_told_and_the_conversation_goes_on(project: Project)
     """Also where it would have been an answer."""
     endless, told = "x" * 200_001, "String should have at most 200000 characters"
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    command = [sys.executable, str(ROOT / "cli.py"), "chat", "endless"]
+    command = [program("cli"), "chat", "endless"]
     with subprocess.Popen(command, cwd=project.folder, env=project.environment({}), **pipes) as chat:
         gives_up = threading.Timer(2 * PATIENCE, chat.kill)
         gives_up.start()

@@ -7,20 +7,18 @@ import pty
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 from temporalio.api.enums.v1 import EventType
 
-import cli
 from contracts.run import RunStatus
 from perdure.client.refusals import NoSuchRun
 from perdure.client.runs import state as state_of
+from tests.preloaded import program
 
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|9[0-7])(?:;\d+)*m")
 TOLD_IN_JSON = (("list",), ("show", "worked"), ("trace", "worked"), ("tools",), ("doctor",))
@@ -156,7 +154,7 @@ class Terminal:
 
 def at_terminal(project: Any, *args: str, **env: str) -> Terminal:
     screen, inside = pty.openpty()
-    command = [sys.executable, str(Path(cli.__file__)), *args]
+    command = [program("cli"), *args]
     process = subprocess.Popen(
         command, cwd=project.folder, env=project.environment(env), stdin=inside, stdout=inside, stderr=inside
     )

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,8 +14,8 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-import cli
 from perdure.testkit.model_server import ScriptedModel, calls
+from tests.preloaded import program
 
 TOOLS = """
 [tools.hold]
@@ -85,7 +84,7 @@ async def client(project: Any, *options: str, **env: str) -> AsyncIterator[Clien
     """A client of `perdure mcp`, whose process id is in `pid_file`."""
     # Through a shell, which says its id and then becomes the command.
     script = 'echo $$ > "$0"; exec "$@"'
-    command = [str(pid_file(project)), sys.executable, str(Path(cli.__file__)), "mcp", *options]
+    command = [str(pid_file(project)), program("cli"), "mcp", *options]
     server = StdioServerParameters(
         command="sh", args=["-c", script, *command], env=project.environment(env), cwd=project.folder
     )
@@ -265,7 +264,7 @@ INITIALIZE = {
 
 def spoken(project: Any, stop: signal.Signals | None) -> tuple[int, str, str]:
     """Code, output and errors of a server that was greeted, and then left: by the end of its input, or a signal."""
-    command = [sys.executable, str(Path(cli.__file__)), "mcp"]
+    command = [program("cli"), "mcp"]
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, cwd=project.folder, env=project.environment(), text=True, **pipes) as server:
         try:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.conftest import until
 from tests.gateway.conftest import Door, House, parsed
+from tests.preloaded import A_NEW_PYTHON
 
 
 async def test_a_stream_tells_each_thing_and_ends_with_the_end(door: Door) -> None:
@@ -85,7 +86,7 @@ async def test_sigterm_ends_streams_and_the_gateway_exits_well(house: House) -> 
 
 
 async def test_clients_that_leave_leave_nothing_behind(house: House) -> None:
-    with house.gateway() as door:
+    with house.gateway(**A_NEW_PYTHON) as door:  # so that it has its own pid
         run_id = await door.waiting()
 
         async def open_stream() -> socket.socket:

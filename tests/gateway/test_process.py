@@ -45,6 +45,7 @@ async def test_without_temporal_it_says_so_and_lives(make_project: Callable[...,
             process = stack.enter_context(project.running("gateway", "--port", "0", TEMPORAL_ADDRESS=server.address))
             url = process.until("gateway").split()[1]
             process.until("Ctrl-C")
+        await until(lambda: not (project.home / "server.json").exists())  # it takes its time to end
         headers = {"Authorization": f"Bearer {token}"}
         async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=90) as http:
             assert (await http.get("/healthz")).status_code == 200
