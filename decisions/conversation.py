@@ -238,6 +238,11 @@ def answered(state: LaneState, message: Queued, now: datetime, *, took: bool) ->
     return _told(left, message, TurnEnd.answered, _joined(state), now) if took else queued(left, message)
 
 
+def left(state: LaneState, message: Queued, now: datetime) -> LaneState:
+    """The turn that runs answers nobody for now: what was left with it counts when it goes on."""
+    return _told(_without(state, message), message, TurnEnd.answered, f"{_joined(state)}, when it goes on", now)
+
+
 def _without(state: LaneState, message: Queued) -> LaneState:
     left = tuple(each for each in state.steering if each.run_id != message.run_id)
     return state.model_copy(update={"steering": left})

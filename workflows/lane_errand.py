@@ -13,6 +13,8 @@ from decisions.narrate import cut
 from workflows.live_lane import LiveLane
 from workflows.policies import ANSWER
 
+LEAVES_ANSWERS = "lane-leaves-answers"  # the name of a patch (docs/upgrading.md)
+
 
 async def bring(live: LiveLane, errand: lane.Errand) -> None:
     """To the turn that runs."""
@@ -30,33 +32,47 @@ async def bring(live: LiveLane, errand: lane.Errand) -> None:
 
 async def _signal(
     live: LiveLane, run_id: str | None, name: str, body: CancelRequest | SteerRequest | HumanInput
-) -> None:
-    """A run that has just ended hears it no more, and need not."""
+) -> bool:
+    """Whether the turn that runs has it. A run that has just ended hears it no more, and need not."""
     if run_id is None or run_id != live.active_id:
-        return
+        return False
     run = workflow.get_external_workflow_handle(ids.run_workflow_id(run_id))
     try:
         await run.signal(name, body.model_dump(mode="json", exclude_none=True))
     except ApplicationError as closed:
         live.become(lane.noticed(live.state, f"{name}: run {run_id} has ended: {closed.message}"))
+        return False
+    return True
 
 
 async def _answer(live: LiveLane, message: Queued) -> None:
-    request, took = message.request, False
+    """The run says at once whether it takes the answer; one that says nothing for now is left it as a signal."""
+    took = is_left = False
     if (run_id := live.active_id) is not None:
-        answer = TurnAnswer(
-            run_id=run_id,
-            question_id=request.question_id or "",
-            text=request.text,
-            request_id=request.request_id,
-        )
         try:
-            took = await workflow.execute_activity_method(
-                Conversations.answer_turn, answer, summary=f"answer {cut(answer.question_id, 40)}", **ANSWER
-            )
+            took = await _taken(run_id, message)
         except ActivityError as error:
-            workflow.logger.warning("the answer of request %s did not arrive: %s", request.request_id, error.cause)
-    live.become(lane.answered(live.state, message, workflow.now(), took=took))
+            workflow.logger.warning("run %s takes no answers for now: %s", run_id, error.cause)
+            # Lanes that began before this was so have queued it behind the question that it answers.
+            if workflow.patched(LEAVES_ANSWERS):
+                said = HumanInput(question_id=message.request.question_id, text=message.request.text)
+                is_left = await _signal(live, run_id, "human_input", said)
+    if is_left:
+        live.become(lane.left(live.state, message, workflow.now()))
+    else:
+        live.become(lane.answered(live.state, message, workflow.now(), took=took))
+
+
+async def _taken(run_id: str, message: Queued) -> bool:
+    """Raises ActivityError where the run answers nobody, as one that is wedged, or that no worker has."""
+    request = message.request
+    answer = TurnAnswer(
+        run_id=run_id, question_id=request.question_id or "", text=request.text, request_id=request.request_id
+    )
+    took: bool = await workflow.execute_activity_method(
+        Conversations.answer_turn, answer, summary=f"answer {cut(answer.question_id, 40)}", **ANSWER
+    )
+    return took
 
 
 async def tell(live: LiveLane, word: Word) -> None:

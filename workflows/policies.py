@@ -82,10 +82,10 @@ WATCHING: dict[str, Any] = {
 }
 
 # An answer that a person gave to a lane: its run takes it at once, or says that it does not fit. Where no worker has
-# the run, the answer must not hold up the lane for ever: it queues then.
+# the run, or it is wedged, the answer must not hold up the lane: it is left with the run then, as a signal.
 ANSWER: dict[str, Any] = {
     "start_to_close_timeout": timedelta(seconds=20),
-    "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=5),
+    "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=3),
 }
 
 # Whether an earlier lane left a turn open, the server's index tells. Where it cannot, the conversation goes on.

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ from temporalio.service import RPCError
 from activities.conversation import Conversations, submit
 from contracts.conversation import SubmitRequest
 from perdure.client import lanes
-from perdure.testkit.model_server import Reply, calls
+from perdure.testkit.model_server import Reply, calls, says
+from tests.replay.altered import Unguarded
 from tests.workflows.lane import asking, begun, echo, ends, lane_of, look, new_id, run_of, say, texts, until_idle
+from workflows.conversation import Conversation
+from workflows.policies import ANSWER
+from workflows.unknown import Unknown
 
 ASK = calls(("ask_human", {"question": "which one?"}))
 
@@ -80,6 +85,39 @@ async def test_a_lane_that_begins_anew_waits_for_the_turn_that_is_open(world: An
     assert sorted(ends(view)) == sorted(
         [("hurry", "steered"), ("the red one", "answered"), ("long", "completed"), ("next", "completed")]
     )
+
+
+async def test_an_answer_to_a_turn_that_is_wedged_counts_once_it_goes_on(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind its question, where a lane puts what answers nothing, it would wait for itself."""
+    monkeypatch.setitem(ANSWER, "start_to_close_timeout", timedelta(seconds=2))
+    chat = new_id()
+    async with world([ASK, says("the red one it is"), says("and on")], works=False) as it:
+        async with it.worker():
+            first = await say(it, chat, "long")
+            question = await asking(it, first)
+        run = run_of(it, first)
+        async with it.worker(workflows=(Unguarded, Conversation, Unknown)):
+            told = await say(it, chat, "the red one", question_id=question["id"])
+            await say(it, chat, "next")
+
+            async def is_answered() -> bool:
+                return bool((await look(it, chat)).recent)
+
+            await it.until(is_answered)
+            view = await look(it, chat)
+            assert await it.failed_tasks(run) > 0
+        async with it.worker():
+            event = await asyncio.wait_for(run.result(), 60)
+            assert ends(await until_idle(it, chat, 3))[1:] == [("long", "completed"), ("next", "completed")]
+            await it.replay()
+    assert told.run_id == first.run_id
+    assert [(turn.asked, turn.end, turn.said) for turn in view.recent] == [
+        ("the red one", "answered", f"run {first.run_id}, when it goes on")
+    ]
+    assert [each.asked for each in view.waiting] == ["next"]
+    assert event["payload"]["outcome"] == "the red one it is"
 
 
 async def is_active(it: Any, chat: str, run_id: str) -> bool:
