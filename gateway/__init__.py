@@ -3,6 +3,7 @@
 app            puts the parts together; server: the process that serves them
 access         who asks, and what else holds of every route; tokens: what is kept of tokens
 bodies         how much of a body is read, for how long, and what JSON is taken
+slashes        ids that have one in addresses
 problems       every refusal as RFC 9457 problem details
 runs           start, list, read, cancel, answer, tool results; live: a run as server-sent events
 conversations  requests to lanes

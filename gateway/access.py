@@ -14,6 +14,7 @@ from pydantic import AfterValidator
 from gateway.bodies import StrictRequest
 from gateway.problems import AGAIN, Failure
 from gateway.schemes import Webhook
+from gateway.slashes import restore
 from gateway.tokens import Scope, Token, Tokens, Unreadable
 from perdure.client.runs import MOST_ID_BYTES, has_length_of_id
 from perdure.session import Session
@@ -60,6 +61,7 @@ class Route(APIRoute):
         takes_json = self.body_field is not None
 
         async def strictly(given: Request) -> Response:
+            restore(given.scope)
             request = StrictRequest(given.scope, given.receive)
             for scope in scopes:
                 request.state.token = _admitted(request, scope)
@@ -123,4 +125,4 @@ def _fits(run_id: str) -> str:
 Here = Annotated[Gateway, Depends(_here)]
 Holder = Annotated[Token, Depends(_holder)]
 By = Annotated[str, Depends(_by)]
-RunId = Annotated[str, Path(description="The run's id."), AfterValidator(_fits)]
+RunId = Annotated[str, Path(description="The run's id, percent-encoded, a slash too."), AfterValidator(_fits)]

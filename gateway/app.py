@@ -11,6 +11,7 @@ from gateway import conversations, events, health, page, questions, runs, webhoo
 from gateway.access import Gateway
 from gateway.bodies import BoundedBodies
 from gateway.problems import Failure, Problem, answer_to, handlers
+from gateway.slashes import EncodedSlashes
 
 ABOUT = "Start, read, follow and answer agent runs. Refusals are problem details (RFC 9457)."
 ROUTERS = (
@@ -49,6 +50,7 @@ def make_app(gateway: Gateway) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(BoundedBodies)
+    app.add_middleware(EncodedSlashes)
     describe = app.openapi
 
     def described() -> dict[str, Any]:

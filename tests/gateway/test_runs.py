@@ -3,6 +3,7 @@
 import asyncio
 import json
 from typing import Any
+from urllib.parse import quote
 from uuid import uuid4
 
 import httpx
@@ -203,6 +204,30 @@ async def test_a_run_that_no_worker_knows_is_told_as_the_server_knows_it(house: 
         ready = await lonely.get("/readyz")
         assert (ready.status_code, ready.json()) == (503, {"ready": False, "temporal": True, "worker": False})
         await lonely.client.get_workflow_handle(f"run:{run_id}").terminate("its test is over")
+
+
+async def test_an_id_with_a_slash_is_percent_encoded_in_every_address(door: Door) -> None:
+    run_id = f"team/cancel/{uuid4().hex[:8]}"
+    said = door.project.perdure("run", "-d", "ask: which colour", "--id", run_id, TEMPORAL_ADDRESS=door.address)
+    assert (said.code, said.out.strip()) == (0, run_id)
+    path = f"/v1/runs/{quote(run_id, safe='')}"
+    assert (await door.get(path)).json()["known"]["run_id"] == run_id
+    assert (await door.get(f"{path}/result")).json()["run_id"] == run_id
+    told = await door.events(quote(run_id, safe=""), most=3)
+    assert {"started", "thinking"} <= {event["happening"] for _, event in told}
+    stopped = await door.post(f"{path}/cancel", {"reason": "seen"})
+    assert (stopped.status_code, stopped.json()) == (202, {"run_id": run_id})
+    assert (await door.get(f"{path}/result?wait=20")).json()["status"] == "cancelled"
+    assert (await door.get(f"/v1/runs/{run_id}")).status_code == 404
+    assert (await door.post(f"{path}%2Fcancel", {})).status_code == 405  # the address of a run, whose id ends so
+    assert (await door.get("/v1%2Fruns")).status_code == 404
+
+
+async def test_a_conversation_with_a_slash_takes_requests(door: Door) -> None:
+    path = f"/v1/conversations/team%2F{uuid4().hex[:8]}"
+    handed_in = await door.post(f"{path}/requests", {"request_id": "r1", "goal": "say: hello"})
+    assert handed_in.status_code == 202
+    assert (await door.get(path)).json()["accepted"] == 1
 
 
 async def test_a_conversation_takes_requests_once(door: Door) -> None:
