@@ -50,7 +50,7 @@ class Mailboxes:
             status = await self._status(workflow_id)  # it may have begun and ended in between
             if status is None:
                 return TurnEnd.dropped
-        return None if status in _OPEN else (await end_of(self._client.get_workflow_handle(workflow_id))).end
+        return None if status in _OPEN else (await end_of(self._client.get_workflow_handle(workflow_id))).of_turn.end
 
     async def _status(self, workflow_id: str) -> WorkflowExecutionStatus | None:
         """None where the server does not know it."""

@@ -14,10 +14,39 @@ from activities.workspace import ARTIFACTS, OutsideWorkspace, Workspace
 from contracts.conversation import Ended, TurnEnd
 from contracts.delegation import SubtaskStatus
 from contracts.failures import RunFailure
+from contracts.run import RunStatus
 from decisions.endings import said_in
 
-ENDS = {"agent.completed": TurnEnd.completed, "agent.escalated": TurnEnd.escalated}
 MOST_FILES, MOST_FILE = 100, 64 * 1024 * 1024  # that are handed on; bytes of one
+TERMINATED, TIMED_OUT = "Terminated", "TimedOut"  # kinds of a failure that is Temporal's, and not the run's
+BY_TEMPORAL = ("", TERMINATED, TIMED_OUT)
+SUBTASK = {
+    RunStatus.completed: SubtaskStatus.done,
+    RunStatus.escalated: SubtaskStatus.escalated,
+    RunStatus.cancelled: SubtaskStatus.cancelled,
+    RunStatus.timed_out: SubtaskStatus.timed_out,
+    RunStatus.failed: SubtaskStatus.failed,
+}
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a run ended: its event, or the type of the failure, why, and the hand-off to a person."""
+
+    status: RunStatus
+    event: dict[str, Any] | None = None
+    kind: str = ""
+    message: str = ""
+    handoff: str = ""
+
+    @property
+    def said(self) -> str:
+        """The outcome, or why there is none."""
+        return said_in(self.event) if self.event else self.message
+
+    @property
+    def of_turn(self) -> Ended:
+        return Ended(end=TurnEnd(self.status), said=self.said)
 
 
 @dataclass(frozen=True)
@@ -30,7 +59,7 @@ class Outcome:
     artifacts: tuple[str, ...] = ()
 
 
-async def end_of(run: WorkflowHandle[Any, Any]) -> Ended:
+async def end_of(run: WorkflowHandle[Any, Any]) -> RunEnd:
     """Waits for the end of one that has not ended. Raises RPCError."""
     try:
         return of_event(await run.result())
@@ -38,60 +67,52 @@ async def end_of(run: WorkflowHandle[Any, Any]) -> Ended:
         return of_failure(error.cause)
 
 
-def of_event(event: Any) -> Ended:
+def of_event(event: Any) -> RunEnd:
     """By its result. One that is no event is that of another workflow, which somebody gave the id of a run."""
-    if not isinstance(event, dict) or event.get("type") not in ENDS:
-        return Ended(end=TurnEnd.failed, said="what has this id is no run of an agent")
-    return Ended(end=ENDS[event["type"]], said=said_in(event))
+    match event:
+        case {"type": "agent.completed", "payload": {"outcome": _}}:
+            return RunEnd(RunStatus.completed, event)
+        case {"type": "agent.escalated", "payload": {"reason": _, "detail": _} as payload}:
+            return RunEnd(RunStatus.escalated, event, handoff=str(payload.get("handoff", "")))
+        case _:
+            return RunEnd(RunStatus.failed, kind="NoRun", message="what has this id is no run of an agent")
 
 
-def of_failure(cause: BaseException | None) -> Ended:
+def of_failure(cause: BaseException | None) -> RunEnd:
     match cause:
         case ApplicationError():
-            end = TurnEnd.timed_out if cause.type == RunFailure.hard_limit else TurnEnd.failed
-            return Ended(end=end, said=cause.message)
+            details = cause.details[0] if cause.details and isinstance(cause.details[0], dict) else {}
+            status = RunStatus.timed_out if cause.type == RunFailure.hard_limit else RunStatus.failed
+            return RunEnd(status, None, cause.type or "", cause.message, str(details.get("handoff", "")))
         case CancelledError():
-            return Ended(end=TurnEnd.cancelled)
+            return RunEnd(RunStatus.cancelled)
         case TerminatedError():
-            return Ended(end=TurnEnd.cancelled, said=f"terminated: {cause.message}")
+            why = f"somebody terminated it in Temporal: {cause.message}"
+            return RunEnd(RunStatus.cancelled, kind=TERMINATED, message=why)
         case TimedOut():
-            return Ended(end=TurnEnd.timed_out, said=str(cause))
+            why = "Temporal's timeout for the whole run has passed"
+            return RunEnd(RunStatus.timed_out, kind=TIMED_OUT, message=why)
         case _:
-            return Ended(end=TurnEnd.failed, said=str(cause))
+            return RunEnd(RunStatus.failed, kind=type(cause).__name__, message=str(cause))
 
 
-async def outcome_of(run: WorkflowHandle[Any, dict[str, Any]]) -> Outcome | None:
-    """Of a run that has ended; waits for one that has not. None where the server knows no such run. Raises RPCError."""
+async def outcome_of(run: WorkflowHandle[Any, Any]) -> Outcome | None:
+    """What it brings whoever delegated it. None where the server knows no such run. Raises RPCError."""
     try:
-        event = await run.result()
-    except WorkflowFailureError as error:
-        return _failure(error.cause)
+        end = await end_of(run)
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:
             return None
         raise
-    payload = event["payload"]
+    if end.event is None:
+        status = SubtaskStatus.terminated if end.kind == TERMINATED else SUBTASK[end.status]
+        kind = "" if end.kind in BY_TEMPORAL else f"{end.kind}: "
+        return Outcome(status, f"{kind}{end.said}" or "it was cancelled", end.kind or "Cancelled")
+    payload = end.event["payload"]
+    partly = "(Partial: its time was used up.)\n\n" if payload.get("partial") else ""
+    fault = None if end.status is RunStatus.completed else "Escalated"
     named = tuple(map(str, payload.get("artifacts", ())))
-    if event["type"] == "agent.completed":
-        partly = "(Partial: its time was used up.)\n\n" if payload.get("partial") else ""
-        return Outcome(SubtaskStatus.done, f"{partly}{said_in(event)}", artifacts=named)
-    return Outcome(SubtaskStatus.escalated, said_in(event), "Escalated", named)
-
-
-def _failure(cause: BaseException) -> Outcome:
-    match cause:
-        case CancelledError():
-            return Outcome(SubtaskStatus.cancelled, "it was cancelled", "cancelled")
-        case TerminatedError():
-            return Outcome(SubtaskStatus.terminated, "somebody terminated it in Temporal", "terminated")
-        case TimedOut():
-            return Outcome(SubtaskStatus.timed_out, "Temporal's timeout for the whole run has passed", "timed_out")
-        case ApplicationError():
-            is_late = cause.type == RunFailure.hard_limit
-            status = SubtaskStatus.timed_out if is_late else SubtaskStatus.failed
-            return Outcome(status, f"{cause.type}: {cause.message}", cause.type)
-        case _:
-            return Outcome(SubtaskStatus.failed, str(cause), type(cause).__name__)
+    return Outcome(SUBTASK[end.status], f"{partly}{end.said}", fault, named)
 
 
 def files_of(workspace: Workspace, named: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:

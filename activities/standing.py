@@ -43,7 +43,7 @@ class Standings:
             standing = standing_of(await handle.describe())
             if standing is not Standing.open:
                 is_run = workflow_id.startswith(ids.RUN)
-                return await end_of(handle) if is_run else Ended.model_validate(standing)
+                return (await end_of(handle)).of_turn if is_run else Ended.model_validate(standing)
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return Ended.model_validate(Standing.gone)

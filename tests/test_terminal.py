@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from activities.outcome import RunEnd
 from contracts.context import ContextFull, Summary
-from contracts.run import QuestionView
+from contracts.run import QuestionView, RunStatus
 from contracts.signals import Decision, HumanInput
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, Usage
@@ -27,7 +28,6 @@ from perdure.client.happenings import (
     Thought,
     happening_json,
 )
-from perdure.client.runs import Ended
 from perdure.commands import lines
 from perdure.commands.asking import print_question, read_answer, what_is_possible
 from perdure.commands.console import SafeConsole
@@ -211,7 +211,7 @@ def test_the_end_tells_what_it_took(file: type[StringIO]) -> None:
     screen.show(Started("go"), begun)
     screen.show(Thought("plan", 1, reply), begun + timedelta(seconds=3))
     screen.show(Called(call, ToolOutcome(result="x", duration_ms=1500)), begun + timedelta(seconds=75))
-    screen.end(Ended("completed", event={"type": "agent.completed", "payload": {"outcome": "[done]"}}))
+    screen.end(RunEnd(RunStatus.completed, event={"type": "agent.completed", "payload": {"outcome": "[done]"}}))
     said = re.sub(r"\x1b\[[0-9;]*m", "", seen.getvalue())
     assert "◆ plan  turn 1 · 400 (75% cached) → 10 tokens · USD 0.0123 · 0.9 s · m" in said
     assert "✓ note  step 1 · 1.5 s" in said

@@ -72,11 +72,11 @@ async def _heard(live: LiveLane, message: Queued, run: Run) -> Ended:
     try:
         event = await run
     except ChildWorkflowError as error:
-        end = of_failure(error.cause)
+        end = of_failure(error.cause).of_turn
         if isinstance(error.cause, ApplicationError) and error.cause.type in NEVER_BEGAN:
             _tell_failed_dispatch(live, message, error.cause.message)
         return end
-    return of_event(event)
+    return of_event(event).of_turn
 
 
 async def _watched(message: Queued) -> Ended:

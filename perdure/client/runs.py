@@ -5,26 +5,23 @@ Failures of Temporal's client become one of three (`refusals`), each with a mess
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from temporalio.client import (
     Client,
-    WorkflowFailureError,
     WorkflowHandle,
     WorkflowQueryFailedError,
     WorkflowQueryRejectedError,
     WorkflowUpdateFailedError,
 )
 from temporalio.common import WorkflowIDReusePolicy
-from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError, WorkflowAlreadyStartedError
-from temporalio.exceptions import TimeoutError as TimedOut
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.outcome import RunEnd, end_of
 from activities.update import answered
 from contracts.events import ResumeEvent, ResumePayload, StartEvent, ToolResultEvent
-from contracts.failures import RunFailure
 from contracts.followup import FollowUpState
 from contracts.run import RunStatus, RunView
 from contracts.signals import CancelRequest, HumanInput
@@ -221,36 +218,9 @@ async def _signal(client: Client, run_id: str, name: str, body: Mapping[str, Any
         raise translated(error, f"run {run_id}") from None
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a run ended: its event, or the failure with the hand-off to a person."""
-
-    status: str
-    event: dict[str, Any] | None = None
-    kind: str = ""
-    message: str = ""
-    handoff: str = ""
-
-
-async def ended(client: Client, run_id: str) -> Ended:
+async def ended(client: Client, run_id: str) -> RunEnd:
     """Waits for the end, across continue-as-new."""
-    handle = client.get_workflow_handle(ids.addressed(run_id), result_type=dict[str, Any])
     try:
-        event = await handle.result()
-    except WorkflowFailureError as error:
-        cause = error.cause
-        if isinstance(cause, CancelledError):
-            return Ended(RunStatus.cancelled)
-        if isinstance(cause, TerminatedError):
-            return Ended(RunStatus.cancelled, None, "Terminated", f"terminated in Temporal: {cause.message}")
-        if isinstance(cause, TimedOut):
-            return Ended(RunStatus.timed_out, None, "TimedOut", "Temporal's timeout for the whole run has passed")
-        if isinstance(cause, ApplicationError):
-            details = cause.details[0] if cause.details and isinstance(cause.details[0], dict) else {}
-            status = RunStatus.timed_out if cause.type == RunFailure.hard_limit else RunStatus.failed
-            return Ended(status, None, cause.type or "", cause.message, str(details.get("handoff", "")))
-        return Ended(RunStatus.failed, None, type(cause).__name__, str(cause))
+        return await end_of(client.get_workflow_handle(ids.addressed(run_id)))
     except RPCError as error:
         raise translated(error, f"run {run_id}") from None
-    status = RunStatus.escalated if event["type"] == "agent.escalated" else RunStatus.completed
-    return Ended(status, event, handoff=event.get("payload", {}).get("handoff", ""))

@@ -6,11 +6,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from contracts.run import RunStatus
+from activities.outcome import RunEnd
 from contracts.signals import HumanInput
 from decisions.calls import text_of
 from perdure.client.happenings import Failed, Happening, Held, Live, Retrying, Started, Thought
-from perdure.client.runs import Ended
 from perdure.commands.report import COLOURS
 from perdure.commands.terminal import Screen
 from perdure.commands.wrapping import Wrapping
@@ -60,7 +59,7 @@ class Page:
             self._console.print(Text(self._lines.end()), soft_wrap=True)
         self._written, self._lines = "", Wrapping(self._console.width)
 
-    def end(self, end: Ended) -> None:
+    def end(self, end: RunEnd) -> None:
         self._close()
         if end.event and end.event["type"] == "agent.completed":
             outcome = end.event["payload"]["outcome"]
@@ -71,7 +70,7 @@ class Page:
         else:
             payload = end.event["payload"] if end.event else {"reason": end.kind, "detail": end.message}
             why = f": {payload['reason']}: {payload['detail']}" if payload["detail"] else ""
-            colour = COLOURS.get(RunStatus(end.status), "white")
+            colour = COLOURS.get(end.status, "white")
             self._console.print(f"[{colour}]■ {end.status}[/]{escape(why)}")
         self._screen = Screen(self._console)  # each turn is a run of its own
 

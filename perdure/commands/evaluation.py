@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from activities.outcome import RunEnd
 from activities.workspace import Workspace, folder_name
 from contracts.delegation import Spent
 from contracts.evaluation import Case, Expectation, Facts, Score
@@ -27,7 +28,7 @@ from perdure.client.found import find
 from perdure.client.happenings import Waiting
 from perdure.client.history import History
 from perdure.client.refusals import NoSuchRun, NotReachable, Refused
-from perdure.client.runs import Ended, answer, cancel, ended, start, state
+from perdure.client.runs import answer, cancel, ended, start, state
 from perdure.client.watch import Watch
 from perdure.commands.asking import read_answer
 from perdure.commands.cases import read_cases, start_of
@@ -190,7 +191,7 @@ class Evaluation:
             return f"{said!r} does not fit: {refused}; asked was: {question.text}"
         return None
 
-    async def _facts(self, run_id: str, end: Ended, asked: list[str], unanswered: str | None) -> Facts:
+    async def _facts(self, run_id: str, end: RunEnd, asked: list[str], unanswered: str | None) -> Facts:
         view, found = await state(self.here.client, run_id), await find(self.here.client, run_id)
         calls = told(await History(self.here.client).of(found)).calls.values()
         payload = end.event["payload"] if end.event else {}

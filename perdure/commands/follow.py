@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from temporalio.service import RPCError
 
+from activities.outcome import RunEnd
 from activities.workspace import folder_name
 from contracts.failures import RunFailure
 from contracts.journal import Journal
@@ -20,7 +21,7 @@ from decisions import ids
 from decisions.resume import RESUMABLE
 from perdure.client.happenings import Over, Resumed, Waiting, happening_json
 from perdure.client.refusals import NoSuchRun, Refused
-from perdure.client.runs import Ended, answer, ended, state
+from perdure.client.runs import answer, ended, state
 from perdure.client.watch import Watch
 from perdure.commands.report import near, ways_to_answer
 from perdure.commands.terminal import Screen
@@ -45,7 +46,7 @@ async def follow(here: Session, run_id: str, console: Console) -> int:
         return DETACHED
     end = await ended(here.client, run_id)
     screen.end(end)
-    if RunStatus(end.status) in RESUMABLE and end.kind not in NEVER_BEGUN:
+    if end.status in RESUMABLE and end.kind not in NEVER_BEGUN:
         console.print(f"  go on from here, once that is mended: perdure resume {escape(run_id)}")
     folder = here.settings.workspaces / folder_name(run_id)
     for path in (end.event or {}).get("payload", {}).get("artifacts", ()):
@@ -68,8 +69,8 @@ async def follow_json(here: Session, run_id: str, *, every: bool) -> int:
     return exit_code(end)
 
 
-def exit_code(end: Ended) -> int:
-    return _EXIT_CODES.get(RunStatus(end.status), 1)
+def exit_code(end: RunEnd) -> int:
+    return _EXIT_CODES.get(end.status, 1)
 
 
 async def _left(here: Session, following: Any, run_id: str) -> bool:

@@ -11,9 +11,9 @@ from typing import Any
 
 from rich.markup import escape
 
+from activities.outcome import RunEnd
 from contracts.context import Summary
 from contracts.delegation import DelegationRequest, DelegationState, DelegationStatus
-from contracts.run import RunStatus
 from contracts.thrash import Rung
 from contracts.tool import ToolOutcome
 from contracts.turn import ModelTurn
@@ -42,7 +42,6 @@ from perdure.client.happenings import (
     Thought,
     Waiting,
 )
-from perdure.client.runs import Ended
 from perdure.commands.console import fitted
 from perdure.commands.progress import cost_told, counted, joined, seconds_told, tokens_told
 from perdure.commands.report import COLOURS
@@ -121,9 +120,9 @@ def fallbacks(reply: ModelTurn) -> Told:
         yield Line(f"  [yellow]↪[/] in place of {escape(cut(each.model, 60))}: ", cut(each.why, 300))
 
 
-def ended(end: Ended, facts: str, said: str, width: int | None) -> Told:
+def ended(end: RunEnd, facts: str, said: str, width: int | None) -> Told:
     """How a run ended, and what it took. `said` is what the model has said last, and was shown."""
-    colour = COLOURS.get(RunStatus(end.status), "white")
+    colour = COLOURS.get(end.status, "white")
     yield Line(f"[bold {colour}]■ {end.status}[/]  [dim]{facts}[/]")
     if end.event and end.event["type"] == "agent.completed":
         outcome = end.event["payload"]["outcome"]

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from activities.outcome import RunEnd
 from contracts.agent import Agent
 from contracts.followup import FollowUpState
 from contracts.question import QuestionKind
@@ -21,7 +22,6 @@ from decisions.narrate import cut
 from decisions.question import DIRECTED, TEXTUAL
 from decisions.reconcile import MEND
 from perdure.client.found import Found
-from perdure.client.runs import Ended
 
 if TYPE_CHECKING:
     from activities.toolkit import Tool
@@ -76,7 +76,7 @@ def print_run(
     console: Console,
     found: Found,
     view: RunView | None,
-    end: Ended | None,
+    end: RunEnd | None,
     files: Path,
     *,
     as_of: datetime | None = None,
@@ -169,7 +169,7 @@ def ways_to_answer(run_id: str, question: QuestionView) -> tuple[str, ...]:
     return (decide, f'perdure answer {run_id} "…"') if question.kind in DIRECTED else (decide,)
 
 
-def _print_end(console: Console, end: Ended, files: Path) -> None:
+def _print_end(console: Console, end: RunEnd, files: Path) -> None:
     payload = end.event["payload"] if end.event else {}
     if end.event:
         console.print(f"  ended    {escape(said_in(end.event))}")

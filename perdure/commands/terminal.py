@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from activities.outcome import RunEnd
 from contracts.journal import Journal
 from contracts.run import QuestionView, RunView
 from contracts.signals import HumanInput
@@ -19,7 +20,6 @@ from contracts.turn import ModelTurn
 from decisions.calls import text_of
 from decisions.ids import call_digest
 from perdure.client.happenings import Answered, Happening, Held, Thinking, Thought, Waiting
-from perdure.client.runs import Ended
 from perdure.commands import lines
 from perdure.commands.area import Area
 from perdure.commands.asking import Exact, can_ask, print_question, read_answer, read_line, what_is_possible
@@ -136,7 +136,7 @@ class Screen:
         self._own = answer
         return answer
 
-    def end(self, end: Ended) -> None:
+    def end(self, end: RunEnd) -> None:
         """How it ended, and what it took."""
         self._print(lines.ended(end, self.progress.facts, self._said, self._width))
 

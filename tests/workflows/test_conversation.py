@@ -540,7 +540,7 @@ def waits_then_escalates(body: dict[str, Any]) -> Reply:
 
 @pytest.mark.parametrize(
     ("is_terminated", "end", "said"),
-    [(False, "escalated", "asked: the shop is shut"), (True, "cancelled", "terminated: ")],
+    [(False, "escalated", "asked: the shop is shut"), (True, "cancelled", "somebody terminated it in Temporal")],
 )
 async def test_a_lane_that_rotated_meanwhile_tells_how_its_turn_ended_like_any_other(
     world: Any, short_history_client: Any, is_terminated: bool, end: str, said: str
