@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Any, Self
 
 from opentelemetry.context import Context
@@ -40,8 +41,10 @@ from contracts.run import CloseRequest, RunStatus
 from decisions.ids import root_span_id, trace_id
 from decisions.spans import MODEL_TURNS, about_event, about_facts, about_request, about_result, about_run, name_of
 
+NOT_YET = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)  # as the client says that its patience is over
 RUN = "AgentRun"  # the workflow type whose trace has a root span
-PATIENCE = timedelta(seconds=5)
+PATIENCE = timedelta(seconds=5)  # for one answer of the server
+ENDS_WITHIN = timedelta(minutes=2)  # after its last activity, on a busy machine too; else that was not the last
 
 
 _log = logging.getLogger(__name__)
@@ -195,22 +198,36 @@ class Spans(Interceptor):
             return last.start_time
 
     async def _closed(self, workflow_id: str, execution: str | None) -> None:
-        """Waits for its end, with which its last status is known."""
+        """Waits for its end, with which its last status is known. Raises RPCError where it does not come."""
         handle = self._client.get_workflow_handle(workflow_id, run_id=execution)
-        kind = WorkflowHistoryEventFilterType.CLOSE_EVENT
-        events = handle.fetch_history_events(
-            wait_new_event=True, event_filter_type=kind, skip_archival=True, rpc_timeout=PATIENCE
-        )
-        async for _ in events:
-            return
+        deadline = monotonic() + ENDS_WITHIN.total_seconds()
+        while True:
+            events = handle.fetch_history_events(
+                wait_new_event=True,
+                event_filter_type=WorkflowHistoryEventFilterType.CLOSE_EVENT,
+                skip_archival=True,
+                rpc_timeout=PATIENCE,
+            )
+            try:
+                await anext(events, None)
+                return
+            except RPCError as error:
+                if error.status not in NOT_YET or monotonic() >= deadline:
+                    raise
 
     async def _described(self, workflow_id: str, execution: str | None) -> WorkflowExecutionDescription:
         return await self._client.get_workflow_handle(workflow_id, run_id=execution).describe(rpc_timeout=PATIENCE)
 
     async def close(self) -> None:
-        """Sends what is left, for as long as the exporter's own timeout allows."""
-        if self._ending:
-            await asyncio.wait(self._ending.values())
+        """Sends what is left, for as long as the exporter's own timeout allows.
+
+        What has no end by then may have none before another worker comes.
+        """
+        if ending := list(self._ending.values()):
+            _, left = await asyncio.wait(ending, timeout=PATIENCE.total_seconds())
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
         await asyncio.to_thread(self._provider.shutdown)
 
     @contextmanager

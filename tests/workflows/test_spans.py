@@ -1,13 +1,19 @@
 """The spans of a run, however it goes: one trace, one root at its end."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from temporalio.client import Client, WorkflowFailureError
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.testing import ActivityEnvironment
 
 from activities.secrets import Secrets
 from activities.spans import Spans
@@ -85,3 +91,37 @@ async def test_a_secret_is_in_no_attribute(world: Any) -> None:
     assert "'[redacted TOOL_KEY]'" in said
     assert "'look'" not in said
     assert "'scripted'" not in said
+
+
+async def test_an_end_that_takes_long_has_its_root(world: Any, monkeypatch: Any) -> None:
+    """On a busy machine more than one answer of the server is awaited."""
+    asked = count(1)
+    fetch = WorkflowHandle.fetch_history_events
+
+    def late(self: Any, **options: Any) -> Any:
+        is_early = options.get("wait_new_event") and next(asked) <= 2
+        return overdue() if is_early else fetch(self, **options)
+
+    async def overdue() -> AsyncIterator[Any]:
+        raise RPCError("Timeout expired", RPCStatusCode.DEADLINE_EXCEEDED, b"")
+        yield
+
+    monkeypatch.setattr(WorkflowHandle, "fetch_history_events", late)
+    async with world([FINISH], works=False) as it, watched(it) as exporter:
+        run = await it.start()
+        await run.result()
+    assert one_trace(it, run, exporter.get_finished_spans()).name.startswith("invoke_agent")
+    assert next(asked) > 2
+
+
+async def test_a_worker_that_leaves_waits_for_no_end_that_does_not_come(world: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("activities.spans.PATIENCE", timedelta(milliseconds=200))
+    async with world([calls(("ask_human", {"question": "Which?"}))]) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        spans = Spans(InMemorySpanExporter(), it.client, it.project.secrets)
+        env = ActivityEnvironment()
+        env.info = replace(env.info, workflow_id=run.id, workflow_run_id=run.first_execution_run_id)
+        env.run(spans.ended)
+        await asyncio.wait_for(spans.close(), 10)
+        await run.cancel()
