@@ -89,8 +89,13 @@ def _maker(state: RunState, call: Call) -> tuple[str, int]:
 
 
 def headers_of(state: RunState) -> Headers:
-    """By what the run's own request is known; a run that nobody requested is known by itself."""
-    said, itself = state.headers, state.run_id[:MAX_ID_LENGTH]
+    """By what the run's own request is known; a run that nobody requested is known by itself.
+
+    A long id is not cut: runs that begin alike, as subtasks of one run do, would go on in one conversation.
+    """
+    said, itself = state.headers, state.run_id
+    if len(itself) > MAX_ID_LENGTH:
+        itself = ids.stand_in(itself)
     return Headers(
         request_id=said.request_id or itself,
         session_id=said.session_id or state.conversation_id or itself,

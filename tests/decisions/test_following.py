@@ -33,6 +33,16 @@ def test_without_more_a_follow_up_is_the_runs_own(new_state: Callable[..., RunSt
     assert (target.session_id, target.request_client, target.mention_user_id) == ("R1", "perdure", None)
 
 
+def test_runs_whose_long_ids_begin_alike_go_on_apart(new_state: Callable[..., RunState], new_call: Any) -> None:
+    sessions = set()
+    for ending in "ab":
+        state = new_state(run_id=f"{'x' * 300}.1-{ending}")
+        create = asked(state, new_call("workflow_create", arguments=DEFINITION)).create
+        assert create is not None
+        sessions.add(create.data.definition.resume_target.session_id)
+    assert len(sessions) == 2
+
+
 def test_a_turn_of_a_conversation_gives_its_requests_headers(new_state: Callable[..., RunState], new_call: Any) -> None:
     headers = Headers(request_id="discord:x:1", session_id="x", request_client="discord", user_id="A")
     state = new_state(headers=headers, conversation_id="x")
