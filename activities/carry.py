@@ -22,14 +22,14 @@ from activities.mail_take import Takes, over
 from activities.mail_told import Told, stem_of
 from activities.workspace import Workspace, folder_name
 from contracts.carry import Carried, CarryRequest, Done, Order, OrderKind
-from contracts.letter import Ack, Ending, Letter, TaskState, Transition
+from contracts.letter import Ack, Letter, LetterEnding, TaskState, Transition
 from decisions.letter import BAD_MESSAGE, may_try_again
 from decisions.mail_orders import LOST
 from decisions.mailbox import RESULT_SENT_AGAIN, SKIPPED_DUPLICATE
 from decisions.narrate import cut
 
 AT_ONCE = 8
-DONE = Ending(ack=Ack.succeeded, details=RESULT_SENT_AGAIN)  # what a `resend` is about
+DONE = LetterEnding(ack=Ack.succeeded, details=RESULT_SENT_AGAIN)  # what a `resend` is about
 
 _log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class Carrier:
             return False
         return may_try_again(result.fault, await steps_of(self._client, letter.run_id or ""), letter.attempt)
 
-    def _tell_end(self, letter: Letter, ending: Ending, result: Result, workspace: Workspace | None) -> None:
+    def _tell_end(self, letter: Letter, ending: LetterEnding, result: Result, workspace: Workspace | None) -> None:
         if not letter.is_reply:
             kept = self._told.sent_before(letter, letter.run_id) if result.fault == GONE and letter.run_id else None
             if kept is not None:
@@ -218,12 +218,12 @@ class Carrier:
         )
 
 
-def _ending(known: Ending, result: Result) -> Ending:
+def _ending(known: LetterEnding, result: Result) -> LetterEnding:
     """As the run itself tells it."""
     if result.fault == GONE:
         return known
     if result.is_done:
-        return Ending(
+        return LetterEnding(
             ack=Ack.succeeded, details=known.details if known.ack is Ack.succeeded else "the run is completed"
         )
-    return Ending(ack=Ack.failed, details=cut(result.text, 300), fault=result.fault)
+    return LetterEnding(ack=Ack.failed, details=cut(result.text, 300), fault=result.fault)

@@ -9,7 +9,7 @@ from temporalio.client import Client
 from activities.attributes import AGENT_STEP
 from activities.outcome import outcome_of
 from contracts.delegation import SubtaskStatus
-from contracts.letter import Ack, Ending
+from contracts.letter import Ack, LetterEnding
 from decisions.ids import run_workflow_id
 
 LOOK_WITHIN = timedelta(seconds=20)
@@ -27,7 +27,7 @@ class Result:
     artifacts: tuple[str, ...] = ()
 
 
-async def result_of(client: Client, run_id: str, known: Ending) -> Result:
+async def result_of(client: Client, run_id: str, known: LetterEnding) -> Result:
     """Of a run that has ended; waits for one that has not.
 
     `fault` is `RunGone` where the server has forgotten it: all there is then is what is `known` of its end.
@@ -41,7 +41,7 @@ async def result_of(client: Client, run_id: str, known: Ending) -> Result:
     return Result(end.status is SubtaskStatus.done, end.text, end.fault, end.artifacts)
 
 
-def told_without_run(ending: Ending) -> Result:
+def told_without_run(ending: LetterEnding) -> Result:
     """Of a task that no run was begun for, or none that is known."""
     return Result(is_done=ending.ack is Ack.succeeded, text=ending.details, fault=ending.fault)
 

@@ -18,7 +18,7 @@ from activities.update import answered
 from activities.workspace import ARTIFACTS, OutsideWorkspace, Workspace, folder_name
 from contracts.carry import Done
 from contracts.conversation import Choice, LaneFault, SubmitRequest
-from contracts.letter import Ack, Ending, Letter, TaskState, Transition
+from contracts.letter import Ack, Letter, LetterEnding, TaskState, Transition
 from contracts.mail import ReplyHead, TaskHead
 from contracts.mail_outside import MailReply, ReplyVerdict
 from decisions import ids
@@ -150,11 +150,11 @@ class Takes:
             except RPCError as error:
                 if error.status is not RPCStatusCode.NOT_FOUND:
                     raise
-        return Done(ending=Ending(ack=Ack.succeeded, details=verdict))
+        return Done(ending=LetterEnding(ack=Ack.succeeded, details=verdict))
 
 
 def over(why: str) -> Done:
-    return Done(ending=Ending(ack=Ack.failed, details=why, fault=BAD_MESSAGE))
+    return Done(ending=LetterEnding(ack=Ack.failed, details=why, fault=BAD_MESSAGE))
 
 
 def _goal(head: TaskHead, body: str, resolved: Resolved) -> str:

@@ -14,7 +14,7 @@ from activities.mail_message import NotAMessage, read, written
 from activities.mail_result import Result
 from activities.outcome import files_of
 from activities.workspace import Workspace, folder_name
-from contracts.letter import Ack, Ending, Letter, Transition
+from contracts.letter import Ack, Letter, LetterEnding, Transition
 from contracts.mail import MOST_MESSAGE, ReplyHead, ReplyStatus
 from decisions.ack import acked, duplicated, stated
 from decisions.task_file import is_of_another
@@ -167,7 +167,7 @@ class Told:
                         return data
         return None
 
-    def away(self, letter: Letter, ending: Ending) -> None:
+    def away(self, letter: Letter, ending: LetterEnding) -> None:
         """The file goes where its end sends it."""
         is_well = ending.ack is Ack.succeeded
         if letter.file:

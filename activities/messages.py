@@ -20,7 +20,7 @@ from activities.model_faults import NotMessages, is_unsigned, translated, unavai
 from contracts.failures import RunFailure
 from contracts.turn import Usage
 from contracts.value import AROUND, once_each
-from decisions.loop import CUT_OFF
+from decisions.reply import CUT_OFF
 
 MOST_BYTES = 1024 * 1024  # of a reply's JSON; the server takes 2 MiB, and the longest replies of today are half of this
 

@@ -14,7 +14,7 @@ from activities.reconcile_inquiry import Inquiry, is_wedged
 from activities.standing import standing_of
 from activities.store import Store, Stores
 from activities.workspace import OutsideWorkspace, run_id_in
-from contracts.reconcile import Finding, Seen
+from contracts.reconcile import Finding, StoreMark
 from contracts.run import RunStatus
 from decisions import reconcile as judge
 from decisions.ids import conversation_id_of, heirs_prefix, resumed_id, run_id_of, run_workflow_id
@@ -72,14 +72,14 @@ class StoresLook:
                 await self._sweep(run_id, store, seen, claims)
             elif run.task_queue == self._server.here.task_queue:
                 if seen is None or (seen.place == self._server.here and seen.gone_since):
-                    await asyncio.to_thread(_put_mark, store, Seen(place=self._server.here))
+                    await asyncio.to_thread(_put_mark, store, StoreMark(place=self._server.here))
                 for page in claims:
                     await self._claim(run_id, run, store, page)
         except (OSError, OutsideWorkspace) as error:
             self.unjudged += 1
             _log.warning("the store of run %s cannot be looked at: %s", run_id, error)
 
-    async def _sweep(self, run_id: str, store: Store, seen: Seen | None, claims: list[Page]) -> None:
+    async def _sweep(self, run_id: str, store: Store, seen: StoreMark | None, claims: list[Page]) -> None:
         has_heir = await self._has_open_heir(run_id)
         match judge.swept(seen, self._server.here, self._server.now, claims=len(claims), has_heir=has_heir):
             case Sweep.leave:
@@ -87,7 +87,7 @@ class StoresLook:
             case Sweep.note:
                 if self._repairs:
                     await asyncio.to_thread(
-                        _put_mark, store, Seen(place=self._server.here, gone_since=self._server.now)
+                        _put_mark, store, StoreMark(place=self._server.here, gone_since=self._server.now)
                     )
             case Sweep.wait:
                 pass
@@ -145,14 +145,14 @@ class StoresLook:
         return False
 
 
-def _mark(store: Store) -> Seen | None:
+def _mark(store: Store) -> StoreMark | None:
     try:
-        return Seen.model_validate_json(store.read(MARK))
+        return StoreMark.model_validate_json(store.read(MARK))
     except (FileNotFoundError, ValidationError):
         return None
 
 
-def _put_mark(store: Store, seen: Seen) -> None:
+def _put_mark(store: Store, seen: StoreMark) -> None:
     store.put(MARK, seen.model_dump_json().encode())
 
 

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from pydantic import AwareDatetime
 
-from contracts.letter import Ending, Letter
+from contracts.letter import Letter, LetterEnding
 from contracts.value import Value, sparse
 
 
@@ -58,7 +58,7 @@ class Done(Value):
 
     run_id: str | None = None
     is_blocked: bool = False
-    ending: Ending | None = None
+    ending: LetterEnding | None = None
     again: bool = False
     at: AwareDatetime | None = None
     later: bool = False

@@ -21,7 +21,7 @@ MOST_RESULT = 16 * 1024  # bytes
 MOST_WORKFLOW_ID = MAX_ID_LENGTH - 10  # characters: the request that resumes the work is named after it
 
 
-class State(StrEnum):
+class FollowUpStatus(StrEnum):
     """Of a follow-up, and of each of its tasks (E2)."""
 
     queued = "queued"
@@ -33,7 +33,7 @@ class State(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        return self in (State.resolved, State.failed, State.cancelled)
+        return self in (FollowUpStatus.resolved, FollowUpStatus.failed, FollowUpStatus.cancelled)
 
 
 class Completion(StrEnum):
@@ -61,7 +61,7 @@ class ResumeTarget(Edge):
     """Whom the answer should mention; told to the agent."""
 
 
-class Definition(CamelEdge):
+class FollowUpDefinition(CamelEdge):
     """`summary` is a snapshot: what was being done, and what is waited for. Nothing else is known on resume (E8)."""
 
     version: Literal[2] = 2
@@ -79,7 +79,7 @@ class CreateData(CamelEdge):
 
     workflow_id: str = Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=MOST_WORKFLOW_ID)
     """The follow-up's name; its workflow id is `wf:` and this."""
-    definition: Definition
+    definition: FollowUpDefinition
     run_id: str | None = Field(default=None, min_length=1, max_length=1000)
     """The run whose turn creates the tasks; `all` is not judged before its end."""
     agent: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
@@ -172,7 +172,7 @@ class Task(CamelValue):
     kind: str
     description: str
     input: dict[str, Any]
-    state: State = State.queued
+    state: FollowUpStatus = FollowUpStatus.queued
     created_at: int
     updated_at: int
     expires_at: int | None = None
@@ -206,9 +206,9 @@ class FollowUpState(CamelValue):
 
     type: Literal["followup.continue"] = "followup.continue"
     workflow_id: str
-    definition: Definition
+    definition: FollowUpDefinition
     headers: Headers
-    state: State = State.queued
+    state: FollowUpStatus = FollowUpStatus.queued
     created_at: int
     updated_at: int
     resolved_at: int | None = None

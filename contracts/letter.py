@@ -37,7 +37,7 @@ class Stage(StrEnum):
     sent = "sent"  # and one that is: a reply is awaited
 
 
-class Ending(Value):
+class LetterEnding(Value):
     """How a letter ends. `fault` is the type of a failure; `details` are for the ack, and for people."""
 
     ack: Literal[Ack.succeeded, Ack.failed]
@@ -74,7 +74,7 @@ class Letter(Value):
     not_before: datetime | None = sparse(None)
     heard_at: datetime
     transitions: tuple[Transition, ...] = sparse(())
-    ending: Ending | None = sparse(None)
+    ending: LetterEnding | None = sparse(None)
     size: int = sparse(0)
     untold: bool = sparse(False)
     looks: int = sparse(0)

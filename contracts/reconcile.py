@@ -81,7 +81,7 @@ class Place(Value):
     task_queue: str
 
 
-class Seen(Value):
+class StoreMark(Value):
     """The mark in a run's store: its run was seen in `place`. `gone_since`: and was missing from this time on."""
 
     place: Place

@@ -19,7 +19,7 @@ def flat(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-class Message(CamelValue):
+class PostedMessage(CamelValue):
     """A message that somebody wrote on a chat platform, as its adapter tells it. `raw` is the adapter's own part."""
 
     platform: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
@@ -52,7 +52,7 @@ class Event(Value):
     """By which an event that comes again is known; else by platform, channel and message."""
     headers: dict[str, Any] = Field(default_factory=dict)
     """Kept with it, and read by nobody here."""
-    data: Message
+    data: PostedMessage
 
     @field_validator("headers")
     @classmethod
@@ -74,7 +74,7 @@ class Subscription(CamelValue):
     """Milliseconds since 1970; one that has passed ends it. None: for as long as it takes."""
 
 
-class Delivery(Value):
+class Sent(Value):
     """What has been sent, as histories before `marks` have it."""
 
     subscriber: str
@@ -101,7 +101,7 @@ class TopicState(Value):
     ends_at: int = Field(ge=0, le=MOST_TIME)
     events: tuple[Event, ...] = ()
     subscriptions: tuple[Subscription, ...] = ()
-    sent: tuple[Delivery, ...] = sparse(())
+    sent: tuple[Sent, ...] = sparse(())
     marks: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
     forgotten: int = 0

@@ -16,9 +16,9 @@ from contracts.followup import (
     Completion,
     CreateCommand,
     FollowUpState,
+    FollowUpStatus,
     Late,
     Outbound,
-    State,
     Task,
     TaskData,
     TaskResolved,
@@ -91,9 +91,9 @@ def opened(command: CreateCommand, now: int, execution: str) -> FollowUpState:
 def next_move(state: FollowUpState) -> Move:
     """What the follow-up does next, of a state that is up to date (`advanced`)."""
     if state.state.is_final:
-        return Resume() if state.state is not State.cancelled and state.resume_seq else End()
+        return Resume() if state.state is not FollowUpStatus.cancelled and state.resume_seq else End()
     for number, task in enumerate(state.tasks, 1):
-        if task.state is State.queued:
+        if task.state is FollowUpStatus.queued:
             kind, given = kinds.read(task)
             if kind.sends is not None and not is_sending(state):
                 return Send(task, number, kind.sends(given))
@@ -111,7 +111,7 @@ def open_tasks(state: FollowUpState) -> tuple[Task, ...]:
 
 def is_sending(state: FollowUpState) -> bool:
     """Messages go out one after the other; what becomes of this one is not known yet."""
-    return any(task.state is State.running and _sends(task) for task in state.tasks)
+    return any(task.state is FollowUpStatus.running and _sends(task) for task in state.tasks)
 
 
 def _sends(task: Task) -> bool:
@@ -124,7 +124,7 @@ def task_of(state: FollowUpState, task_id: str) -> Task | None:
 
 def topics(state: FollowUpState) -> tuple[tuple[Task, str], ...]:
     """The tasks that a topic may know of, and which."""
-    read = [(task, *kinds.read(task)) for task in state.tasks if task.state is not State.queued]
+    read = [(task, *kinds.read(task)) for task in state.tasks if task.state is not FollowUpStatus.queued]
     return tuple((task, kind.topic(given)) for task, kind, given in read if kind.topic is not None)
 
 
@@ -177,13 +177,17 @@ def turn_ended(state: FollowUpState, run_id: str) -> FollowUpState:
 
 def begun(state: FollowUpState, task_id: str, now: int) -> FollowUpState:
     """What the task needs is being done: subscribing, or sending."""
-    return _changed(state, task_id, now, state=State.running)
+    return _changed(state, task_id, now, state=FollowUpStatus.running)
 
 
 def blocked(state: FollowUpState, task_id: str, now: int) -> FollowUpState:
     """Now it waits; unless what it waits for has come in the meantime."""
     task = task_of(state, task_id)
-    return _changed(state, task_id, now, state=State.blocked) if task and task.state is State.running else state
+    return (
+        _changed(state, task_id, now, state=FollowUpStatus.blocked)
+        if task and task.state is FollowUpStatus.running
+        else state
+    )
 
 
 def sent(state: FollowUpState, task_id: str, outcome: ToolOutcome, now: int) -> FollowUpState:
@@ -194,7 +198,7 @@ def sent(state: FollowUpState, task_id: str, outcome: ToolOutcome, now: int) -> 
     if outcome.error is None:
         return _resolved(state, task_id, {"status": "sent"}, SENT, now)
     result = {"status": outcome.error.kind, "message": outcome.error.message[:TEXT_KEPT]}
-    return _resolved(state, task_id, result, SENT, now, State.failed)
+    return _resolved(state, task_id, result, SENT, now, FollowUpStatus.failed)
 
 
 def took(state: FollowUpState, brought: TaskResolved, now: int) -> tuple[FollowUpState, str | None]:
@@ -251,9 +255,9 @@ def cancelled(state: FollowUpState, now: int) -> FollowUpState:
     if state.state.is_final and not isinstance(next_move(state), Resume):
         return state
     for task in state.tasks:
-        if task.state is State.running and _sends(task):  # for longer than a cancel waits for
+        if task.state is FollowUpStatus.running and _sends(task):  # for longer than a cancel waits for
             state = sent(state, task.task_id, failed(ToolFault.in_doubt, "it may have been sent, or not"), now)
-    return _cancel_open(state, now).model_copy(update={"state": State.cancelled, "resolved_at": now})
+    return _cancel_open(state, now).model_copy(update={"state": FollowUpStatus.cancelled, "resolved_at": now})
 
 
 def advanced(state: FollowUpState, now: int) -> FollowUpState:
@@ -269,8 +273,8 @@ def advanced(state: FollowUpState, now: int) -> FollowUpState:
             by = CLOCK if due is not None and due <= now else TIMEOUT
             status = {"status": "elapsed" if by == CLOCK else TIMEOUT, "at": now}
             state = _resolved(state, task.task_id, status, by, now)
-        elif task.state is State.queued and kind.topic is None:
-            state = _changed(state, task.task_id, now, state=State.blocked)
+        elif task.state is FollowUpStatus.queued and kind.topic is None:
+            state = _changed(state, task.task_id, now, state=FollowUpStatus.blocked)
     return _completed(state, now)
 
 
@@ -280,13 +284,16 @@ def _completed(state: FollowUpState, now: int) -> FollowUpState:
     is_any = state.definition.completion is Completion.any and any(_is_answer(task) for task in state.tasks)
     is_any = is_any and not is_sending(state)  # a message that went out must not be told as cancelled
     if not is_any and (left or state.runs or (not state.tasks and now < (state.idle_until or now))):
-        at_work = {State.queued, State.running} & {task.state for task in left}
-        waits = State.running if at_work else State.blocked
-        new = waits if state.tasks else State.queued
+        at_work = {FollowUpStatus.queued, FollowUpStatus.running} & {task.state for task in left}
+        waits = FollowUpStatus.running if at_work else FollowUpStatus.blocked
+        new = waits if state.tasks else FollowUpStatus.queued
         return state if new is state.state else state.model_copy(update={"state": new, "updated_at": now})
     state = _cancel_open(state, now)
-    has_failed = all(task.state is State.failed for task in state.tasks)
-    changes: dict[str, Any] = {"state": State.failed if has_failed else State.resolved, "resolved_at": now}
+    has_failed = all(task.state is FollowUpStatus.failed for task in state.tasks)
+    changes: dict[str, Any] = {
+        "state": FollowUpStatus.failed if has_failed else FollowUpStatus.resolved,
+        "resolved_at": now,
+    }
     if any(_is_awaited(task) for task in state.tasks):
         changes["resume_seq"] = state.resume_seq + 1
     return state.model_copy(update=changes)
@@ -294,7 +301,7 @@ def _completed(state: FollowUpState, now: int) -> FollowUpState:
 
 def _is_answer(task: Task) -> bool:
     """Enough for `any`: a timeout is not, nor what nobody waits for."""
-    return task.state is State.resolved and not timed_out(task) and _is_awaited(task)
+    return task.state is FollowUpStatus.resolved and not timed_out(task) and _is_awaited(task)
 
 
 def timed_out(task: Task) -> bool:
@@ -310,12 +317,12 @@ def _is_awaited(task: Task) -> bool:
 
 def _cancel_open(state: FollowUpState, now: int) -> FollowUpState:
     for task in open_tasks(state):
-        state = _changed(state, task.task_id, now, state=State.cancelled)
+        state = _changed(state, task.task_id, now, state=FollowUpStatus.cancelled)
     return state.model_copy(update={"updated_at": now})
 
 
 def _resolved(  # noqa: PLR0913 - facts
-    state: FollowUpState, task_id: str, result: Any, by: str, now: int, end: State = State.resolved
+    state: FollowUpState, task_id: str, result: Any, by: str, now: int, end: FollowUpStatus = FollowUpStatus.resolved
 ) -> FollowUpState:
     return _changed(state, task_id, now, state=end, result=_fitted(result), resolved_at=now, resolved_by=by)
 

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from contracts.conversation import Message, SubmitRequest, WhenBusy
-from contracts.followup import FollowUpState, LifecycleEvent, State, Task
+from contracts.followup import FollowUpState, FollowUpStatus, LifecycleEvent, Task
 from decisions import kinds
 from decisions.followup import open_tasks, questions, timed_out
 from decisions.ids import resume_request_id
@@ -43,11 +43,11 @@ def _changes(before: FollowUpState | None, after: FollowUpState, now: int) -> It
             continue
         of_task = {**about, "taskId": task.task_id}
         yield _event(after, "evt.workflow.task.lifecycle.changed", {**of_task, "state": task.state, "ts": now})
-        if task.state is State.resolved:
+        if task.state is FollowUpStatus.resolved:
             yield _event(after, "evt.workflow.task.resolved", {**of_task, "result": task.result})
     if before is None or before.state is not after.state:
         yield _event(after, "evt.workflow.lifecycle.changed", {**about, "state": after.state, "ts": now})
-        if after.state is State.resolved:
+        if after.state is FollowUpStatus.resolved:
             yield ended(after)
 
 
@@ -103,7 +103,7 @@ def _trigger(state: FollowUpState) -> str:
     last = max(done, key=lambda task: task.resolved_at or 0)
     if timed_out(last):
         return f"Nothing came in time for: {last.description}"
-    if last.state is State.failed:
+    if last.state is FollowUpStatus.failed:
         return f"This failed: {last.description}\n\n{to_json(last.result).decode()[:MOST_TRIGGER]}"
     kind, given = kinds.read(last)
     try:

@@ -7,7 +7,7 @@ from pydantic_core import to_json
 
 from contracts.conversation import TurnEnd
 from contracts.failures import RunFailure
-from contracts.letter import Ack, Ending, Letter, Stage, TaskState, Transition
+from contracts.letter import Ack, Letter, LetterEnding, Stage, TaskState, Transition
 from contracts.mail import MessageHead, TaskHead
 from contracts.mailbox import DeadLetter, Delivery
 from decisions.ids import letter_key, mail_conversation_id, mail_request_id, task_key, turn_run_id
@@ -42,14 +42,14 @@ def pause_after(attempt: int) -> timedelta:
     return PAUSE * attempt
 
 
-def ending_of(end: TurnEnd) -> Ending:
+def ending_of(end: TurnEnd) -> LetterEnding:
     if end is TurnEnd.completed:
-        return Ending(ack=Ack.succeeded, details="the run is completed")
-    return Ending(ack=Ack.failed, details=_FAILED_ENDS[end], fault=end)
+        return LetterEnding(ack=Ack.succeeded, details="the run is completed")
+    return LetterEnding(ack=Ack.failed, details=_FAILED_ENDS[end], fault=end)
 
 
-def bad(fault: str) -> Ending:
-    return Ending(ack=Ack.failed, details=cut(fault, WHY), fault=BAD_MESSAGE)
+def bad(fault: str) -> LetterEnding:
+    return LetterEnding(ack=Ack.failed, details=cut(fault, WHY), fault=BAD_MESSAGE)
 
 
 def letter_for(folder: str, found: Delivery, head: MessageHead, now: datetime) -> Letter:

@@ -13,7 +13,6 @@ from contracts.run import Call, Ending, RunState, RunStatus
 from decisions.builtins import CONTROL, JOURNAL
 from decisions.calls import next_batch
 from decisions.limits import is_nearly_out_of_time, is_out_of_time, timed_out, used_up
-from decisions.reply import CUT_OFF as CUT_OFF  # noqa: PLC0414 - activities look for it here
 from decisions.thrash import Looked, looked
 
 

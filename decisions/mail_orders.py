@@ -9,7 +9,7 @@ from itertools import chain, islice, zip_longest
 from typing import TypeVar
 
 from contracts.carry import Carried, CarryRequest, Done, Order, OrderKind
-from contracts.letter import Ack, Ending, Letter, Stage, TaskState
+from contracts.letter import Ack, Letter, LetterEnding, Stage, TaskState
 from contracts.mailbox import Looked, LookRequest, MailboxState
 from decisions.ids import mail_conversation_id, task_key
 from decisions.letter import ending_of, has_passed, moved
@@ -25,7 +25,7 @@ FIRST_LOOK, LONGEST_PAUSE = timedelta(seconds=60), timedelta(minutes=15)  # a ru
 TOGETHER = timedelta(seconds=30)  # and with it those that are due this soon
 MOST_LOOKED_AT = 100
 
-LOST = Ending(ack=Ack.failed, details="its end is not known", fault="Lost")
+LOST = LetterEnding(ack=Ack.failed, details="its end is not known", fault="Lost")
 
 T = TypeVar("T")
 P = TypeVar("P", Letter, Order)

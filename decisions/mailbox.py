@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from contracts.carry import Order, OrderKind
-from contracts.letter import Ack, Ending, Letter, Stage, TaskState
+from contracts.letter import Ack, Letter, LetterEnding, Stage, TaskState
 from contracts.mailbox import AckView, Delivered, Delivery, GiveUp, MailboxState, Seen, TaskMemory, TurnEnded, Verdict
 from decisions.ids import mail_request_id
 from decisions.letter import (
@@ -180,7 +180,7 @@ def _skipped(state: MailboxState, order: Order) -> MailboxState | None:
     return ordered and ordered.model_copy(update={"skipped": state.skipped + 1})
 
 
-def to_end(state: MailboxState, letter: Letter, ending: Ending, now: datetime) -> MailboxState:
+def to_end(state: MailboxState, letter: Letter, ending: LetterEnding, now: datetime) -> MailboxState:
     """What has become of it is known, and is to be told."""
     brief = ending.model_copy(update={"details": cut(ending.details, WHY)})
     changes = {"stage": Stage.ending, "ending": brief, "untold": False, "not_before": None, "tries": 0}
@@ -216,7 +216,7 @@ def input_picked(state: MailboxState, key: str, now: datetime) -> MailboxState:
     return with_letter(state, moved(letter, TaskState.running, now).model_copy(update=changes))
 
 
-def over(state: MailboxState, letter: Letter, ending: Ending, now: datetime) -> MailboxState:
+def over(state: MailboxState, letter: Letter, ending: LetterEnding, now: datetime) -> MailboxState:
     """Everything has been told: it is a memory."""
     left = without_letters(state, letter)
     told = AckView(
@@ -268,7 +268,7 @@ def given_up(state: MailboxState, wanted: GiveUp, now: datetime) -> MailboxState
         return noticed(state, f"give_up: no message {cut(wanted.message_id, 80)} waits for anything")
     why = f"given up by {wanted.by}" if wanted.by else "given up"
     for each in chosen:
-        state = to_end(state, each, Ending(ack=Ack.failed, details=why, fault=GIVEN_UP), now)
+        state = to_end(state, each, LetterEnding(ack=Ack.failed, details=why, fault=GIVEN_UP), now)
     return state
 
 

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from contracts.failures import Escalation
-from contracts.reconcile import Finding, Place, Problem, ReconcileReport, Repair, Seen, Standing
+from contracts.reconcile import Finding, Place, Problem, ReconcileReport, Repair, Standing, StoreMark
 from contracts.run import RunState, RunStatus
 from contracts.tool import ToolKind
 from decisions.narrate import cut
@@ -183,7 +183,7 @@ class Sweep(StrEnum):
     clear = "clear"
 
 
-def swept(seen: Seen | None, here: Place, now: datetime, *, claims: int, has_heir: bool) -> Sweep:
+def swept(seen: StoreMark | None, here: Place, now: datetime, *, claims: int, has_heir: bool) -> Sweep:
     """Only what was seen here with its run, and has been without it for long, is cleared.
 
     So neither a run that is just being started, nor a server that lost its state, nor another server's runs in the same

@@ -5,7 +5,7 @@ from hashlib import blake2b
 
 from pydantic_core import to_json
 
-from contracts.topic import MOST_EVENT, Event, Message, Subscription, TopicState
+from contracts.topic import MOST_EVENT, Event, PostedMessage, Subscription, TopicState
 from decisions.ids import topic_key
 
 TIME_TO_LIVE = 24 * 3600 * 1000  # an event waits this long for its task
@@ -22,7 +22,7 @@ def event_id(event: Event) -> str:
     return known if len(known) <= MOST_EVENT_ID else blake2b(known.encode(errors="surrogatepass")).hexdigest()
 
 
-def replied_to(message: Message) -> str | None:
+def replied_to(message: PostedMessage) -> str | None:
     """The message that this one is a strict reply to, as the adapter of its platform tells it."""
     told = (message.raw or {}).get(message.platform)
     replied = told.get("replyToMessageId") if isinstance(told, dict) else None

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from pydantic import ConfigDict
 
 from activities.topic import publish
-from contracts.topic import Event, Message
+from contracts.topic import Event, PostedMessage
 from contracts.value import Value
 from decisions.topic import event_id
 from gateway.access import Here, Route, needs
@@ -14,7 +14,7 @@ from gateway.tokens import Scope
 router = APIRouter(prefix="/v1", tags=["events"], route_class=Route)
 
 
-class GivenMessage(Message):
+class GivenMessage(PostedMessage):
     model_config = ConfigDict(extra="forbid")
 
 

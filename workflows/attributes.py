@@ -18,7 +18,7 @@ from activities.attributes import (
     PENDING_TOOLS,
     WAITING_FOR,
 )
-from contracts.followup import FollowUpState, State
+from contracts.followup import FollowUpState, FollowUpStatus
 from contracts.question import Question, QuestionKind
 from contracts.run import RunState, RunStatus
 from decisions import followup, followup_told
@@ -61,9 +61,9 @@ def changes(shown: TypedSearchAttributes, new: TypedSearchAttributes) -> list[Se
 
 
 _ENDS = {
-    State.resolved: RunStatus.completed,
-    State.failed: RunStatus.failed,
-    State.cancelled: RunStatus.cancelled,
+    FollowUpStatus.resolved: RunStatus.completed,
+    FollowUpStatus.failed: RunStatus.failed,
+    FollowUpStatus.cancelled: RunStatus.cancelled,
 }
 
 

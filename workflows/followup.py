@@ -20,9 +20,9 @@ from contracts.followup import (
     CloseFollowUp,
     FollowUpFailure,
     FollowUpState,
+    FollowUpStatus,
     NotifyRequest,
     ResumeWork,
-    State,
     SubscribeRequest,
     TaskCommand,
     TaskResolved,
@@ -194,7 +194,7 @@ class FollowUp:
     async def _end(self) -> dict[str, Any]:
         """Frees its topics, and ends as Temporal should show it."""
         state = self._live.state
-        is_cancelled = state.state is State.cancelled
+        is_cancelled = state.state is FollowUpStatus.cancelled
         by_signal = is_cancelled and workflow.cancellation_reason() is None
         request = CloseFollowUp(
             subscriptions=tuple(

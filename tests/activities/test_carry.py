@@ -21,7 +21,7 @@ from activities.mail_told import REQUEST, Told
 from activities.mail_watch import Watcher
 from contracts.carry import CarryRequest, Done, Order, OrderKind
 from contracts.conversation import TurnEnd
-from contracts.letter import Ack, Ending, Letter, Stage, TaskState, Transition
+from contracts.letter import Ack, Letter, LetterEnding, Stage, TaskState, Transition
 from decisions.ids import task_key
 from decisions.letter import ending_of
 
@@ -132,7 +132,7 @@ async def test_an_ack_that_somebody_has_spoiled_is_left_and_another_is_written(f
     spoiled = folder.root / "outbox" / "p" / "ack_m1.json"
     spoiled.parent.mkdir()
     spoiled.write_text(junk)
-    which = letter(ending=Ending(ack=Ack.failed, details="so"))
+    which = letter(ending=LetterEnding(ack=Ack.failed, details="so"))
     pending(folder, which)
     assert not (await carried(folder, order("finish", which)))[0].later
     assert spoiled.read_text() == junk
@@ -161,7 +161,7 @@ async def test_a_reply_finds_its_place_among_files_of_others(folder: MailFolder)
     out.mkdir()
     for name in ("t1-reply.md", "t1-reply.task1.md"):
         (out / name).write_text("of others")
-    await carried(folder, order("finish", letter(ending=Ending(ack=Ack.failed, details="so"))))
+    await carried(folder, order("finish", letter(ending=LetterEnding(ack=Ack.failed, details="so"))))
     assert (out / "t1-reply.md").read_text() == "of others"
     assert "so" in (out / "t1-reply.task1.md").read_text()
 
@@ -199,7 +199,7 @@ async def test_what_a_task_asks_stays_until_its_own_end(folder: MailFolder, othe
     asks = of_plan("spring")
     told = Told(folder, "writer")
     told.ask(asks, "run-1", {"data": ("a", "b")})
-    request, ending = folder.root / "tasks/t1" / REQUEST, Ending(ack=Ack.failed, details="so")
+    request, ending = folder.root / "tasks/t1" / REQUEST, LetterEnding(ack=Ack.failed, details="so")
     await carried(folder, order("finish", other.model_copy(update={"ending": ending})))
     assert (request.exists(), told.asked()) == (True, ["t1"])
     await carried(folder, order("finish", asks.model_copy(update={"ending": ending})))

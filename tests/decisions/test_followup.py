@@ -16,10 +16,10 @@ from contracts.followup import (
     Completion,
     CreateCommand,
     CreateData,
-    Definition,
+    FollowUpDefinition,
     FollowUpState,
+    FollowUpStatus,
     ResumeTarget,
-    State,
     TaskData,
     TaskResolved,
 )
@@ -36,7 +36,7 @@ ORIGIN = Headers(request_id="discord:x:1", session_id="x", request_client="disco
 
 def follow_up(completion: Completion = Completion.all, run_id: str | None = None) -> FollowUpState:
     target = ResumeTarget(session_id="x", request_client="discord", mention_user_id="A")
-    definition = Definition(origin=ORIGIN, resume_target=target, summary="Lunch with B.", completion=completion)
+    definition = FollowUpDefinition(origin=ORIGIN, resume_target=target, summary="Lunch with B.", completion=completion)
     data = CreateData(workflow_id="f", definition=definition, run_id=run_id)
     return followup.opened(CreateCommand(headers=ORIGIN, data=data), START, "e")
 
@@ -155,10 +155,10 @@ def test_each_task_is_resolved_once_whatever_comes(happenings: list[Any], comple
                 assert new == old
         if before.state.is_final:
             assert state.resume_seq == before.resume_seq
-            assert state.state is before.state or (what, state.state) == ("cancel", State.cancelled)
-    assert isinstance(followup.next_move(state), Resume) == (state.state is State.resolved)
+            assert state.state is before.state or (what, state.state) == ("cancel", FollowUpStatus.cancelled)
+    assert isinstance(followup.next_move(state), Resume) == (state.state is FollowUpStatus.resolved)
     assert all(t.state.is_final for t in state.tasks) or not state.state.is_final
-    assert {t.resolved_by is None for t in state.tasks if t.state is State.resolved} <= {False}
+    assert {t.resolved_by is None for t in state.tasks if t.state is FollowUpStatus.resolved} <= {False}
 
 
 def test_an_event_that_comes_again_changes_nothing_and_another_one_is_late() -> None:
@@ -186,9 +186,9 @@ def test_all_is_judged_only_after_the_turn_that_creates_the_tasks() -> None:
     assert not state.state.is_final
     state = with_tasks(state, task("b", run_id="r"))
     state = followup.advanced(followup.turn_ended(state, "r"), START)
-    assert (states(state), state.state) == (["resolved", "blocked"], State.blocked)
+    assert (states(state), state.state) == (["resolved", "blocked"], FollowUpStatus.blocked)
     state = followup.advanced(took(state, "b", reply("b")), START)
-    assert (state.state, followup.next_move(state)) == (State.resolved, Resume())
+    assert (state.state, followup.next_move(state)) == (FollowUpStatus.resolved, Resume())
 
 
 def test_messages_go_out_one_after_the_other_and_hold_up_nothing_else() -> None:
@@ -223,19 +223,23 @@ def test_any_is_judged_when_the_message_that_is_going_out_has_its_end() -> None:
     state = followup.advanced(took(state, "a", reply("a")), START)
     assert (states(state), state.state.is_final) == (["resolved", "running", "queued"], False)
     state = followup.advanced(followup.sent(state, "m1", ToolOutcome(result="sent"), START), START)
-    assert (states(state), state.state) == (["resolved", "resolved", "cancelled"], State.resolved)
+    assert (states(state), state.state) == (["resolved", "resolved", "cancelled"], FollowUpStatus.resolved)
 
 
 def test_a_message_that_still_goes_out_when_a_cancel_waits_no_longer_is_in_doubt() -> None:
     state = followup.added(follow_up(), task("m", "notify", channelId="x", text="hi"), START)
     state = followup.cancelled(followup.begun(state, "m", START), START)
-    assert (states(state), state.tasks[0].result["status"], state.state) == (["failed"], "in_doubt", State.cancelled)
+    assert (states(state), state.tasks[0].result["status"], state.state) == (
+        ["failed"],
+        "in_doubt",
+        FollowUpStatus.cancelled,
+    )
 
 
 def test_any_is_judged_at_once_and_cancels_the_rest() -> None:
     state = with_tasks(follow_up(Completion.any, "r"), task("a"), task("b"))
     state = followup.advanced(took(state, "b", reply("b")), START)
-    assert (states(state), state.state) == (["cancelled", "resolved"], State.resolved)
+    assert (states(state), state.state) == (["cancelled", "resolved"], FollowUpStatus.resolved)
     assert followup.refusal(state, task("c")) == "follow-up f is resolved: create another one"
 
 
@@ -244,14 +248,14 @@ def test_an_answer_of_somebody_who_is_called_like_a_timeout_is_an_answer(by: str
     state = with_tasks(follow_up(Completion.any), task("t1", "prompt", text="go?"), task("t2", "prompt", text="or?"))
     state = followup.answered(followup.advanced(state, START), HumanInput(text="YES", by=by), START + 1)
     state = followup.advanced(state, START + 2)
-    assert state.state is State.resolved
+    assert state.state is FollowUpStatus.resolved
     assert "YES" in str(followup_told.resume_request(state).model_dump())
 
 
 def test_a_timeout_is_no_answer_for_any_while_something_else_may_be() -> None:
     state = with_tasks(follow_up(Completion.any), task("a", timeoutMs=10), task("b", timeoutMs=20))
     state = followup.advanced(state, START + 10)
-    assert (states(state), state.state) == (["resolved", "blocked"], State.blocked)
+    assert (states(state), state.state) == (["resolved", "blocked"], FollowUpStatus.blocked)
     assert (state.tasks[0].result, state.tasks[0].resolved_by) == ({"status": "timeout", "at": START + 10}, "timeout")
     state = followup.advanced(state, START + 20)
     assert (states(state), followup.next_move(state)) == (["resolved", "resolved"], Resume())
@@ -259,14 +263,14 @@ def test_a_timeout_is_no_answer_for_any_while_something_else_may_be() -> None:
 
 def test_without_tasks_it_fails_when_the_turn_has_ended() -> None:
     state = followup.advanced(followup.turn_ended(follow_up(run_id="r"), "r"), START)
-    assert (state.state, followup.next_move(state)) == (State.failed, End())
+    assert (state.state, followup.next_move(state)) == (FollowUpStatus.failed, End())
 
 
 def test_without_tasks_and_without_a_turn_it_waits_for_an_hour() -> None:
     state = followup.advanced(follow_up(), START)
     until = START + followup.FIRST_TASK_WITHIN
-    assert (state.state, followup.next_move(state)) == (State.queued, Wait(until))
-    assert followup.advanced(state, until).state is State.failed
+    assert (state.state, followup.next_move(state)) == (FollowUpStatus.queued, Wait(until))
+    assert followup.advanced(state, until).state is FollowUpStatus.failed
 
 
 def test_the_moves_of_each_kind() -> None:
@@ -293,14 +297,14 @@ def test_what_is_only_sent_resumes_nothing_and_an_ack_does() -> None:
     for completion, move in (("none", End()), ("ack", Resume())):
         added = followup.added(follow_up(), task("n", "notify", channelId="c", text="x", completion=completion), START)
         state = followup.advanced(followup.sent(added, "n", ToolOutcome(result="sent"), START), START)
-        assert (state.state, followup.next_move(state)) == (State.resolved, move)
+        assert (state.state, followup.next_move(state)) == (FollowUpStatus.resolved, move)
 
 
 def test_a_message_that_may_have_been_sent_fails_typed_and_the_work_goes_on() -> None:
     added = followup.added(follow_up(), task("n", "notify", channelId="c", text="x", completion="ack"), START)
     state = followup.advanced(followup.sent(added, "n", failed("in_doubt", "may have been sent"), START), START)
     assert state.tasks[0].result == {"status": "in_doubt", "message": "may have been sent"}
-    assert (state.state, followup.next_move(state)) == (State.failed, Resume())
+    assert (state.state, followup.next_move(state)) == (FollowUpStatus.failed, Resume())
     assert "This failed: wait for n" in followup_told.resume_request(state).messages[1].content
 
 
@@ -356,7 +360,7 @@ def test_a_large_result_is_cut_so_that_the_state_fits_a_payload() -> None:
     brought = TaskResolved(task_id="a", result={f"k{n}": "x" * 1000 for n in range(100)})
     fitted = followup.took(with_tasks(follow_up(), task("a")), brought, START)[0]
     assert len(str(fitted.tasks[0].result)) < MOST_RESULT
-    assert many.tasks[0].state is State.resolved
+    assert many.tasks[0].state is FollowUpStatus.resolved
 
 
 @pytest.mark.parametrize("result", [{"n" * 100_000: 1}, {"text": "yes", "deep": json.loads("[" * 100 + "]" * 100)}])
@@ -398,16 +402,18 @@ def test_the_largest_follow_up_still_makes_a_request() -> None:
         follow_up(), *(task(f"t{n}".ljust(200, "x"), messageId=f"m-t{n}", fromUserId=None) for n in range(MOST_TASKS))
     )
     changes = {"description": "é" * 1000, "result": {"text": '"' * 8000}, "resolved_by": "\x01" * 400}
-    tasks = tuple(t.model_copy(update={**changes, "state": State.resolved, "resolved_at": START}) for t in state.tasks)
+    tasks = tuple(
+        t.model_copy(update={**changes, "state": FollowUpStatus.resolved, "resolved_at": START}) for t in state.tasks
+    )
     full = state.model_copy(update={"tasks": tasks, "definition": largest()})
     assert followup_told.resume_request(followup.advanced(full, START)).request_id == "wf:f:1"
 
 
-def largest() -> Definition:
+def largest() -> FollowUpDefinition:
     name = "\x01" * MAX_ID_LENGTH
     origin = Headers(request_id=name, session_id=name, request_client=name, user_id=name)
     target = ResumeTarget(session_id=name, request_client=name, mention_user_id=name)
-    return Definition(origin=origin, resume_target=target, summary="é" * MOST_SUMMARY)
+    return FollowUpDefinition(origin=origin, resume_target=target, summary="é" * MOST_SUMMARY)
 
 
 def test_the_longest_id_of_a_follow_up_still_makes_a_request() -> None:
@@ -430,7 +436,7 @@ def test_what_is_cancelled_before_a_lane_takes_it_is_not_told_as_resolved() -> N
     state = followup.advanced(took(with_tasks(follow_up(), task("a")), "a", reply("a")), START + 1)
     assert isinstance(followup.next_move(state), Resume)
     ended = followup.cancelled(state, START + 2)
-    assert (ended.state, states(ended), ended.resolved_at) == (State.cancelled, ["resolved"], START + 2)
+    assert (ended.state, states(ended), ended.resolved_at) == (FollowUpStatus.cancelled, ["resolved"], START + 2)
     assert isinstance(followup.next_move(ended), End)
 
 

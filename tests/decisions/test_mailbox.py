@@ -11,7 +11,7 @@ from pydantic_core import to_json
 
 from contracts.carry import Carried, CarryRequest, Done, OrderKind
 from contracts.conversation import TurnEnd
-from contracts.letter import Ack, Ending, Letter, Stage, TaskState
+from contracts.letter import Ack, Letter, LetterEnding, Stage, TaskState
 from contracts.mail import ReplyHead, TaskHead
 from contracts.mail_outside import Dispatch
 from contracts.mailbox import Delivery, GiveUp, Looked, MailboxState, Redeliver, TurnEnded
@@ -20,7 +20,7 @@ from decisions.letter import ending_of, letter_for, may_try_again, run_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 EMPTY = MailboxState(agent="ada")
-FAILED = Ending(ack=Ack.failed, details="no")
+FAILED = LetterEnding(ack=Ack.failed, details="no")
 SENT = Dispatch(delegation="run:r/delegation:1", plan_id="p", task_id="r.1", subtask_id="a", sender="lead")
 
 
@@ -205,7 +205,7 @@ def test_a_faulty_message_is_told_of_and_dies_with_that() -> None:
     assert verdicts == ["dead"]
     assert state.dead == ()
     (finish,) = mail_orders.due(state, "f", NOW)
-    assert finish.letter.ending == Ending(ack=Ack.failed, details="two files fit", fault="BadMessage")
+    assert finish.letter.ending == LetterEnding(ack=Ack.failed, details="two files fit", fault="BadMessage")
     after = bridge(state)
     assert [each.key for each in mail_dead.newly_dead(state, after)] == [state.letters[0].key]
 
@@ -359,7 +359,7 @@ def test_dead_letters_come_back_as_new_files_of_the_same_message() -> None:
 
 def test_replies_are_taken_whatever_else_is_about_their_task() -> None:
     state = holding(reply("a", "r.1", "s"), reply("b", "r.1", "s"))
-    state = bridge(state, take=Done(ending=Ending(ack=Ack.succeeded, details="ALREADY_DONE")))
+    state = bridge(state, take=Done(ending=LetterEnding(ack=Ack.succeeded, details="ALREADY_DONE")))
     state = bridge(state)
     assert (state.letters, state.tasks, [each.details for each in state.recent]) == ((), {}, ["ALREADY_DONE"] * 2)
 
@@ -371,7 +371,7 @@ def test_a_subtask_for_an_outside_peer_waits_for_a_folder_and_ends_with_its_repl
     state = bridge(mailbox.attached(state, "f"))
     assert [each.stage for each in state.letters] == [Stage.sent]
     state = holding(reply("x", "r.1", "a"), state=state)
-    state = bridge(state, take=Done(ending=Ending(ack=Ack.succeeded, details="RESOLVED")))
+    state = bridge(state, take=Done(ending=LetterEnding(ack=Ack.succeeded, details="RESOLVED")))
     assert [each.is_reply for each in state.letters] == [True]
     assert bridge(state).letters == ()
 

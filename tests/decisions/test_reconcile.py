@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from contracts.failures import Escalation
 from contracts.question import Question, QuestionKind
-from contracts.reconcile import Place, Problem, Repair, Seen, Standing
+from contracts.reconcile import Place, Problem, Repair, Standing, StoreMark
 from contracts.run import Ending, Pending, RunState, RunStatus
 from contracts.tool import Effect, ToolKind, ToolRoute
 from decisions import reconcile as judge
@@ -166,7 +166,7 @@ def test_a_wait_is_overdue_after_its_time(waiting: dict[str, Any], is_overdue: b
 
 ELSEWHERE = [Place(namespace="n-2", task_queue="perdure"), Place(namespace="n-1", task_queue="other")]
 MARKS = st.none() | st.builds(
-    Seen,
+    StoreMark,
     place=st.sampled_from([HERE, *ELSEWHERE]),
     gone_since=st.none() | st.integers(0, 300).map(lambda minutes: NOW - timedelta(minutes=minutes)),
 )
@@ -174,7 +174,7 @@ MARKS = st.none() | st.builds(
 
 @given(seen=MARKS, claims=st.integers(0, 2), has_heir=st.booleans())
 def test_a_store_is_cleared_only_where_its_run_was_seen_here_and_has_been_gone_for_long(
-    seen: Seen | None, claims: int, has_heir: bool
+    seen: StoreMark | None, claims: int, has_heir: bool
 ) -> None:
     cleared = judge.swept(seen, HERE, NOW, claims=claims, has_heir=has_heir) is Sweep.clear
     gone = seen is not None and seen.place == HERE and seen.gone_since is not None
@@ -183,7 +183,7 @@ def test_a_store_is_cleared_only_where_its_run_was_seen_here_and_has_been_gone_f
 
 
 def test_a_store_of_a_run_that_is_gone_is_noted_before_it_is_cleared() -> None:
-    here, long_ago = Seen(place=HERE), Seen(place=HERE, gone_since=NOW - DAY)
+    here, long_ago = StoreMark(place=HERE), StoreMark(place=HERE, gone_since=NOW - DAY)
     assert judge.swept(None, HERE, NOW, claims=0, has_heir=False) is Sweep.leave
     assert judge.swept(here, HERE, NOW, claims=0, has_heir=False) is Sweep.note
     assert judge.swept(here.model_copy(update={"gone_since": NOW}), HERE, NOW, claims=0, has_heir=False) is Sweep.wait

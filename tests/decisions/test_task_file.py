@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from contracts.delegation import DelegationState, DelegationStatus, SubtaskState, SubtaskStatus
-from contracts.letter import Ack, Ending, Letter, Stage
+from contracts.letter import Ack, Letter, LetterEnding, Stage
 from contracts.run import RunStatus, RunView
 from contracts.turn import Usage
 from decisions.task_file import is_of_another, page, status_of
@@ -55,8 +55,8 @@ def delegation(status: DelegationStatus, *subtasks: SubtaskStatus) -> Delegation
 
 RUNNING = delegation(DelegationStatus.running, SubtaskStatus.running, SubtaskStatus.waiting)
 DONE = delegation(DelegationStatus.done, SubtaskStatus.done)
-WELL = Ending(ack=Ack.succeeded, details="")
-BAD = Ending(ack=Ack.failed, details="")
+WELL = LetterEnding(ack=Ack.succeeded, details="")
+BAD = LetterEnding(ack=Ack.failed, details="")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.followup import TaskResolved
-from contracts.topic import MOST_EVENT, Delivery, Event, Subscription, TopicState
+from contracts.topic import MOST_EVENT, Event, Sent, Subscription, TopicState
 from contracts.value import MOST_DEPTH
 from decisions import kind_reply, topic
 from decisions.ids import topic_key
@@ -170,7 +170,7 @@ def test_what_a_topic_carries_over_fits_one_payload() -> None:
 
 def test_what_an_earlier_version_has_sent_is_not_sent_again() -> None:
     state = topic.received(topic.subscribed(topic.opened("k", 0), waits("a"), 0), event("one"), 0)
-    sent = (Delivery(subscriber="wf:a", task_id="t", event="discord:c:one"),)
+    sent = (Sent(subscriber="wf:a", task_id="t", event="discord:c:one"),)
     state = topic.carried(state.model_copy(update={"sent": sent}))
     assert list(topic.todo(state, 1)) == []
     again = topic.subscribed(topic.received(state, event("two"), 1), waits("b"), 1)

@@ -19,7 +19,7 @@ from activities.mail_folder import MailFolder
 from activities.mailbox import Mailboxes, tell
 from contracts.carry import Done, Order
 from contracts.conversation import SubmitRequest, TurnEnd
-from contracts.letter import Ack, Ending, Stage, TaskState
+from contracts.letter import Ack, LetterEnding, Stage, TaskState
 from contracts.mail_outside import Dispatch, MailDispatch
 from contracts.mailbox import Delivery, LookRequest
 from decisions import ids, mail_orders
@@ -30,7 +30,7 @@ from tests.workflows.lane import asking, begun, echo, lane_of, new_id, run_of, s
 from tests.workflows.mail import Carrier, acks, failing, message, new_agent, told
 
 ASK = calls(("ask_human", {"question": "which one?"}))
-GONE = Ending(ack=Ack.failed, details="its file is gone")
+GONE = LetterEnding(ack=Ack.failed, details="its file is gone")
 SENT = Dispatch(delegation="run:r/delegation:1", plan_id="p", task_id="r.1", subtask_id="a", sender="lead")
 
 
