@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -47,9 +48,17 @@ def start_of(environment: Mapping[str, str]) -> dict[str, str]:
 # Of the tests' process.
 
 
-@cache
 def program(name: str) -> str:
     """To run in place of `python {name}.py`."""
+    with _one_at_a_time:
+        return _program(name)
+
+
+_one_at_a_time = threading.Lock()  # threads that ask at once would each have one made
+
+
+@cache
+def _program(name: str) -> str:
     folder = _loaded()
     start = start_of(os.environ)
     place = folder / {"cli": "perdure"}.get(name, name)
@@ -121,8 +130,6 @@ def stand_in(address: str, name: str, start: Mapping[str, str]) -> NoReturn:
 
 def load() -> None:
     """Everything that a command may import, and nothing that it would find to be otherwise."""
-    import threading
-
     sys.path[0] = str(ROOT)
     for name in ("cli", "worker", "anthropic.resources.messages"):
         import_module(name)

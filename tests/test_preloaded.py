@@ -84,5 +84,12 @@ def test_what_its_parent_ignores_it_ignores_too() -> None:
         assert worker.wait(PATIENCE) == -signal.SIGTERM
 
 
+def test_threads_that_ask_at_once_are_given_the_same() -> None:
+    asks = "from concurrent.futures import ThreadPoolExecutor as T; from tests.preloaded import program"
+    shows = "print(len(set(T(8).map(lambda _: program('cli'), range(8)))))"
+    done = subprocess.run([sys.executable, "-c", f"{asks}; {shows}"], cwd=ROOT, capture_output=True, check=True)
+    assert done.stdout == b"1\n"
+
+
 def test_with_a_variable_that_python_reads_at_its_start_it_is_a_new_python(tmp_path: Path) -> None:
     assert b"import 'click'" in told([program("cli"), "--version"], tmp_path, PYTHONVERBOSE="1")[2]
