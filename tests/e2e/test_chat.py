@@ -8,13 +8,14 @@ import select
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from devserver import embedded
 from perdure.testkit.model_server import Reply, ScriptedModel, calls, says, slow
 from tests.e2e.conftest import Project
 from tests.preloaded import program
@@ -72,9 +73,12 @@ class Terminal:
 
 
 @pytest.fixture(scope="module")
-def project(make_project: Any) -> Iterator[Project]:
+async def project(make_project: Any) -> AsyncIterator[Project]:
+    """Its embedded server is held up, so that no command has to start one."""
     with ScriptedModel(reply) as model:
-        yield make_project(ANTHROPIC_BASE_URL=model.base_url, PERDURE_MODEL="scripted")
+        project: Project = make_project(ANTHROPIC_BASE_URL=model.base_url, PERDURE_MODEL="scripted")
+        async with embedded(project.home):
+            yield project
 
 
 @contextmanager

@@ -3,12 +3,12 @@
 import shutil
 import socket
 import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.preloaded import program
 
 BASH = shutil.which("bash") or ""
 # What a person has typed, as bash tells it to the function.
@@ -22,7 +22,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 def completed(project: Any, *typed: str, **env: str) -> list[str]:
     """What bash offers for the last word."""
-    there = {"PERDURE": str(Path(sys.executable).parent / "perdure"), **env}
+    there = {"PERDURE": program("cli"), **env}
     done = subprocess.run(
         [BASH, "-c", COMPLETES, "bash", "perdure", *typed],
         cwd=project.folder,
