@@ -27,7 +27,7 @@ from activities.followup import FollowUps
 from activities.inherit import Inheritances
 from activities.mailbox import Mailboxes
 from activities.model import Model
-from activities.observation import AtWork, Observation
+from activities.observation import Observation
 from activities.project import Project
 from activities.queue_tool import QueueResults
 from activities.reconcile import Reconciliations
@@ -63,10 +63,10 @@ def build(  # noqa: PLR0913 - what a worker is made of
     task_queue: str,
     model: Model,
     deployment: Deployment | None = None,
-    observers: Sequence[Interceptor] = (),
+    observers: Sequence[Interceptor] | None = None,
     sizes: WorkerSettings | None = None,
 ) -> Worker:
-    """A worker with everything that a run needs. `observers` see what may be told."""
+    """A worker with everything that a run needs. `observers` see what may be told; None: an `Observation` alone."""
     sizes = sizes or WorkerSettings()
     transcripts = Transcripts(client, project.stores)
     return Worker(
@@ -75,7 +75,12 @@ def build(  # noqa: PLR0913 - what a worker is made of
         workflows=WORKFLOWS,
         activities=_activities(client, project, task_queue, model, transcripts),
         workflow_runner=workflow_runner(client.data_converter),
-        interceptors=[Observation(), *observers, Redaction(project.secrets), Sharing(transcripts), *of_runs(client)],
+        interceptors=[
+            *(observers or [Observation()]),
+            Redaction(project.secrets),
+            Sharing(transcripts),
+            *of_runs(client),
+        ],
         max_concurrent_activities=sizes.max_concurrent_activities,
         max_cached_workflows=sizes.max_cached_workflows,
         sticky_queue_schedule_to_start_timeout=RECOVERY,
@@ -132,19 +137,21 @@ def versioned(deployment: Deployment) -> WorkerDeploymentConfig:
 
 
 @asynccontextmanager
-async def working(client: Client, settings: Settings, deployment: Deployment | None = None) -> AsyncIterator[AtWork]:
-    """A worker for as long as the block runs, and what it is doing. Raises ProjectError before anything is started."""
+async def working(
+    client: Client, settings: Settings, deployment: Deployment | None = None
+) -> AsyncIterator[Observation]:
+    """A worker for as long as the block runs. Raises ProjectError before anything is started."""
     async with httpx.AsyncClient(trust_env=False) as http, offering(settings) as mcp:
         project = project_of(settings, http, mcp)
-        queue, at_work = settings.task_queue, AtWork()
+        queue, observation = settings.task_queue, Observation()
         async with (
             model_of(settings) as model,
             observing(client, settings) as observers,
-            build(client, project, queue, model, deployment, [*observers, at_work], settings.file.worker),
+            build(client, project, queue, model, deployment, [observation, *observers], settings.file.worker),
             reconciling(client, queue),
         ):
             gc.freeze()  # what is loaded stays: to look it all through took 0.15 s, in which no run went on
-            yield at_work
+            yield observation
 
 
 @asynccontextmanager

@@ -37,44 +37,33 @@ def count(meter: MetricMeter, counts: Iterable[Count]) -> None:
 
 
 class Observation(Interceptor):
-    """For workers: of every attempt, with the redaction inside, so that it sees only what may be told."""
+    """For workers: of every attempt, with the redaction inside, so that it sees only what may be told.
 
-    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - the SDK's
-        return _Inbound(next)
-
-
-class _Inbound(ActivityInboundInterceptor):
-    async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
-        _facts.set(_first_facts(input.args[0] if input.args else None))
-        started, result = perf_counter(), None
-        try:
-            result = await super().execute_activity(input)
-        finally:
-            _measure(timedelta(seconds=perf_counter() - started), result)
-        return result
-
-
-class AtWork(Interceptor):
-    """For workers: how many attempts of activities one makes just now."""
+    `attempts` is how many the worker makes just now.
+    """
 
     def __init__(self) -> None:
         self.attempts = 0
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - the SDK's
-        return _Counted(next, self)
+        return _Inbound(next, self)
 
 
-class _Counted(ActivityInboundInterceptor):
-    def __init__(self, inner: ActivityInboundInterceptor, at_work: AtWork) -> None:
+class _Inbound(ActivityInboundInterceptor):
+    def __init__(self, inner: ActivityInboundInterceptor, observation: Observation) -> None:
         super().__init__(inner)
-        self._at_work = at_work
+        self._observation = observation
 
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
-        self._at_work.attempts += 1
+        _facts.set(_first_facts(input.args[0] if input.args else None))
+        self._observation.attempts += 1
+        started, result = perf_counter(), None
         try:
-            return await super().execute_activity(input)
+            result = await super().execute_activity(input)
         finally:
-            self._at_work.attempts -= 1
+            self._observation.attempts -= 1
+            _measure(timedelta(seconds=perf_counter() - started), result)
+        return result
 
 
 def _first_facts(request: Any) -> dict[str, Any]:

@@ -169,6 +169,6 @@ async def _beside(server: DevServer, settings: Settings, needs: Needs) -> AsyncI
     from worker import working
 
     log_to(logging.FileHandler(settings.home / "worker.log", encoding="utf-8"), settings.secrets)
-    async with working(client, settings) as at_work:
+    async with working(client, settings) as observed:
         with _holding(_worker_lock(settings)):
-            yield replace(found, is_busy=lambda: at_work.attempts > 0)
+            yield replace(found, is_busy=lambda: observed.attempts > 0)

@@ -15,6 +15,7 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
+from activities.observation import Observation
 from activities.secrets import Secrets
 from activities.spans import Spans
 from decisions.ids import root_span_id, trace_id
@@ -29,7 +30,7 @@ async def watched(it: Any, secrets: Secrets | None = None) -> AsyncIterator[InMe
     """A worker whose spans are kept; all have come when the block is left."""
     exporter = InMemorySpanExporter()
     spans = Spans(exporter, it.client, secrets or it.project.secrets)
-    async with it.worker(observers=[spans]):
+    async with it.worker(observers=[Observation(), spans]):
         yield exporter
     await spans.close()
 
