@@ -19,7 +19,7 @@ from decisions.endings import said_in
 
 MOST_FILES, MOST_FILE = 100, 64 * 1024 * 1024  # that are handed on; bytes of one
 TERMINATED, TIMED_OUT = "Terminated", "TimedOut"  # kinds of a failure that is Temporal's, and not the run's
-BY_TEMPORAL = ("", TERMINATED, TIMED_OUT)
+NO_RUN = "NoRun"  # and of a workflow that is none
 SUBTASK = {
     RunStatus.completed: SubtaskStatus.done,
     RunStatus.escalated: SubtaskStatus.escalated,
@@ -74,8 +74,10 @@ def of_event(event: Any) -> RunEnd:
             return RunEnd(RunStatus.completed, event)
         case {"type": "agent.escalated", "payload": {"reason": _, "detail": _} as payload}:
             return RunEnd(RunStatus.escalated, event, handoff=str(payload.get("handoff", "")))
+        case {"type": "evt.workflow.resolved"}:  # of a follow-up, which people cancel by the same command
+            return RunEnd(RunStatus.completed)
         case _:
-            return RunEnd(RunStatus.failed, kind="NoRun", message="what has this id is no run of an agent")
+            return RunEnd(RunStatus.failed, kind=NO_RUN, message="what has this id is no run of an agent")
 
 
 def of_failure(cause: BaseException | None) -> RunEnd:
@@ -105,14 +107,24 @@ async def outcome_of(run: WorkflowHandle[Any, Any]) -> Outcome | None:
             return None
         raise
     if end.event is None:
-        status = SubtaskStatus.terminated if end.kind == TERMINATED else SUBTASK[end.status]
-        kind = "" if end.kind in BY_TEMPORAL else f"{end.kind}: "
-        return Outcome(status, f"{kind}{end.said}" or "it was cancelled", end.kind or "Cancelled")
+        return _without_result(end)
     payload = end.event["payload"]
     partly = "(Partial: its time was used up.)\n\n" if payload.get("partial") else ""
     fault = None if end.status is RunStatus.completed else "Escalated"
     named = tuple(map(str, payload.get("artifacts", ())))
     return Outcome(SUBTASK[end.status], f"{partly}{end.said}", fault, named)
+
+
+def _without_result(end: RunEnd) -> Outcome:
+    match end.kind:
+        case "" if end.status is RunStatus.cancelled:
+            return Outcome(SubtaskStatus.cancelled, "it was cancelled", "cancelled")
+        case _ if end.kind == TERMINATED:
+            return Outcome(SubtaskStatus.terminated, end.said, "terminated")
+        case _ if end.kind == TIMED_OUT:
+            return Outcome(SubtaskStatus.timed_out, end.said, "timed_out")
+        case kind:
+            return Outcome(SUBTASK[end.status], f"{kind}: {end.said}" if kind else end.said, kind or None)
 
 
 def files_of(workspace: Workspace, named: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:

@@ -60,9 +60,10 @@ class Choice(Edge):
 class SubmitRequest(Edge):
     """The body of the update `submit` and of the signal `request`: either a `goal` or `messages`.
 
-    `question_id` says that it answers that question of the running turn; where it does not, it queues. `origin` is
-    the request that led to this one; `raw` is kept with the run, and read by nobody here. The turn begins once a person
-    has made each of the `choices`. The mailbox of agent `mailbox` hears how it ended.
+    `question_id` says that it answers that question of the running turn; where it does not, it queues, unless the
+    turn answers nobody for now: then it is left with it. `origin` is the request that led to this one; `raw` is kept
+    with the run, and read by nobody here. The turn begins once a person has made each of the `choices`. The mailbox of
+    agent `mailbox` hears how it ended.
     """
 
     request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)

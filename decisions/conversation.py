@@ -240,6 +240,8 @@ def answered(state: LaneState, message: Queued, now: datetime, *, took: bool) ->
 
 def left(state: LaneState, message: Queued, now: datetime) -> LaneState:
     """The turn that runs answers nobody for now: what was left with it counts when it goes on."""
+    if message not in state.steering:
+        return state
     return _told(_without(state, message), message, TurnEnd.answered, f"{_joined(state)}, when it goes on", now)
 
 

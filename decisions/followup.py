@@ -88,14 +88,17 @@ def opened(command: CreateCommand, now: int, execution: str) -> FollowUpState:
     )
 
 
-def next_move(state: FollowUpState) -> Move:
-    """What the follow-up does next, of a state that is up to date (`advanced`)."""
+def next_move(state: FollowUpState, *, is_sending: bool = False) -> Move:
+    """What the follow-up does next, of a state that is up to date (`advanced`).
+
+    Messages go out one after the other. `is_sending`: one is on its way, though its task may be resolved by now.
+    """
     if state.state.is_final:
         return Resume() if state.state is not FollowUpStatus.cancelled and state.resume_seq else End()
     for number, task in enumerate(state.tasks, 1):
         if task.state is FollowUpStatus.queued:
             kind, given = kinds.read(task)
-            if kind.sends is not None and not is_sending(state):
+            if kind.sends is not None and not (is_sending or sends_now(state)):
                 return Send(task, number, kind.sends(given))
             if kind.topic is not None:
                 return Subscribe(task, kind.topic(given))
@@ -109,8 +112,8 @@ def open_tasks(state: FollowUpState) -> tuple[Task, ...]:
     return tuple(task for task in state.tasks if not task.state.is_final)
 
 
-def is_sending(state: FollowUpState) -> bool:
-    """Messages go out one after the other; what becomes of this one is not known yet."""
+def sends_now(state: FollowUpState) -> bool:
+    """The message of a task goes out; what becomes of it is not known yet."""
     return any(task.state is FollowUpStatus.running and _sends(task) for task in state.tasks)
 
 
@@ -282,7 +285,7 @@ def _completed(state: FollowUpState, now: int) -> FollowUpState:
     """`any` is judged at once; `all` when no run is left that may add tasks (E2)."""
     left = open_tasks(state)
     is_any = state.definition.completion is Completion.any and any(_is_answer(task) for task in state.tasks)
-    is_any = is_any and not is_sending(state)  # a message that went out must not be told as cancelled
+    is_any = is_any and not sends_now(state)  # a message that went out must not be told as cancelled
     if not is_any and (left or state.runs or (not state.tasks and now < (state.idle_until or now))):
         at_work = {FollowUpStatus.queued, FollowUpStatus.running} & {task.state for task in left}
         waits = FollowUpStatus.running if at_work else FollowUpStatus.blocked

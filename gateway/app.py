@@ -42,7 +42,7 @@ def make_app(gateway: Gateway) -> FastAPI:
         version=version("perdure"),
         docs_url=None,  # they would come from elsewhere
         redoc_url=None,
-        redirect_slashes=False,
+        redirect_slashes=False,  # an address with an encoded slash could not be written into a redirect
         exception_handlers=handlers(gateway.session.settings.secrets),
     )
     app.state.gateway = gateway

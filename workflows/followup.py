@@ -97,13 +97,15 @@ class FollowUp:
             self._live.become(followup.advanced(self._live.state, now()))
             if workflow.info().is_continue_as_new_suggested() and self._sending is None:
                 return True
-            match followup.next_move(self._live.state):
+            match followup.next_move(self._live.state, is_sending=self._sending is not None):
                 case followup.Subscribe() as move:
                     await self._subscribe(move)
                 case followup.Send() as move:
-                    self._sending = self._begun_send(move)
-                    if not workflow.patched(SENDS_BESIDE):
-                        await self._sending
+                    self._live.become(followup.begun(self._live.state, move.task.task_id, now()))
+                    if workflow.patched(SENDS_BESIDE):
+                        self._sending = asyncio.create_task(self._send(move))
+                    else:
+                        await self._send(move)
                 case followup.Wait(until):
                     await self._wait(until)
                 case followup.Resume():
@@ -119,12 +121,8 @@ class FollowUp:
         await self._do(FollowUps.subscribe_task, request, f"wait: {task.description}")
         self._live.become(followup.blocked(self._live.state, task.task_id, now()))
 
-    def _begun_send(self, move: followup.Send) -> asyncio.Task[None]:
-        """It goes on beside the loop: what nobody takes for minutes must not hold up the other tasks."""
-        self._live.become(followup.begun(self._live.state, move.task.task_id, now()))
-        return asyncio.create_task(self._send(move))
-
     async def _send(self, move: followup.Send) -> None:
+        """It goes on beside the loop: what nobody takes for minutes must not hold up the other tasks."""
         task = move.task
         request = NotifyRequest(
             task_id=task.task_id, number=move.number, execution=self._live.state.execution, message=move.message

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from temporalio.service import RPCError
 
-from activities.outcome import RunEnd
+from activities.outcome import NO_RUN, RunEnd
 from activities.workspace import folder_name
 from contracts.failures import RunFailure
 from contracts.journal import Journal
@@ -29,7 +29,7 @@ from perdure.process.leaving import leave
 from perdure.session import Session
 
 _EXIT_CODES = {RunStatus.completed: 0, RunStatus.escalated: 3, RunStatus.cancelled: 4}
-NEVER_BEGUN = (RunFailure.invalid_input, RunFailure.unknown_agent, RunFailure.not_resumable)
+NEVER_BEGUN = (RunFailure.invalid_input, RunFailure.unknown_agent, RunFailure.not_resumable, NO_RUN)
 DETACHED = 130
 LEARNS_EVERY = 1.0  # seconds
 

@@ -1,5 +1,6 @@
 """A goal that no conversation could hold: it goes into a file of the run, and its beginning says where it goes on."""
 
+import os
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -31,7 +32,7 @@ async def start_with_file(
     begun = event.model_copy(update={"payload": event.payload.model_copy(update={"goal": told})})
     if await _is_there(client, run_id):
         return await start(client, task_queue, begun, run_id)
-    new = [path for path in (workspace.root / file, workspace.root / ARTIFACTS, workspace.root) if not path.exists()]
+    new = _missing(workspace.root / file, workspace.root / ARTIFACTS, workspace.root)
     try:
         workspace.create()
         if workspace.root / file in new:
@@ -41,6 +42,11 @@ async def start_with_file(
         if not await _is_there(client, run_id):  # else another start under this id has the same file
             _take_back(new)
         raise
+
+
+def _missing(*paths: Path) -> list[Path]:
+    """A link that leads nowhere is there, and stays."""
+    return [path for path in paths if not os.path.lexists(path)]
 
 
 def _take_back(new: list[Path]) -> None:

@@ -3,10 +3,11 @@
 from typing import Any
 
 import pytest
+from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError, TimeoutType
 from temporalio.exceptions import TimeoutError as TimedOut
 
-from activities.outcome import of_event, of_failure
+from activities.outcome import of_event, of_failure, outcome_of
 from contracts.conversation import TurnEnd
 from contracts.failures import RunFailure
 from contracts.run import RunStatus
@@ -26,6 +27,41 @@ def test_a_result_tells_the_end(event: dict[str, Any], status: RunStatus, said: 
     end = of_event(event)
     assert (end.status, end.event, end.said, end.handoff) == (status, event, said, handoff)
     assert end.of_turn.end is TurnEnd(status)
+
+
+def test_a_follow_up_that_people_cancelled_too_late_is_told_as_completed() -> None:
+    assert of_event({"type": "evt.workflow.resolved", "data": {}}).status is RunStatus.completed
+
+
+class Ended:
+    """Stands in for a handle of the client."""
+
+    def __init__(self, end: Any) -> None:
+        self._end = end
+
+    async def result(self) -> Any:
+        if isinstance(self._end, BaseException):
+            raise WorkflowFailureError(cause=self._end)
+        return self._end
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "text", "fault"),
+    [
+        (COMPLETED, "done", "done", None),
+        (ESCALATED, "escalated", "asked: shut", "Escalated"),
+        (CancelledError(), "cancelled", "it was cancelled", "cancelled"),
+        (TerminatedError("by eva"), "terminated", "somebody terminated it in Temporal: by eva", "terminated"),
+        (ApplicationError("late", type=RunFailure.hard_limit), "timed_out", f"{RunFailure.hard_limit}: late",
+         RunFailure.hard_limit),
+        (ApplicationError("no", type="ModelUnusable"), "failed", "ModelUnusable: no", "ModelUnusable"),
+        (ApplicationError("no"), "failed", "no", None),
+    ],
+)  # fmt: skip
+async def test_what_a_run_brings_whoever_delegated_it(end: Any, status: str, text: str, fault: str | None) -> None:
+    outcome = await outcome_of(Ended(end))  # type: ignore[arg-type]
+    assert outcome is not None
+    assert (outcome.status, outcome.text, outcome.fault) == (status, text, fault)
 
 
 @pytest.mark.parametrize("result", [None, "done", 3, {}, {"type": "agent.completed"}, {"type": "x", "payload": {}}])

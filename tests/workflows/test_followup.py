@@ -421,6 +421,25 @@ async def test_a_message_that_does_not_go_out_holds_up_no_other_task(following: 
         assert len(await here.requests()) == 1
 
 
+async def test_a_message_whose_task_was_resolved_while_it_went_out_is_waited_for_by_the_next(
+    following: Following,
+) -> None:
+    outbox = Held()
+    async with following(outbox=outbox) as here:
+        run = await here.create()
+        for name in ("m1", "m2"):
+            await here.add(run, "notify", name, channelId="x", text=name, completion="ack")
+        await here.it.until(lambda: bool(outbox.sent))
+        await run.signal("task_resolved", {"taskId": "m1", "result": "they have it"})
+        await here.until_task(run, "m1", "resolved")
+        await here.add(run, "wait", "clock", delayMs=1)
+        await here.until_task(run, "clock", "resolved")
+        assert [text for _, text in outbox.sent] == ["m1"]
+        outbox.goes.set()
+        await run.result()
+        assert [text for _, text in outbox.sent] == ["m1", "m2"]
+
+
 @pytest.mark.parametrize("how", ["signal", "native"])
 async def test_a_message_that_is_going_out_is_not_cut_off_by_a_cancel(following: Following, how: str) -> None:
     """What became of it is told; what has not begun to go out does not."""
