@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -173,6 +173,8 @@ class ScriptedModel:
             body = await request.json()
         except ValueError:
             return _error(400, "invalid_request_error", "the body is not JSON")
+        except ClientDisconnect:  # a client that was killed: nobody hears this
+            return _error(400, "invalid_request_error", "the body is not whole")
         if not isinstance(body, dict):
             return _error(400, "invalid_request_error", "the body is not a JSON object")
         earlier = self._record(body)

@@ -1,5 +1,6 @@
 """The scripted Messages API server, asked by the real `anthropic` client."""
 
+import socket
 import threading
 from collections.abc import Callable
 from time import perf_counter
@@ -165,6 +166,17 @@ async def test_what_is_no_request_is_refused(content: bytes) -> None:
             response = await client._client.post(f"{model.base_url}/v1/messages", content=content)
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_client_that_dies_while_it_asks_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+    with (
+        ScriptedModel([says("hello")]) as model,
+        socket.create_connection(("127.0.0.1", int(model.base_url.rpartition(":")[2]))) as client,
+    ):
+        client.sendall(head)
+        assert b"100 Continue" in client.recv(100)  # it waits for the body
+    assert caplog.text == ""
 
 
 async def test_it_ends_quickly_and_leaves_no_thread_even_in_mid_stream() -> None:
