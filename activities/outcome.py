@@ -20,6 +20,7 @@ from decisions.endings import said_in
 MOST_FILES, MOST_FILE = 100, 64 * 1024 * 1024  # that are handed on; bytes of one
 TERMINATED, TIMED_OUT = "Terminated", "TimedOut"  # kinds of a failure that is Temporal's, and not the run's
 NO_RUN = "NoRun"  # and of a workflow that is none
+BY_TEMPORAL = {TERMINATED: SubtaskStatus.terminated, TIMED_OUT: SubtaskStatus.timed_out}
 SUBTASK = {
     RunStatus.completed: SubtaskStatus.done,
     RunStatus.escalated: SubtaskStatus.escalated,
@@ -116,15 +117,11 @@ async def outcome_of(run: WorkflowHandle[Any, Any]) -> Outcome | None:
 
 
 def _without_result(end: RunEnd) -> Outcome:
-    match end.kind:
-        case "" if end.status is RunStatus.cancelled:
-            return Outcome(SubtaskStatus.cancelled, "it was cancelled", "cancelled")
-        case _ if end.kind == TERMINATED:
-            return Outcome(SubtaskStatus.terminated, end.said, "terminated")
-        case _ if end.kind == TIMED_OUT:
-            return Outcome(SubtaskStatus.timed_out, end.said, "timed_out")
-        case kind:
-            return Outcome(SUBTASK[end.status], f"{kind}: {end.said}" if kind else end.said, kind or None)
+    if status := BY_TEMPORAL.get(end.kind):
+        return Outcome(status, end.said, status)
+    if end.status is RunStatus.cancelled:
+        return Outcome(SubtaskStatus.cancelled, "it was cancelled", SubtaskStatus.cancelled)
+    return Outcome(SUBTASK[end.status], f"{end.kind}: {end.said}" if end.kind else end.said, end.kind or None)
 
 
 def files_of(workspace: Workspace, named: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:

@@ -96,6 +96,12 @@ def test_without_a_screen_a_turn_and_a_call_are_one_line_each(happening: Happeni
     assert "\n" not in line.markup + line.text
 
 
+def test_an_end_without_a_hand_off_ends_with_its_reason() -> None:
+    seen = StringIO()
+    Screen(Console(file=seen, width=120)).end(RunEnd(RunStatus.cancelled, kind="Terminated", message="by eva"))
+    assert seen.getvalue().splitlines()[1:] == ["  Terminated: by eva"]
+
+
 REFUSED = {"event": "refused", "step": None, "call": "delegate", "kind": "unknown_agent", "error": "no such peer"}
 
 

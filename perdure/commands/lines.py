@@ -131,9 +131,9 @@ def ended(end: RunEnd, facts: str, said: str, width: int | None) -> Told:
     elif end.event:
         payload = end.event["payload"]
         yield Line(f"  [yellow]{escape(payload['reason'])}[/]: ", payload["detail"])
-        yield Block(end.handoff, style="dim")
     elif end.message:
         yield Line(f"  [red]{end.kind}[/]: ", end.message)
+    if end.handoff:
         yield Block(end.handoff, style="dim")
 
 
