@@ -14,7 +14,8 @@ ENV PATH=/opt/perdure/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PERDURE_HOME=/data
 RUN useradd --uid 10001 --create-home perdure \
-    && install --directory --owner=perdure /data /project
+    && install --directory --owner=perdure /project \
+    && install --directory --owner=perdure --mode=0700 /data
 USER 10001
 # A project's perdure.toml, agents and tools are mounted here, or copied by an image of its own.
 WORKDIR /project

@@ -67,8 +67,25 @@ def test_secrets_come_from_the_environment_and_env_example_names_them() -> None:
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     wanted = set(re.findall(r"\$\{(\w+):[?-]", text))
     named = set(re.findall(r"^(\w+)=", (ROOT / ".env.example").read_text(encoding="utf-8"), re.MULTILINE))
-    assert wanted - {"PERDURE_UI_PORT", "PERDURE_GATEWAY_PORT"} == named
+    assert wanted - {"PERDURE_UI_PORT", "PERDURE_GATEWAY_PORT", "PERDURE_MEMORY"} == named
     assert not re.search(r"(PASSWORD|KEY|TOKENS)\w*: [^$\s]", text)
+
+
+def test_no_container_gains_privileges_and_ours_write_to_their_volumes_alone() -> None:
+    for name, service in SERVICES.items():
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert name == "postgresql" or service["cap_drop"] == ["ALL"], name
+        assert not service["image"].startswith("perdure:") or service["read_only"], name
+
+
+def test_the_gateway_has_no_model_key_and_none_of_the_runs_files() -> None:
+    gateway, worker = SERVICES["gateway"], SERVICES["worker-1"]
+    assert {"ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"} <= worker["environment"].keys() - gateway["environment"].keys()
+    assert [mount.endswith(":/project:ro") for mount in gateway["volumes"]] == [True]
+
+
+def test_the_web_ui_only_shows_unless_it_is_told_otherwise() -> None:
+    assert SERVICES["ui"]["environment"]["TEMPORAL_DISABLE_WRITE_ACTIONS"] == "${PERDURE_UI_READ_ONLY:-true}"
 
 
 def test_the_image_has_what_the_lock_has() -> None:
