@@ -16,16 +16,22 @@ from pydantic_core import from_json, to_json
 from temporalio.exceptions import ApplicationError
 
 from activities.model import ModelCall, ModelReply
+from activities.model_answer import is_whole, read_message
 from activities.model_faults import NotMessages, is_unsigned, translated, unavailable
 from contracts.failures import RunFailure
 from contracts.turn import Usage
-from contracts.value import AROUND, once_each
+from contracts.value import AROUND, once_each, replace_surrogates
+from decisions.calls import text_of
 from decisions.reply import CUT_OFF
 
 MOST_BYTES = 1024 * 1024  # of a reply's JSON; the server takes 2 MiB, and the longest replies of today are half of this
 
 MOST_TOKENS = 100_000_000  # of one call, whatever a server says
 _STRINGS = {"text": ("text",), "tool_use": ("id", "name"), "thinking": ("thinking",)}  # which a block must have
+# An escaped half of a surrogate pair; the group is what stands before or instead of one and stays as it is.
+_LONE_ESCAPE = re.compile(
+    r"(\\[^u]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
 _FAULTS = (anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError)
 
 
@@ -57,6 +63,8 @@ class MessagesModel:
             options["timeout"] = httpx2.Timeout(call.patience, connect=anthropic.DEFAULT_TIMEOUT.connect)
         try:
             async with await self._client.messages.create(stream=True, **request, **options) as events:
+                if is_whole(events.response):
+                    return _take_whole(await read_message(events.response, self._secret), call.on_text)
                 return await _read(events, call.on_text)
         except (*_FAULTS, NotMessages) as error:
             raise translated(error, self._secret) from None
@@ -84,6 +92,19 @@ async def _read(events: AsyncIterator[RawMessageStreamEvent], on_text: Callable[
         raise NotMessages(f"{type(error).__name__} {error}") from None
     if reply is None:
         raise unavailable("the model's answer was cut off in the middle of the stream")
+    return reply
+
+
+def _take_whole(message: dict[str, Any], on_text: Callable[[str], object]) -> ModelReply:
+    """A reply that came as one message, from a server that does not stream. Raises NotMessages."""
+    stream = _Accumulated(on_text)
+    try:
+        stream.take_whole(message)
+        reply = stream.reply()
+    except Exception as error:  # noqa: BLE001 - as in `_read`
+        raise NotMessages(f"{type(error).__name__} {error}") from None
+    if reply is None:
+        raise NotMessages("a message without a stop_reason")
     return reply
 
 
@@ -160,7 +181,7 @@ class _Accumulated:
     def take(self, event: RawMessageStreamEvent) -> None:
         match event.type:
             case "message_start":
-                self.model = event.message.model or ""
+                self.model = event.message.model or self.model
                 self._count(event.message.usage)
             case "content_block_start":
                 self._places[event.index] = len(self.content)
@@ -168,10 +189,17 @@ class _Accumulated:
             case "content_block_delta":
                 self._grow(self._places[event.index], event.delta.model_dump(warnings=False))
             case "message_delta":
-                self.stop_reason = event.delta.stop_reason
+                self.stop_reason = event.delta.stop_reason or self.stop_reason
                 self._count(event.usage)
             case "content_block_stop" | "message_stop":
                 pass  # not every server says where a block ends that it cuts off
+
+    def take_whole(self, message: dict[str, Any]) -> None:
+        self.model = message.get("model") or ""
+        self.content = [self._named(dict(block)) for block in message["content"]]
+        self.stop_reason = message.get("stop_reason")
+        self._count(message.get("usage"))
+        self.on_text(replace_surrogates(text_of(self.content)))
 
     def _named(self, block: dict[str, Any]) -> dict[str, Any]:
         """Some servers use an id twice in a reply, or none; but a result must belong to one tool use.
@@ -194,33 +222,32 @@ class _Accumulated:
             case "text_delta":
                 block["text"] += delta["text"] or ""
                 self._text += delta["text"] or ""
-                self.on_text(self._text)
+                self.on_text(replace_surrogates(self._text))
             case "input_json_delta":
-                self._arguments[place] = self._arguments.get(place, "") + delta["partial_json"]
+                self._arguments[place] = self._arguments.get(place, "") + (delta["partial_json"] or "")
             case "thinking_delta":
-                block["thinking"] += delta["thinking"]
+                block["thinking"] += delta["thinking"] or ""
             case "signature_delta":
-                block["signature"] = delta["signature"]
-            case "citations_delta":
+                block["signature"] = delta["signature"] or block.get("signature")
+            case "citations_delta" if delta["citation"]:
                 block.setdefault("citations", []).append(delta["citation"])
             case _:
                 pass  # a kind of delta that came after this was written
 
-    def _count(self, usage: BaseModel | None) -> None:
-        """Figures of a later event replace those of an earlier one; they are totals, not increments.
-
-        What is not there, or is no number, is no news.
-        """
+    def _count(self, usage: BaseModel | dict[str, Any] | None) -> None:
+        """Keep the larger of two figures: they are totals, and servers send null or 0 for what they do not repeat."""
         names = {
             "input": "input_tokens",
             "output": "output_tokens",
             "cache_read": "cache_read_input_tokens",
             "cache_write": "cache_creation_input_tokens",
         }
-        told = usage.model_dump(warnings=False) if isinstance(usage, BaseModel) else {}
+        told = usage.model_dump(warnings=False) if isinstance(usage, BaseModel) else usage
+        told = told if isinstance(told, dict) else {}
         numbers = {ours: told[theirs] for ours, theirs in names.items() if isinstance(told.get(theirs), int | float)}
-        found = {ours: int(min(max(number, 0), MOST_TOKENS)) for ours, number in numbers.items()}
-        self.usage = self.usage.model_copy(update=found)
+        known = self.usage.model_dump()
+        larger = {ours: int(min(max(number, known[ours]), MOST_TOKENS)) for ours, number in numbers.items()}
+        self.usage = self.usage.model_copy(update=larger)
 
     def reply(self) -> ModelReply | None:
         """None where the stream did not come to its end."""
@@ -228,6 +255,7 @@ class _Accumulated:
             return None
         self._must_be_whole()
         self._read_arguments()
+        self.content = replace_surrogates(self.content)
         said = [block for block in self.content if block.get("type") != "text" or block.get("text", "").strip()]
         content = [self._whole(block) for block in said]  # the API takes no blank text back
         return fitted(ModelReply(content, self.stop_reason, self.model, self.usage, tuple(self.broken)))
@@ -312,9 +340,10 @@ def _begun(text: str, most: int) -> str:
 def read_arguments(written: str) -> dict[str, Any]:
     """A tool use's arguments. Raises ValueError for what is no JSON object, or none that history can hold.
 
-    Lone surrogates, NaN and very deep nesting are valid for some parsers, and would fail on their way to the run. Of a
-    name that is there twice, no two readers take the same.
+    NaN and very deep nesting are valid for some parsers, and would fail on their way to the run. Of a
+    name that is there twice, no two readers take the same. Half a surrogate pair becomes U+FFFD.
     """
+    written = _LONE_ESCAPE.sub(lambda escape: escape[1] or r"\ufffd", replace_surrogates(written))
     from_json(f"{'[' * AROUND}{written}{']' * AROUND}")
     value = json.loads(written, parse_float=_finite, parse_constant=_finite, object_pairs_hook=once_each)
     if not isinstance(value, dict):

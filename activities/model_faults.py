@@ -48,11 +48,17 @@ def translated(error: Exception, secret: str | None = None) -> ApplicationError:
         if status == 429 or kind in RATE_KINDS:
             return _again(RunFailure.rate_limited, f"the provider limits the rate: {message}", error.response.headers)
         if _is_refusal(status, kind):
-            return _final(RunFailure.model_refused, f"the provider refused the request ({status}): {message}")
+            where = f" at {_address(error.request.url)}" if status in (404, 405) else ""
+            return _final(RunFailure.model_refused, f"the provider refused the request ({status}){where}: {message}")
         return _again(
             RunFailure.model_unavailable, f"the provider failed ({status}): {message}", error.response.headers
         )
     return _unanswered(error, message)
+
+
+def _address(url: httpx2.URL) -> str:
+    """The URL that was asked, without the credentials that it may hold."""
+    return f"{url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}{url.path}"
 
 
 def _unanswered(error: Exception, message: str) -> ApplicationError:

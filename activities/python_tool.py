@@ -18,6 +18,7 @@ from activities.toolkit import CallContext, TransientFailure
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
 from contracts.tool import ToolOutcome, ToolRoute, failed
+from contracts.value import replace_surrogates
 from decisions.faults import fault_line
 
 MAY_PASS = (ConnectionError, TimeoutError, httpx.TransportError)
@@ -73,7 +74,7 @@ class PythonTool:
         if inspect.isasyncgen(result):
             return failed(ToolFault.tool_error, "nothing was done: it gave an async generator, which no one runs")
         try:
-            return ToolOutcome(result=from_json(to_json(result, fallback=str)))
+            return ToolOutcome(result=from_json(to_json(replace_surrogates(result), fallback=str)))
         except ValueError as error:
             return failed(ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {error}")
 

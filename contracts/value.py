@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 from unicodedata import category
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 
@@ -81,6 +81,24 @@ def is_utf8(text: str) -> bool:
     return True
 
 
+def replace_surrogates(value: Any) -> Any:
+    """Return the value with U+FFFD for each half of a surrogate pair: JSON can escape one, and UTF-8 cannot hold it.
+
+    Two halves that came apart, as in two events of a stream, become their character again.
+    """
+    match value:
+        case str():
+            return (
+                value if is_utf8(value) else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            )
+        case dict():
+            return {replace_surrogates(name): replace_surrogates(inner) for name, inner in value.items()}
+        case list():
+            return [replace_surrogates(inner) for inner in value]
+        case _:
+            return value
+
+
 def printable(text: str) -> str:
     """One line, with what cannot be printed escaped: it quotes what somebody has written.
 
@@ -114,13 +132,18 @@ def _named(value: Any, levels: int) -> Any:
     match value:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case str():
+            return replace_surrogates(value)
         case dict() if levels:
-            return {name: _named(inner, levels - 1) for name, inner in value.items()}
+            return {replace_surrogates(name): _named(inner, levels - 1) for name, inner in value.items()}
         case list() | tuple() if levels:
             return [_named(inner, levels - 1) for inner in value]
         case _:
             return value
 
+
+# Text from outside, which may have half a surrogate pair in it.
+ForeignText = Annotated[str, BeforeValidator(replace_surrogates)]
 
 # NaN and the infinities are no numbers of JSON, and would be null at the next process: they become their names.
 JsonResult = Annotated[Any, AfterValidator(_in_json)]

@@ -5,7 +5,7 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -217,6 +217,23 @@ def test_a_key_that_no_header_takes_is_refused_and_never_told(tmp_path: Path, va
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/", "/v1/messages"])
+async def test_an_address_may_end_in_v1(tmp_path: Path, ending: str) -> None:
+    with ScriptedModel([says("hi")]) as server:
+        toml = f'[model.providers.local]\nbase_url = "{server.base_url}{ending}"\n'
+        found = settings_of(tmp_path, toml, ANTHROPIC_BASE_URL=server.base_url + ending)
+        assert (await ask(found, "claude-x")).content[0]["text"] == "hi"
+        assert (await ask(found, "local:m")).content[0]["text"] == "hi"
+
+
+async def test_an_address_that_is_not_there_is_named_without_its_password(tmp_path: Path) -> None:
+    with ScriptedModel([says("hi")]) as server:
+        address = server.base_url.replace("//", "//me:hush-hush-1@")
+        with pytest.raises(ApplicationError, match=r"\(404\) at http://127.0.0.1:\d+/api/v1/messages: ") as failure:
+            await ask(settings_of(tmp_path, "", ANTHROPIC_BASE_URL=f"{address}/api"), "claude-x")
+        assert "hush" not in failure.value.message
+
+
 async def test_each_provider_is_asked_where_it_is_with_its_own_key(tmp_path: Path) -> None:
     with ScriptedModel([says("from afar")]) as far, ScriptedModel([says("from here")]) as near:
         toml = f'[model.providers.local]\nbase_url = "{near.base_url}"\napi_key_env = "OF_LOCAL"\n'
@@ -280,8 +297,8 @@ def test_prices_and_windows_are_those_of_the_model_unless_the_project_sets_them_
 class Cloud:
     """A server that answers any POST with `body`, and keeps paths, headers and what it was sent."""
 
-    def __init__(self, body: bytes, kind: str) -> None:
-        self.body, self.kind = body, kind
+    def __init__(self, body: bytes, kind: str, encoding: str = "identity") -> None:
+        self.body, self.kind, self.encoding, self.status = body, kind, encoding, 200
         self.asked: list[tuple[str, dict[str, str], Any]] = []
 
 
@@ -291,11 +308,13 @@ def serving(cloud: Cloud) -> Iterator[str]:
         def do_POST(self) -> None:
             sent = self.rfile.read(int(self.headers["content-length"]))
             cloud.asked.append((self.path, dict(self.headers.items()), json.loads(sent)))
-            self.send_response(200)
+            self.send_response(cloud.status)
             self.send_header("content-type", cloud.kind)
+            self.send_header("content-encoding", cloud.encoding)
             self.send_header("content-length", str(len(cloud.body)))
             self.end_headers()
-            self.wfile.write(cloud.body)
+            with suppress(ConnectionError):  # a client that reads no further
+                self.wfile.write(cloud.body)
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -309,6 +328,22 @@ def serving(cloud: Cloud) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+async def test_a_compressed_answer_is_refused_and_a_long_error_is_cut(tmp_path: Path) -> None:
+    cloud = Cloud(b"y" * 20_000_000, "text/plain", encoding="gzip, gzip")
+    with serving(cloud) as url:
+        found = settings_of(tmp_path, "", ANTHROPIC_BASE_URL=url)
+        with pytest.raises(ApplicationError, match="is compressed"):
+            await ask(found, "claude-x")
+        cloud.encoding, cloud.status = "identity", 500
+        with pytest.raises(ApplicationError, match=r"\(500\)") as failure:
+            await ask(found, "claude-x")
+    assert len(failure.value.message) < 3000
+    assert [{k.lower(): v for k, v in headers.items()}["accept-encoding"] for _, headers, _ in cloud.asked] == [
+        "identity",
+        "identity",
+    ]
 
 
 async def test_vertex_is_asked_for_the_model_of_the_project_in_its_region(tmp_path: Path) -> None:

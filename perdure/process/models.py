@@ -1,13 +1,16 @@
 """Which model answers: a client for each provider of the project, each asked at its own pace."""
 
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
+from typing import Any
 
 import httpx2
-from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVertex
+from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVertex, DefaultAsyncHttpxClient
 
 from activities.messages import MessagesModel
+from activities.model_answer import bound_body
 from activities.pace import Pace
 from activities.providers import Models, Provider
 from activities.rehearsal import RehearsalTransport
@@ -49,8 +52,18 @@ def _default(settings: Settings) -> AsyncAnthropic:
     if settings.rehearses:
         transport = httpx2.AsyncClient(transport=RehearsalTransport())
         return AsyncAnthropic(api_key="rehearsal", max_retries=0, http_client=transport)
-    key = settings.api_key or "none"  # local servers ask for none, the SDK does
-    return AsyncAnthropic(api_key=key, base_url=settings.base_url, max_retries=0)
+    return _messages_client(settings.api_key, settings.base_url)
+
+
+def _messages_client(key: str | None, base_url: str | None) -> AsyncAnthropic:
+    """Local servers ask for no key, the SDK does. Many servers name their address with the `/v1` that the SDK adds."""
+    root = re.sub(r"/v1(/messages)?/*$", "", base_url) if base_url else None
+    return AsyncAnthropic(api_key=key or "none", base_url=root, max_retries=0, http_client=_http_client())
+
+
+def _http_client() -> httpx2.AsyncClient:
+    hooks: dict[str, list[Callable[..., Any]]] = {"response": [bound_body]}
+    return DefaultAsyncHttpxClient(headers={"accept-encoding": "identity"}, event_hooks=hooks)
 
 
 def _client(name: str, described: ProviderSettings, key: str | None) -> Client:
@@ -59,16 +72,23 @@ def _client(name: str, described: ProviderSettings, key: str | None) -> Client:
     url = described.base_url
     match described.kind:
         case "messages":
-            return AsyncAnthropic(api_key=key or "none", base_url=url, max_retries=0)
+            return _messages_client(key, url)
         case "bedrock":
             _needs(name, described.kind)
-            return AsyncAnthropicBedrock(api_key=key, aws_region=described.region, base_url=url, max_retries=0)
+            return AsyncAnthropicBedrock(
+                api_key=key, aws_region=described.region, base_url=url, max_retries=0, http_client=_http_client()
+            )
         case "vertex":
             if key is None:  # with a token the client needs nobody to get one
                 _needs(name, described.kind)
             region, project = described.region or "", described.project or ""
             return AsyncAnthropicVertex(
-                region=region, project_id=project, access_token=key, base_url=url, max_retries=0
+                region=region,
+                project_id=project,
+                access_token=key,
+                base_url=url,
+                max_retries=0,
+                http_client=_http_client(),
             )
 
 

@@ -170,7 +170,9 @@ def using(**use: Any) -> dict[str, Any]:
         ({"end": EVENTS["end"] | {"usage": 3.7}}, (5, 1)),
         ({"end": EVENTS["end"] | {"usage": {"output_tokens": "many"}}}, (5, 1)),
         ({"end": EVENTS["end"] | {"usage": {"output_tokens": 3.7}}}, (5, 3)),
-        ({"end": EVENTS["end"] | {"usage": {"output_tokens": -3}}}, (5, 0)),
+        ({"end": EVENTS["end"] | {"usage": {"output_tokens": -3}}}, (5, 1)),
+        ({"end": EVENTS["end"] | {"usage": {"input_tokens": 0, "output_tokens": 0}}}, (5, 1)),
+        ({"end": EVENTS["end"] | {"usage": {"input_tokens": None, "output_tokens": 3}}}, (5, 3)),
         ({"end": EVENTS["end"] | {"usage": {"output_tokens": 10**400}}}, (5, MOST_TOKENS)),
         ({"start": {"type": "message_start", "message": {"model": "m"}}}, (0, 3)),
         ({"start": {"type": "message_start", "message": {"model": "m", "usage": None}}}, (0, 3)),
@@ -203,7 +205,6 @@ async def test_a_stream_may_leave_out_usage_and_count_blocks_as_it_likes(
         {"block": using(id="a", name="look", input={})},
         {"more": EVENTS["more"] | {"delta": None}},
         {"more": EVENTS["more"] | {"delta": {"type": "text_delta", "text": 7}}},
-        {"more": EVENTS["more"] | {"delta": {"type": "text_delta", "text": "\ud800"}}},
         {"more": [1, 2]},
         {"end": {"type": "message_delta", "usage": {"output_tokens": 3}}},
         {"end": EVENTS["end"] | {"delta": {"stop_reason": 5}}},
@@ -213,6 +214,84 @@ async def test_what_is_not_the_messages_api_is_told_as_that_and_may_pass(other: 
     with pytest.raises(ApplicationError, match="is not the Messages API: ") as failure:
         await answered_with(**other)
     assert (failure.value.type, failure.value.non_retryable) == ("ModelUnavailable", False)
+
+
+AGAIN: dict[str, dict[str, Any]] = {
+    "message_start": {"type": "message_start", "message": {"model": None, "usage": None}},
+    "message_delta": {"type": "message_delta", "delta": {"stop_reason": None}, "usage": None},
+    "message_delta without fields": {"type": "message_delta", "delta": {}, "usage": {}},
+    "text_delta": EVENTS["more"] | {"delta": {"type": "text_delta", "text": None}},
+    "thinking_delta": EVENTS["more"] | {"delta": {"type": "thinking_delta", "thinking": None}},
+    "input_json_delta": EVENTS["more"] | {"delta": {"type": "input_json_delta", "partial_json": None}},
+    "citations_delta": EVENTS["more"] | {"delta": {"type": "citations_delta", "citation": None}},
+}
+
+
+@pytest.mark.parametrize(
+    ("again", "kind"),
+    [
+        pytest.param(again, kind, id=f"{name}, {kind}")
+        for name, again in AGAIN.items()
+        for kind, other in (("text", "thinking_delta"), ("thinking", "text_delta"))
+        if name != other
+    ],
+)
+async def test_a_null_of_a_later_event_undoes_nothing(again: dict[str, Any], kind: str) -> None:
+    block = EVENTS["block"] | {"content_block": {"type": kind, kind: "", "signature": ""}}
+    more = EVENTS["more"] | {"delta": {"type": f"{kind}_delta", kind: "hi"}}
+    signed = EVENTS["more"] | {"delta": {"type": "signature_delta", "signature": "s"}}
+    unsigned = EVENTS["more"] | {"delta": {"type": "signature_delta", "signature": None}}
+    extra = (signed, unsigned) if kind == "thinking" else ()
+    sent = [EVENTS["start"], block, more, *extra, again, EVENTS["end"], again]
+    reply = await answered(b"".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n".encode() for e in sent))
+    assert reply.content[0][kind] == "hi"
+    assert kind == "text" or reply.content[0]["signature"] == "s"
+    assert (reply.stop_reason, reply.model, reply.usage.input, reply.usage.output) == ("end_turn", "m", 5, 3)
+
+
+async def test_half_a_surrogate_pair_becomes_a_replacement_character_and_a_torn_pair_its_character() -> None:
+    halves = [
+        EVENTS["more"] | {"delta": {"type": "text_delta", "text": text}} for text in ("a\ud83d", "\ude00", "\udc00b")
+    ]
+    sent = [EVENTS["start"], EVENTS["block"], *halves, EVENTS["end"]]
+    reply = await answered(b"".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n".encode() for e in sent))
+    assert reply.content == [{"type": "text", "text": "a😀\ufffdb"}]
+
+
+WHOLE = {"type": "message", "model": "m", "stop_reason": "end_turn", "content": [{"type": "text", "text": "hi"}]}
+
+
+async def test_a_whole_message_is_a_reply_where_a_server_does_not_stream() -> None:
+    body = WHOLE | {"usage": {"input_tokens": 5, "output_tokens": 3}}
+    reply = await answered(json.dumps(body).encode(), "application/json; charset=utf-8")
+    assert (reply.content, reply.stop_reason, reply.usage.total) == (WHOLE["content"], "end_turn", 8)
+
+
+JSON = "application/json"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "named", "words"),
+    [
+        (JSON, {"error": {"type": "authentication_error", "message": "no key"}}, "ModelRefused", "no key"),
+        (JSON, {"error": {"message": "invalid api key"}}, "ModelRefused", "invalid api key"),
+        (JSON, {"error": "model not loaded"}, "ModelRefused", "model not loaded"),
+        ("application/problem+json", {"detail": "forbidden"}, "ModelRefused", "forbidden"),
+        (JSON, {"error": {"type": "overloaded_error", "message": "busy"}}, "ModelUnavailable", "busy"),
+        (JSON, {"error": {"type": "rate_limit_error", "message": "slow"}}, "RateLimited", "slow"),
+        (JSON, [1], "ModelRefused", "[1]"),
+        ("text/html", "<title>Sign in &amp; go</title><p>x", "ModelRefused", "text/html and no reply: Sign in & go"),
+        ("text/plain", "", "ModelRefused", "an empty body"),
+    ],
+)
+async def test_an_answer_that_is_no_stream_is_told_in_its_own_words(
+    content_type: str, body: Any, named: str, words: str
+) -> None:
+    said = body if isinstance(body, str) else json.dumps({"type": "error", **body} if isinstance(body, dict) else body)
+    with pytest.raises(ApplicationError) as failure:
+        await answered(said.encode(), content_type)
+    assert (failure.value.type, failure.value.non_retryable) == (named, named == "ModelRefused")
+    assert words in failure.value.message
 
 
 async def test_bytes_that_are_no_text_are_not_the_messages_api() -> None:
@@ -237,9 +316,9 @@ async def test_a_tool_use_is_taken_however_its_id_and_its_arguments_are_written(
     assert reply.broken == broken
 
 
-async def answered(stream: bytes) -> ModelReply:
+async def answered(stream: bytes, content_type: str = "text/event-stream") -> ModelReply:
     """What is read of these bytes."""
-    response = httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=stream)
+    response = httpx2.Response(200, headers={"content-type": content_type}, content=stream)
     transport = httpx2.MockTransport(lambda _: response)
     http = httpx2.AsyncClient(transport=transport)
     async with AsyncAnthropic(api_key=KEY, base_url="http://model", max_retries=0, http_client=http) as client:
@@ -421,7 +500,6 @@ def test_an_error_without_a_body_is_named_too() -> None:
         '{"a": NaN}',
         '{"a": -Infinity}',
         '{"a": 1e999}',
-        '{"a": "\\ud800"}',
         "{} {}",
         "{}],[{}",
         '{"a": 1, "a": 2}',
@@ -440,6 +518,7 @@ def test_arguments_nested_too_deep_are_refused_without_a_crash(depth: int) -> No
 
 
 def test_ordinary_arguments_are_read_as_they_were_written() -> None:
+    assert read_arguments(r'{"a": "\ud800 \ud83d\ude00 \\ud800"}') == {"a": "\ufffd 😀 \\ud800"}
     written = '{"b": [1, 2.5, null, true], "a": "ü \\u00fc", "n": 123456789012345678901234567890}'
     assert read_arguments(written) == {"b": [1, 2.5, None, True], "a": "ü ü", "n": 123456789012345678901234567890}
 
