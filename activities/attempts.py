@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from time import monotonic
 
 from temporalio import activity
 from temporalio.api.enums.v1 import TimeoutType
@@ -14,6 +15,7 @@ from contracts.failures import RunFailure
 
 WORKER_SHUTDOWN = "WorkerShutdown"  # the type of the failure with which a worker that stops gives up its activities
 HOLDS = "holds"  # where an attempt's beats tell how many before it were held back
+SPENT = "spent"  # where they tell how many seconds those before it took, which failed by themselves
 
 
 async def was_lost(client: Client) -> bool:
@@ -34,31 +36,38 @@ async def was_lost(client: Client) -> bool:
 class Attempt:
     """`number` counts from 1, without the `holds`: attempts that were held back before they asked the model.
 
-    Each beat must carry `told`, since the next attempt knows of those only by them.
+    `spent` is how many seconds the failed attempts before it took. Each beat must carry `told`, since the next attempt
+    knows of those only by them.
     """
 
     number: int
     holds: int
+    spent: float = 0.0
 
     @property
-    def told(self) -> dict[str, int]:
-        return {HOLDS: self.holds} if self.holds else {}
+    def told(self) -> dict[str, float]:
+        return {name: value for name, value in ((HOLDS, self.holds), (SPENT, self.spent)) if value}
 
 
 def this_attempt() -> Attempt:
     info = activity.info()
     beat = info.heartbeat_details[0] if info.heartbeat_details else None
-    holds = beat.get(HOLDS, 0) if isinstance(beat, dict) else 0
-    return Attempt(info.attempt - holds, holds)
+    known = beat if isinstance(beat, dict) else {}
+    holds = known.get(HOLDS, 0)
+    return Attempt(info.attempt - holds, holds, known.get(SPENT, 0.0))
 
 
 @contextmanager
 def counting_holds(this: Attempt) -> Iterator[None]:
-    """If the block is held back, the next attempt will know of it. No beat of the block may come after it."""
+    """If the block fails, the next attempt knows why and after how long. No beat of the block may come after it."""
+    began = monotonic()
     try:
         yield
     except HeldBack:
-        activity.heartbeat({HOLDS: this.holds + 1})
+        activity.heartbeat({**this.told, HOLDS: this.holds + 1})
+        raise
+    except Exception:
+        activity.heartbeat({**this.told, SPENT: this.spent + monotonic() - began})
         raise
 
 

@@ -1,6 +1,5 @@
 """The activity `summarize`: what stands for old messages when the context is full (B4)."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
@@ -21,7 +20,7 @@ from activities.project import Project
 from activities.redaction import redacted
 from activities.trace import record, record_all
 from activities.transcript import Transcripts, Wanted
-from activities.turn import front_tokens, patience_with, tell_fallback
+from activities.turn import front_tokens, tell_fallback
 from contracts.agent import Definition
 from contracts.context import Summary, SummaryRequest
 from contracts.journal import Journal
@@ -30,6 +29,7 @@ from contracts.turn import Usage
 from decisions.calls import text_of
 from decisions.context import (
     BYTES_PER_TOKEN,
+    complete_usage,
     divided,
     estimate,
     figures_of,
@@ -37,6 +37,7 @@ from decisions.context import (
     messages_of,
     narrated,
     summary_part,
+    tokens_of,
     truncated,
 )
 from decisions.ids import run_id_of
@@ -123,10 +124,9 @@ class Summaries:
     async def _written(self, call: ModelCall, request: SummaryRequest, attempt: Attempt) -> "_Written":
         """By the model; without a text where it does not bring any."""
         learn(model=call.definition.model)
-        patience = patience_with(call.definition, request.timeout)
+        patience, limit = request.timeout.total_seconds(), request.limit.total_seconds()
         try:
-            async with asyncio.timeout(request.timeout.total_seconds()):
-                reply = await self._model.reply(replace(call, patience=patience))
+            reply = await self._model.reply(replace(call, patience=patience, limit=limit))
         except HeldBack:
             learn(held=True)
             raise
@@ -140,7 +140,8 @@ class Summaries:
         workspace = self._project.workspace(run_id_of(activity.info().workflow_id or ""))
         tell_fallback(workspace, f"fallback:summary:{request.length}", reply)
         text, name = text_of(reply.content), reply.asked or call.definition.model
-        return _Written(text, name if text else "", name, reply.usage)
+        prompt = front_tokens(call.definition) + sum(tokens_of(message["content"]) for message in call.messages)
+        return _Written(text, name if text else "", name, complete_usage(reply.usage, prompt, reply.content))
 
 
 @dataclass(frozen=True)

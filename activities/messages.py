@@ -1,5 +1,6 @@
 """The Messages API, through the `anthropic` SDK: what is sent, and what is read of the stream."""
 
+import asyncio
 import json
 import math
 import re
@@ -44,9 +45,18 @@ class MessagesModel:
     async def reply(self, call: ModelCall) -> ModelReply:
         """One streamed call. Raises ApplicationError of a `RunFailure` type, retryable or not, or `ContextTooLong`.
 
+        A reply that keeps coming is never cut before `call.limit`, and not asked for again after it.
         A provider that refuses `tool_choice` is asked again without it: what it should call, a note has told it. One
         that refuses the thinking of another model, whose signature it does not know, is asked without any.
         """
+        try:
+            async with asyncio.timeout(call.limit):
+                return await self._accepted(call)
+        except TimeoutError:
+            message = f"the model's reply was still coming after {call.limit:.0f} s; `turn_limit` bounds a whole turn"
+            raise ApplicationError(message, type=RunFailure.turn_limit, non_retryable=True) from None
+
+    async def _accepted(self, call: ModelCall) -> ModelReply:
         request = request_of(call)
         while True:
             try:

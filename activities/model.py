@@ -14,7 +14,8 @@ class ModelCall:
 
     `on_held` is told why it must wait, and "" when it need not any longer; `caller` tells those apart that wait.
     `digest` is the journal's, `brief` what this turn is told beside the system prompt. The reply must call `force`, if
-    that is set; with `is_closing` it may call no tool. The server may be silent for `patience` seconds; None: no limit.
+    that is set; with `is_closing` it may call no tool. The server may be silent for `patience` seconds, and the reply
+    may take `limit` seconds in all; None: no limit.
     """
 
     definition: Definition
@@ -27,6 +28,7 @@ class ModelCall:
     on_held: Callable[[str], object] = lambda _: None
     caller: str = ""
     patience: float | None = None
+    limit: float | None = None
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,8 @@ def _unanswered(error: Exception, message: str) -> ApplicationError:
         return _final(RunFailure.model_refused, "a key, or another header of the request, is none that HTTP takes")
     if isinstance(error, NotMessages):
         return unavailable(f"what the model's server sends is not the Messages API: {message}")
+    if isinstance(error.__cause__ or error, httpx2.ReadTimeout):
+        return unavailable("the model's server sent nothing for longer than `turn_timeout` allows")
     if isinstance(error, anthropic.APIConnectionError):
         return unavailable(f"no connection to the model: {message}")
     return unavailable(f"the model's answer broke off: {type(error).__name__} {message}")

@@ -79,10 +79,10 @@ class Models:
         failures: list[ApplicationError] = []
         names = call.definition.models
         whys = {name: why for name in names if len(names) > 1 and (why := self._rests.why(name))}
-        order = sorted(names, key=lambda name: name in whys)  # those that rest, last
-        for name in order:
+        ends_at = monotonic() + call.limit if call.limit else None
+        for name in sorted(names, key=lambda name: name in whys):  # those that rest, last
             try:
-                reply = await self._asked(name, replace(call, patience=None) if name == order[-1] else call)
+                reply = await self._asked(name, call, ends_at)
             except ApplicationError as failure:
                 if failure.non_retryable or _is_soon(failure):
                     raise
@@ -93,16 +93,17 @@ class Models:
                 return replace(reply, asked=name, passed_over=passed)
         raise _kindest(failures)
 
-    async def _asked(self, name: str, call: ModelCall) -> ModelReply:
+    async def _asked(self, name: str, call: ModelCall, ends_at: float | None) -> ModelReply:
         where, model = provider_of(name, self._providers)
         provider = self._providers[where]
         came = monotonic()
         began = await provider.pace.enter(call.caller, call.on_held)
         waited = monotonic() - came
+        limit = max(ends_at + waited - monotonic(), 1.0) if ends_at else None  # waits for the pace do not count
         self._rests.tried(name)
         definition = call.definition.model_copy(update={"model": model, "fallbacks": ()})
         try:
-            reply = await provider.endpoint.reply(replace(call, definition=definition))
+            reply = await provider.endpoint.reply(replace(call, definition=definition, limit=limit))
         except ApplicationError as failure:
             if failure.type == RunFailure.rate_limited:
                 delay = provider.pace.refused(began, call.caller, failure.next_retry_delay)

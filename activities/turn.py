@@ -28,9 +28,9 @@ from contracts.agent import Definition
 from contracts.context import ContextFull
 from contracts.failures import Stop
 from contracts.transcript import Part
-from contracts.turn import ModelTurn, TurnRequest
+from contracts.turn import TURN_MARGIN, ModelTurn, TurnRequest
 from decisions.calls import text_of
-from decisions.context import COMPACT_AT, estimate, tokens_of
+from decisions.context import complete_usage, estimate, is_over, tokens_of
 from decisions.framing import framing
 from decisions.ids import run_id_of
 from decisions.narrate import call_line, cut
@@ -95,10 +95,11 @@ class Turns:
                 on_text=lambda text: coming.update(text=text),
                 on_held=lambda why: coming.update(held=why),
                 caller=f"{activity.info().workflow_id}/{activity.info().activity_id}",
-                patience=patience_with(definition, activity.info().start_to_close_timeout),
+                patience=request.turn_timeout.total_seconds(),
+                limit=_time_left(attempt),
             )
             full = self._fullness(call, front, conversation.transcript.parts, request.window)
-            if full.tokens > COMPACT_AT * full.window and not request.unchecked:
+            if is_over(full, conversation.transcript.parts) and not request.unchecked:
                 return full
             started = perf_counter()
             try:
@@ -109,6 +110,7 @@ class Turns:
                 if failure.type == Stop.context_too_long:
                     return refused(full, failure.message)
                 raise paced(failure, attempt) from None
+        reply = replace(reply, usage=complete_usage(reply.usage, full.tokens, reply.content))
         tell_fallback(workspace, f"fallback:{request.turn}", reply)
         reply = renamed(reply, shown.used, request.turn)
         turn = ModelTurn(
@@ -145,9 +147,10 @@ class Turns:
         return self._definitions[ref]
 
 
-def patience_with(definition: Definition, whole: timedelta | None) -> float | None:
-    """Seconds that each model of a list may be silent, so that there is time for all of them."""
-    return whole.total_seconds() / len(definition.models) if whole and definition.fallbacks else None
+def _time_left(attempt: Attempt) -> float | None:
+    """Seconds that the turn may still take, of which its failed attempts have had their part."""
+    whole = activity.info().start_to_close_timeout
+    return max((whole - TURN_MARGIN).total_seconds() - attempt.spent, 1.0) if whole else None
 
 
 def renamed(reply: ModelReply, used: Collection[str], turn: int) -> ModelReply:

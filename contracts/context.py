@@ -1,5 +1,6 @@
 """How full the model's window is, and what was done about it (B4, B5)."""
 
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -40,7 +41,8 @@ class Recoveries(Value):
 class SummaryRequest(Value):
     """The input of the activity `summarize`: a cursor, and how many messages stay as they are.
 
-    `window` is the model's, where the provider has told it; `timeout` is for the summarising model's call.
+    `window` is the model's, where the provider has told it. `timeout` is how long the summarising model's server may be
+    silent, `limit` how long its reply may take in all.
     """
 
     length: int
@@ -50,6 +52,7 @@ class SummaryRequest(Value):
     is_deep: bool = False
     window: int | None = None
     timeout: Duration
+    limit: Duration = timedelta(minutes=15)
     told: tuple[dict[str, Any], ...] = sparse(())
 
 

@@ -23,6 +23,8 @@ class RunFailure(StrEnum):
     later, or name a fallback model."""
     hard_limit = "HardLimit"
     """The run: its active time is used up. Resume it for as much time again, or raise `hard_limit`."""
+    turn_limit = "TurnLimit"
+    """The run: a reply was still coming after `turn_limit`. Raise it, or lower `max_tokens`, then resume the run."""
     model_unusable = "ModelUnusable"
     """The model: nothing usable in several replies in a row. Resume the run, with another model if it comes again."""
     not_resumable = "NotResumable"

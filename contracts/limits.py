@@ -20,7 +20,9 @@ class LimitOverrides(Edge):
     max_reframes: int | None = Field(default=None, ge=0, le=1000)
     """How often the agent may change its frame; then the run escalates."""
     turn_timeout: Duration | None = None
-    """Of a model turn; then the model is asked again, five times at most."""
+    """Without progress in a model turn: no byte from the model's server. Then it is asked again, five times at most."""
+    turn_limit: Duration | None = None
+    """Of a whole model turn whose reply keeps coming; then the run fails (`TurnLimit`)."""
     soft_limit: Duration | None = None
     """Active time; then one last turn without tools, whose outcome is delivered as `"partial": true`."""
     hard_limit: Duration | None = None
@@ -49,7 +51,8 @@ class Limits(Value):
     max_steps: int
     max_turns: int
     max_reframes: int
-    turn_timeout: Duration
+    turn_timeout: Duration  # without progress
+    turn_limit: Duration = timedelta(minutes=15)  # of active time, for the whole turn
     soft_limit: Duration = timedelta(minutes=15)  # of active time; then one last turn
     hard_limit: Duration = timedelta(minutes=20)
     budget_tokens: int | None = sparse(None)  # all that were sent or received; None: no limit

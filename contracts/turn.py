@@ -1,17 +1,25 @@
 """One model call: what the activities `plan` and `reflect` take and bring back."""
 
+from datetime import timedelta
 from typing import Any
 
-from contracts.value import Terse, Value
+from contracts.duration import Duration
+from contracts.value import Terse, Value, sparse
+
+TURN_MARGIN = timedelta(minutes=2)  # beyond the model's own time: reading the conversation, waiting for the pace
 
 
 class Usage(Value):
-    """Tokens as the provider counted them. `input` leaves out what was written to or read from the cache."""
+    """Tokens as the provider counted them. `input` leaves out what was written to or read from the cache.
+
+    `is_estimated` marks figures of which some are our estimate, because the provider reported none.
+    """
 
     input: int = 0
     output: int = 0
     cache_read: int = 0
     cache_write: int = 0
+    is_estimated: bool = sparse(default=False)
 
     @property
     def total(self) -> int:
@@ -23,6 +31,7 @@ class Usage(Value):
             output=self.output + other.output,
             cache_read=self.cache_read + other.cache_read,
             cache_write=self.cache_write + other.cache_write,
+            is_estimated=self.is_estimated or other.is_estimated,
         )
 
 
@@ -32,7 +41,8 @@ class TurnRequest(Terse):
     `interrupted` says that the run picks up again after an interruption, so that the definition is compared with the
     project's. `refused` is the hash of a newer definition that a person decided against. `force` is the tool that
     the reply must call; with `is_closing` it may call none. `window` is the model's, where the provider has told it;
-    `unchecked` asks the model however long the conversation is. `told` are events for the trace.
+    `unchecked` asks the model however long the conversation is. `told` are events for the trace. `turn_timeout` is how
+    long the model's server may be silent; how long the turn may take in all, the activity's own timeout says.
     """
 
     turn: int
@@ -45,6 +55,7 @@ class TurnRequest(Terse):
     is_closing: bool = False
     window: int | None = None
     unchecked: bool = False
+    turn_timeout: Duration = timedelta(seconds=120)
     told: tuple[dict[str, Any], ...] = ()
 
 

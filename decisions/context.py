@@ -10,14 +10,16 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from contracts.context import Summary
+from contracts.context import ContextFull, Summary
 from contracts.transcript import Part, PartKind
+from contracts.turn import Usage
 from decisions.calls import text_of
 from decisions.transcript import add_message
 
 COMPACT_AT = 0.7  # of the window
 KEPT, KEPT_DEEP = 10, 4  # messages that stay as they are
 BYTES_PER_TOKEN = 2.5  # of tool results and calls; docs/health.md has what this was measured against
+LEAST_RATIO = 0.5  # of counted to estimated tokens; less is a prompt too short to learn from
 IMAGE_TOKENS = 1600
 PINNED_SHARE = 0.15  # of the window, for all pinned results together
 CUT_SHARE = 0.35  # of the window, for what a deep prune leaves as it is
@@ -248,15 +250,52 @@ def _said(part: Part, each: int) -> Iterator[str]:
 def estimate(parts: Sequence[Part], messages: Sequence[Message], front: int) -> int:
     """Tokens of the next request: as the provider counted the last one, and what was added since.
 
-    `front` are those of tools and system prompt. Without a count that still fits, all of it is estimated.
+    `front` are those of tools and system prompt. After a summary the whole request is estimated, and made smaller by as
+    much as the estimate of the last counted request was too high.
     """
     last = next((i for i in reversed(range(len(parts))) if parts[i].kind is PartKind.reply), None)
-    if last is not None and not any(part.kind is PartKind.summary for part in parts[last:]):
-        usage = parts[last].about["usage"]
-        counted = usage["input"] + usage["cache_read"] + usage["cache_write"]
-        if counted:
-            return int(counted + usage["output"] + sum(tokens_of(part.content) for part in parts[last + 1 :]))
+    counted = _counted_prompt(parts[last]) if last is not None else 0
+    if last is None or not counted:
+        return _estimate_all(messages, front)
+    if any(part.kind is PartKind.summary for part in parts[last:]):
+        then = _estimate_all(messages_of(parts[:last], [], 0), front)
+        return round(_estimate_all(messages, front) * min(max(counted / then, LEAST_RATIO), 1.0))
+    output = parts[last].about["usage"]["output"]
+    return int(counted + output + sum(tokens_of(part.content) for part in parts[last + 1 :]))
+
+
+def is_over(full: ContextFull, parts: Sequence[Part]) -> bool:
+    """Whether the conversation is to be shortened before the model is asked (B4).
+
+    Right after a summary an estimate alone climbs no further rung while the request fits the window: the provider's own
+    count, or its refusal, says whether more has to go.
+    """
+    at = _latest_summary(parts)
+    is_fresh = at is not None and not any(part.kind is PartKind.reply for part in parts[at:])
+    return full.tokens > (1.0 if is_fresh else COMPACT_AT) * full.window
+
+
+def _counted_prompt(reply: Part) -> int:
+    """Tokens of the request that brought the reply, as the provider counted them; 0 if it did not."""
+    usage = reply.about["usage"]
+    return 0 if usage.get("is_estimated") else int(usage["input"] + usage["cache_read"] + usage["cache_write"])
+
+
+def _estimate_all(messages: Sequence[Message], front: int) -> int:
     return front + sum(tokens_of(message["content"]) for message in messages)
+
+
+def complete_usage(usage: Usage, prompt: int, content: Sequence[dict[str, Any]]) -> Usage:
+    """The usage with estimates for what the provider did not report, marked as such, so that budgets hold.
+
+    `prompt` is the estimate of the request's tokens, `content` the reply.
+    """
+    missing: dict[str, int] = {}
+    if not usage.input + usage.cache_read + usage.cache_write:
+        missing["input"] = prompt
+    if not usage.output and content:
+        missing["output"] = tokens_of(content)
+    return usage.model_copy(update={**missing, "is_estimated": True}) if missing else usage
 
 
 def tokens_of(content: Sequence[dict[str, Any]]) -> int:

@@ -30,6 +30,11 @@ def with_requested(limits: Limits, requested: Mapping[str, Any]) -> Limits:
     return Limits.model_validate({**limits.model_dump(mode="json"), **requested})
 
 
+def turn_limit(limits: Limits) -> timedelta:
+    """How long a whole model turn may take: never less than it may be silent."""
+    return max(limits.turn_limit, limits.turn_timeout)
+
+
 def within(limits: Limits, share: Share) -> Limits:
     """The limits of a subtask: its own, and no further than its share of the tree's budget."""
     return limits.model_copy(

@@ -75,7 +75,7 @@ def of_call(tool: str, outcome: ToolOutcome) -> tuple[Count, ...]:
 def of_usage(model: str, usage: Usage) -> tuple[Count, ...]:
     return tuple(
         Count(TOKENS, {"model": model, "direction": direction}, tokens)
-        for direction, tokens in usage.model_dump().items()
+        for direction, tokens in usage.model_dump(exclude={"is_estimated"}).items()
         if tokens
     )
 

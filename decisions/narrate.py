@@ -129,7 +129,8 @@ def _facts(state: RunState) -> str:
     facts = [f"**{state.status}**", f"step {state.step} of {state.limits.max_steps}", f"turn {state.turns}"]
     usage, below = state.usage, state.delegated
     cached = f" ({usage.cache_read:,} from the cache)" if usage.cache_read else ""
-    facts.append(f"{usage.total - usage.output:,} tokens in{cached}, {usage.output:,} out")
+    estimated = " (estimated)" if usage.is_estimated else ""
+    facts.append(f"{usage.total - usage.output:,} tokens in{cached}, {usage.output:,} out{estimated}")
     if state.cost_usd:
         facts.append(f"USD {state.cost_usd:.4f}")
     elif state.cost_usd is None:

@@ -11,6 +11,7 @@ from contracts.run import Forced
 from decisions import endings, loop
 from decisions.builtins import ASK_HUMAN
 from decisions.context import KEPT, KEPT_DEEP, figures_of, summary_part
+from decisions.limits import turn_limit
 from decisions.recovery import QUESTION, next_recovery, recovered
 from decisions.resume import journal_of
 from decisions.transcript import note_part
@@ -59,7 +60,7 @@ async def _summarise(run: LiveRun, *, is_deep: bool) -> None:
 
 
 async def _summary(run: LiveRun, *, is_deep: bool) -> Summary:
-    timeout = run.state.limits.turn_timeout
+    limits = run.state.limits
     request = SummaryRequest(
         length=run.transcript.length,
         head=run.transcript.head,
@@ -67,7 +68,8 @@ async def _summary(run: LiveRun, *, is_deep: bool) -> Summary:
         keep=KEPT_DEEP if is_deep else KEPT,
         is_deep=is_deep,
         window=run.state.window,
-        timeout=timeout,
+        timeout=limits.turn_timeout,
+        limit=turn_limit(limits),
         told=events.untold(run),
     )
     kind = "deep prune" if is_deep else "compact"
@@ -76,7 +78,7 @@ async def _summary(run: LiveRun, *, is_deep: bool) -> Summary:
         request,
         cancellation_type=WAIT_FOR_END,
         summary=f"{kind} · turn {run.state.turns}",
-        **FILES | {"start_to_close_timeout": timeout + SUMMARY_MARGIN},
+        **FILES | {"start_to_close_timeout": turn_limit(limits) + SUMMARY_MARGIN},
     )
 
 

@@ -10,8 +10,9 @@ from contracts.context import ContextFull
 from contracts.failures import RunFailure, Stop
 from contracts.question import QuestionKind
 from contracts.signals import Decision
-from contracts.turn import ModelTurn, TurnRequest
+from contracts.turn import TURN_MARGIN, ModelTurn, TurnRequest
 from decisions import narrate, settlement
+from decisions.limits import turn_limit
 from decisions.recovery import is_used_up
 from decisions.reply import take_turn
 from decisions.transcript import note_part, reply_part
@@ -93,6 +94,7 @@ async def _asked(run: LiveRun) -> ModelTurn | ContextFull:
         is_closing=state.is_closing,
         window=state.window,
         unchecked=is_used_up(state.recoveries) or (forced is not None and forced.asks is QuestionKind.recovery),
+        turn_timeout=state.limits.turn_timeout,
         told=events.untold(run),
     )
     what: Any = Turns.plan if state.turns == 0 else Turns.reflect
@@ -101,7 +103,7 @@ async def _asked(run: LiveRun) -> ModelTurn | ContextFull:
         lambda: workflow.execute_activity_method(
             what,
             request,
-            start_to_close_timeout=state.limits.turn_timeout,
+            start_to_close_timeout=turn_limit(state.limits) + TURN_MARGIN,
             heartbeat_timeout=HEARTBEAT,
             retry_policy=MODEL_RETRIES,
             cancellation_type=WAIT_FOR_END,

@@ -220,7 +220,8 @@ def tokens_told(usage: Usage) -> str:
     """`12,345 (67% cached) → 1,234 tokens`."""
     taken = usage.total - usage.output
     cached = f" ({usage.cache_read * 100 // taken}% cached)" if usage.cache_read else ""
-    return f"{taken:,}{cached} → {usage.output:,} tokens"
+    about = "about " if usage.is_estimated else ""
+    return f"{about}{taken:,}{cached} → {usage.output:,} tokens"
 
 
 def cost_told(cost_usd: float | None) -> str:

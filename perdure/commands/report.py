@@ -135,7 +135,10 @@ def _print_view(console: Console, view: RunView) -> None:
         console.print(f"  from     {escape(view.origin)}")
     console.print(f"  agent    {escape(view.agent)}, model {escape(view.model)}")
     console.print(f"  steps    {view.step} of {view.max_steps}, {turns}, {reframes}")
-    console.print(f"  tokens   {usage.input + usage.cache_read + usage.cache_write:,} → {usage.output:,}{cost}")
+    estimated = " (estimated: the provider reports none)" if usage.is_estimated else ""
+    console.print(
+        f"  tokens   {usage.input + usage.cache_read + usage.cache_write:,} → {usage.output:,}{estimated}{cost}"
+    )
     if view.delegated:
         spent = f", USD {view.delegated.usd:.4f}" if view.delegated.usd else ""
         console.print(f"  subtasks {view.delegated.steps} steps, {view.delegated.tokens:,} tokens{spent}")

@@ -3,14 +3,28 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.context import Summary
+from contracts.context import ContextFull, Summary
 from contracts.journal import Journal
 from contracts.tool import ToolOutcome, failed
 from contracts.transcript import Part, PartKind
-from decisions.context import KEPT, KEPT_DEEP, digest_of, divided, estimate, messages_of, narrated, summary_part
+from contracts.turn import Usage
+from decisions.context import (
+    KEPT,
+    KEPT_DEEP,
+    complete_usage,
+    digest_of,
+    divided,
+    estimate,
+    is_over,
+    messages_of,
+    narrated,
+    summary_part,
+    tokens_of,
+)
 from decisions.resume import journal_of
 from decisions.transcript import note_part, result_part
 
@@ -185,7 +199,9 @@ def test_what_came_last_is_counted_and_only_the_rest_is_estimated() -> None:
     silent = [GOAL, reply("u1", usage=dict.fromkeys(USAGE, 0)), result("u1", 1)]
     assert estimate(silent, shown(silent), 7000) >= 7000, "a server that counts nothing"
     after = compacted([GOAL, *turns(20)])
-    assert estimate(after, shown(after), 7000) >= 7000, "what was counted before a compaction fits no more"
+    assert estimate(after, shown(after), 7000) >= 3500, (
+        "what was counted before a compaction only corrects the estimate"
+    )
 
 
 def test_an_image_is_no_text() -> None:
@@ -214,3 +230,39 @@ def test_whatever_is_compacted_and_however_often_the_api_takes_it(uses: list[int
         after = shown(parts)
         assert is_sound(after)
         assert after[-keep:] == before[-keep:] or len(before) <= keep + 3
+
+
+def counted_at(share: float) -> list[Part]:
+    """Twenty turns and a summary, whose last request was counted as this share of its estimate."""
+    parts = [GOAL, *turns(20)]
+    last = max(i for i, part in enumerate(parts) if part.kind is PartKind.reply)
+    estimated = sum(tokens_of(message["content"]) for message in messages_of(parts[:last], [], 0))
+    about = parts[last].about | {
+        "usage": USAGE | {"input": round(share * estimated), "cache_read": 0, "cache_write": 0}
+    }
+    return compacted([*parts[:last], parts[last].model_copy(update={"about": about}), *parts[last + 1 :]])
+
+
+def test_after_a_summary_an_estimate_is_corrected_by_the_last_count_and_never_made_larger() -> None:
+    full = estimate(counted_at(1.0), shown(counted_at(1.0)), 0)
+    assert estimate(counted_at(0.625), shown(counted_at(0.625)), 0) == pytest.approx(0.625 * full, rel=0.05)
+    assert estimate(counted_at(0.01), shown(counted_at(0.01)), 0) == pytest.approx(0.5 * full, rel=0.05)
+    assert estimate(counted_at(3.0), shown(counted_at(3.0)), 0) == full
+
+
+def test_an_estimate_alone_climbs_one_rung_while_the_request_fits_the_window() -> None:
+    full = ContextFull(tokens=800, window=1000, messages=5)
+    fresh = compacted([GOAL, *turns(20)])
+    assert is_over(full, [GOAL, *turns(3)])
+    assert not is_over(full, fresh)
+    assert is_over(full, [*fresh, reply("u99")])
+    assert is_over(full.model_copy(update={"tokens": 1001}), fresh)
+
+
+def test_usage_that_is_not_reported_is_estimated_and_marked() -> None:
+    said = [{"type": "text", "text": "x" * 250}]
+    assert complete_usage(Usage(), 700, said) == Usage(input=700, output=tokens_of(said), is_estimated=True)
+    assert complete_usage(Usage(output=9), 700, said) == Usage(input=700, output=9, is_estimated=True)
+    assert complete_usage(Usage(cache_read=9, output=9), 700, said) == Usage(cache_read=9, output=9)
+    assert (Usage(input=1) + Usage(input=1, is_estimated=True)).is_estimated
+    assert "is_estimated" not in Usage(input=1).model_dump()

@@ -12,7 +12,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.messages_sse import encode_event, encode_stream
 from perdure.testkit import model_server
-from perdure.testkit.model_server import broken_json, calls, cut, fails, says
+from perdure.testkit.model_server import broken_json, calls, cut, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
 
 FINISH = calls(("finish", {"outcome": "done"}))
@@ -25,6 +25,41 @@ async def failure_of(run: Any) -> ApplicationError:
     cause = failure.value.cause
     assert isinstance(cause, ApplicationError)
     return cause
+
+
+LONG = says("word " * 400)  # some eighty events
+
+
+async def test_a_reply_that_keeps_coming_is_read_whole_and_asked_for_once(world: Any) -> None:
+    async with world([slow(LONG, 4)], works=False, turn_timeout="1s") as it, it.worker():
+        event = await (await it.start()).result()
+    assert event["payload"]["outcome"] == LONG.text.strip()
+    assert len(it.model.requests) == 1
+
+
+async def test_a_stall_is_tried_again(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("activities.turn.PAUSES", (0.01,) * 5)
+    answers = iter([slow(LONG, 600), FINISH])
+    async with world(lambda _: next(answers), works=False, turn_timeout="1s") as it, it.worker():
+        assert (await (await it.start()).result())["type"] == "agent.completed"
+    assert len(it.model.requests) == 2
+
+
+async def test_a_reply_without_end_fails_the_run_and_is_not_paid_again(world: Any) -> None:
+    async with world([slow(LONG, 60)], works=False, turn_timeout="1s", turn_limit="2s") as it, it.worker():
+        failure = await failure_of(await it.start())
+    assert (failure.type, len(it.model.requests)) == ("TurnLimit", 1)
+    assert "still coming after 2 s" in failure.message
+
+
+async def test_failed_attempts_count_against_the_turn(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("activities.turn.PAUSES", (0.01,) * 5)
+    answers = iter([slow(LONG, 600), slow(LONG, 600), slow(LONG, 60)])
+    async with world(lambda _: next(answers), works=False, turn_timeout="2s", turn_limit="5s") as it, it.worker():
+        began = monotonic()
+        failure = await failure_of(await it.start())
+        assert monotonic() - began < 9
+    assert (failure.type, len(it.model.requests)) == ("TurnLimit", 3)
 
 
 async def test_a_rate_limit_is_waited_out_for_as_long_as_the_provider_asks(world: Any) -> None:
@@ -126,7 +161,6 @@ async def test_a_server_that_only_resembles_the_api_is_put_up_with_or_asked_agai
         '{"n": 1e999}',
         '"text"',
         "[1]",
-        '{"a": "\\ud800"}',
         '{"n": 1, "n": 2}',
         "[" * 9999,
     ],
