@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from activities.claude import summary_model_of, window_of
+from activities.claude import PRICES, summary_model_of, window_of
 from activities.outbox import Outbox
 from activities.price import Price
 from activities.secrets import NO_SECRETS, Secrets
@@ -33,7 +33,8 @@ class Project:
     limits: LimitOverrides
     workspaces: Path
     instructions: str  # how the loop works, told to every agent
-    prices: Mapping[str, Price] = field(default_factory=dict)
+    prices: Mapping[str, Price] = field(default_factory=dict)  # as the project has them
+    claude_priced: Collection[str] = ()  # the providers at which Anthropic's price list holds
     remote: Stores | None = None
     window: int | None = None
     summary_model: str | None = None
@@ -53,8 +54,10 @@ class Project:
         return self.window or min(window_of(provider_of(model, self.providers)[1]) for model in models)
 
     def price_of(self, model: str) -> Price | None:
-        """As it is with its provider, or else as the model is known to cost."""
-        return self.prices.get(model) or self.prices.get(provider_of(model, self.providers)[1])
+        """The project's price for the model, or Anthropic's where the provider charges it. None: not known."""
+        provider, bare = provider_of(model, self.providers)
+        known = PRICES.get(bare) if provider in self.claude_priced else None
+        return self.prices.get(model) or self.prices.get(bare) or known
 
     def summary_model_of(self, model: str) -> str:
         """Who writes the summaries of a run of `model`; of another provider's model that is the same."""

@@ -101,7 +101,7 @@ def _model(settings: Settings) -> Check:
     except ProjectError as error:
         return Check("model", ok=False, found=str(error))
     if settings.rehearses:
-        found = f"rehearsal, as {settings.why_rehearsal}; ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL brings a real one"
+        found = "rehearsal, as no model is configured; ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL brings a real one"
         return Check("model", ok=True, found=found)
     names = (settings.model, *settings.fallbacks)
     return Check("model", ok=True, found=f"{', else '.join(_placed(settings, name) for name in names)} (not called)")

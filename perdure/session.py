@@ -78,9 +78,8 @@ class Session:
         """Where no model is configured: a line that says so, and who answers. Workers elsewhere may have one."""
         if not self.settings.rehearses:
             return None
-        why = self.settings.why_rehearsal
         so = ", so" if self.ui else " here; where the worker has none either,"
-        said = f"{why[0].upper()}{why[1:]}{so} the rehearsal model answers, by rule."
+        said = f"No model is configured{so} the rehearsal model answers, by rule."
         return f"{said} For a real one set ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL."
 
 

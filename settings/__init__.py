@@ -113,18 +113,27 @@ class Settings:
 
     @property
     def rehearses(self) -> bool:
-        """Without a key or an address of a model, the rehearsal model answers."""
+        """Whether the rehearsal model answers: `PERDURE_MODEL` asks for it, or no model, key or address is set."""
         return self.model == REHEARSAL
 
-    @property
-    def why_rehearsal(self) -> str:
-        """Why no real model answers: a name with a misspelt provider is one of the default provider."""
-        names, providers = self.file.model.default, self.file.model.providers
-        if not names or provider_of(names[0], providers)[0] != DEFAULT or self.api_key or self.base_url:
-            return "no model is configured"
+    def check_models(self) -> None:
+        """Raises ProjectError if a model that a run may ask has neither a key nor an address.
+
+        Only a process that calls models needs this: clients and gateways have no key.
+        """
+        if self.rehearses or self.api_key or self.base_url:
+            return
+        named = [("model", name) for name in (self.model, *self.fallbacks, self.file.model.summary) if name]
+        for agent in self.agents.values():
+            named += [(f"agent {agent.name}: model", name) for name in (agent.model, *agent.fallbacks) if name]
+        providers = self.file.model.providers
         others = ", ".join(name for name in providers if name != DEFAULT)
-        own = f" (the providers of perdure.toml are: {others})" if others else ""
-        return f"the model {names[0]} has no key and no address{own}"
+        own = f"; the providers of perdure.toml are: {others}" if others else ""
+        for where, name in named:
+            if provider_of(name, providers)[0] == DEFAULT:
+                server = "ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL of a server that has it"
+                rehearsal = f"PERDURE_MODEL={REHEARSAL} answers by rule"
+                raise ProjectError(f"{where} {name} needs {server}{own}; {rehearsal}")
 
     def at(self, *where: str) -> str:
         """Where a setting of the project's file stands."""
@@ -155,12 +164,10 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     servers = read_servers(root / MCP_FILE, env)
     home = resolved(Path(env.get("PERDURE_HOME") or root / ".perdure"))
     key, url = key_of(env, "ANTHROPIC_API_KEY"), base_url_of(env, "ANTHROPIC_BASE_URL")
-    model, *fallbacks = _models(env, file, has_default=bool(key or url))
     roster = read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools), servers)
     if strict:
         roster.check()
-    if model != REHEARSAL and not (key or url):
-        _check_models(file, (model, *fallbacks), roster.agents)
+    model, *fallbacks = _models(env, file, roster.agents, is_reachable=bool(key or url))
     names = {name: each.api_key_env for name, each in file.model.providers.items() if each.api_key_env}
     holders = [*names.values(), *(each.secret_env for each in file.gateway.webhooks.values())]
     return Settings(
@@ -191,20 +198,14 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     )
 
 
-def _models(env: Mapping[str, str], file: ProjectFile, *, has_default: bool) -> tuple[str, ...]:
-    """Who answers, first to last. Where that is the default provider, and it has no key: the rehearsal."""
+def _models(
+    env: Mapping[str, str], file: ProjectFile, agents: Mapping[str, Agent], *, is_reachable: bool
+) -> tuple[str, ...]:
+    """The models to ask, first to last. A project that names none, and has no key or address, rehearses.
+
+    A project that names one never does by itself: a key that is missing is an error where a worker starts.
+    """
     if env.get("PERDURE_MODEL"):
         return (env["PERDURE_MODEL"],)
-    names = file.model.default or (DEFAULT_MODEL,)
-    return names if has_default or provider_of(names[0], file.model.providers)[0] != DEFAULT else (REHEARSAL,)
-
-
-def _check_models(file: ProjectFile, models: tuple[str, ...], agents: Mapping[str, Agent]) -> None:
-    """Without a key of the default provider, nobody may need it."""
-    named = [("model", name) for name in (*models, file.model.summary) if name]
-    for agent in agents.values():
-        named += [(f"agent {agent.name}: model", name) for name in (agent.model, *agent.fallbacks) if name]
-    for where, name in named:
-        if provider_of(name, file.model.providers)[0] == DEFAULT:
-            server = "ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL of a server that has it"
-            raise ProjectError(f"{where} {name} needs {server}")
+    is_named = file.model.default or any(agent.model for agent in agents.values())
+    return file.model.default or ((DEFAULT_MODEL,) if is_reachable or is_named else (REHEARSAL,))

@@ -94,9 +94,9 @@ def test_perdure_model_stands_for_the_projects_default_with_its_list(tmp_path: P
 @pytest.mark.parametrize(
     ("toml", "env", "model"),
     [
-        ('[model]\ndefault = ["one", "two"]\n', {}, "rehearsal"),
+        ("", {}, "rehearsal"),
+        ('[model]\ndefault = "one"\n', {"PERDURE_MODEL": "rehearsal"}, "rehearsal"),
         (f'[model]\ndefault = "local:one"\n{LOCAL}', {}, "local:one"),
-        (f'[model]\ndefault = "one"\n{LOCAL}', {}, "rehearsal"),
         (LOCAL, {"PERDURE_MODEL": "local:one"}, "local:one"),
     ],
 )
@@ -108,26 +108,37 @@ def test_the_rehearsal_stands_in_for_the_default_provider_only(
 
 
 @pytest.mark.parametrize(
-    ("toml", "why"),
+    ("toml", "agent", "env", "told"),
     [
-        ("", "no model is configured"),
-        ('[model]\ndefault = "one"\n', "the model one has no key and no address"),
+        ('[model]\ndefault = "one"\n', "", {}, "model one needs ANTHROPIC_API_KEY"),
+        ('[model]\ndefault = "one"\n', "", {"ANTHROPIC_API_KEY": " "}, "model one needs ANTHROPIC_API_KEY"),
+        ("", "model: claude-x", {}, "needs ANTHROPIC_API_KEY"),
+        ("", "", {"PERDURE_MODEL": "claude-x"}, "model claude-x needs ANTHROPIC_API_KEY"),
+        (f'[model]\ndefault = ["local:one", "two"]\n{LOCAL}', "", {}, "model two needs ANTHROPIC_API_KEY"),
         (
-            f'[model]\ndefault = "lokal:one"\n{LOCAL}',
-            "the model lokal:one has no key and no address (the providers of perdure.toml are: local)",
+            f'[model]\ndefault = "local:one"\n{LOCAL}',
+            "model: three",
+            {},
+            "agent a: model three needs ANTHROPIC_API_KEY",
         ),
+        (f'[model]\ndefault = "local:one"\nsummary = "s"\n{LOCAL}', "", {}, "model s needs ANTHROPIC_API_KEY"),
+        (f'[model]\ndefault = "lokal:one"\n{LOCAL}', "", {}, "the providers of perdure.toml are: local; "),
     ],
 )
-def test_the_rehearsal_says_why_it_answers(tmp_path: Path, toml: str, why: str) -> None:
-    assert settings_of(tmp_path, toml).why_rehearsal == why
+def test_a_worker_whose_model_lacks_its_key_does_not_rehearse_but_says_so(
+    tmp_path: Path, toml: str, agent: str, env: dict[str, str], told: str
+) -> None:
+    if agent:
+        agent_of(tmp_path, agent)
+    found = settings_of(tmp_path, toml, **env)
+    with pytest.raises(ProjectError) as error:
+        clients_of(found)
+    assert told in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("toml", "agent", "told"),
     [
-        (f'[model]\ndefault = ["local:one", "two"]\n{LOCAL}', "", "model two needs ANTHROPIC_API_KEY"),
-        (f'[model]\ndefault = "local:one"\n{LOCAL}', "model: three", "agent a: model three needs ANTHROPIC_API_KEY"),
-        (f'[model]\ndefault = "local:one"\nsummary = "s"\n{LOCAL}', "", "model s needs ANTHROPIC_API_KEY"),
         ("[model]\ndefault = []\n", "", "line 2: model.default: expected the name of a model, or a list of names"),
         ("[model]\ndefault = [1]\n", "", "line 2: model.default: expected the name of a model, or a list of names"),
         ('[model]\ndefault = " "\n', "", "line 2: model.default: expected the name of a model, or a list of names"),
@@ -282,13 +293,36 @@ def test_prices_and_windows_are_those_of_the_model_unless_the_project_sets_them_
 ) -> None:
     toml = f'{LOCAL}[prices."local:claude-haiku-4-5"]\ninput = 7\noutput = 8\n'
     its = project(settings_of(tmp_path, toml))
-    own, known = its.price_of("local:claude-haiku-4-5"), its.price_of("local:claude-opus-4-6")
+    own, known = its.price_of("local:claude-haiku-4-5"), its.price_of("claude-opus-4-6")
     assert (own and own.input, known and known.input) == (7, 5)
     assert its.price_of("local:llama3:8b") is None
     assert its.summary_model_of("local:claude-opus-5-5") == "local:claude-opus-5-5"
     assert its.summary_model_of("anthropic:claude-opus-5-5") == "claude-haiku-5-5"
     assert its.window_of("local:claude-opus-4-6") == 1_000_000
     assert its.window_of("claude-opus-4-6", "local:claude-haiku-4-5") == 200_000
+
+
+@pytest.mark.parametrize(
+    ("base_url", "is_known"),
+    [
+        ("", True),
+        ("https://api.anthropic.com", True),
+        ("https://API.Anthropic.com:443/v1", True),
+        ("http://127.0.0.1:8080", False),
+        ("https://anthropic.com.example.org", False),
+        ("https://notanthropic.com", False),
+    ],
+)
+def test_the_price_of_a_claude_model_holds_at_anthropic_and_the_clouds_alone(
+    tmp_path: Path, base_url: str, is_known: bool
+) -> None:
+    toml = '[model.providers.aws]\nkind = "bedrock"\nregion = "r"\n'
+    if base_url:
+        toml += f'[model.providers.near]\nbase_url = "{base_url}"\n'
+    its = project(settings_of(tmp_path, toml, ANTHROPIC_BASE_URL=base_url, ANTHROPIC_API_KEY=KEY))
+    assert (its.price_of("claude-opus-4-6") is not None) is is_known
+    assert (its.price_of("near:claude-opus-4-6") is not None) is (is_known and bool(base_url))
+    assert its.price_of("aws:claude-opus-4-6") is not None
 
 
 # The clouds. They speak the Messages API in envelopes of their own.

@@ -39,8 +39,9 @@ async def model_of(settings: Settings) -> AsyncIterator[Models]:
 def clients_of(settings: Settings) -> dict[str, Client]:
     """By provider, with no connection yet. Raises ProjectError.
 
-    Without a key or an address of the default provider, the rehearsal answers for it, behind the client's transport.
+    The rehearsal answers for the default provider behind the client's transport.
     """
+    settings.check_models()
     clients: dict[str, Client] = {DEFAULT: _default(settings)}
     for name, described in settings.file.model.providers.items():
         if name != DEFAULT:

@@ -4,10 +4,10 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from urllib.parse import urlsplit
 
 import httpx
 
-from activities.claude import PRICES
 from activities.fetch import FetchTool
 from activities.files import ListFiles, ReadFile, WriteFile
 from activities.http_tool import HttpTool
@@ -21,6 +21,7 @@ from activities.store import Stores
 from activities.toolkit import Tool
 from contracts.agent import ToolSchema
 from contracts.tool import QueueRoute, ToolKind, ToolRoute
+from decisions.providers import DEFAULT
 from perdure.process.mcp_tools import Offer, offer_of
 from settings import (
     REHEARSAL,
@@ -63,8 +64,8 @@ def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None 
         limits=settings.file.limits,
         workspaces=settings.workspaces,
         instructions="\n".join(_prompt(name) for name in ("loop", "plan", "reflect")),
+        claude_priced=_claude_priced(settings),
         prices={
-            **PRICES,
             REHEARSAL: FREE,
             **{name: Price(**price.model_dump()) for name, price in settings.file.prices.items()},
         },
@@ -75,6 +76,21 @@ def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None 
         outbox=_outbox(settings, client),
         on_delegation=_prompt("delegate"),
     )
+
+
+def _claude_priced(settings: Settings) -> frozenset[str]:
+    """The providers that charge Anthropic's prices: Anthropic itself, and the clouds.
+
+    Another server may answer to a Claude model's name, and charges what it likes.
+    """
+    described = settings.file.model.providers
+    names = {name for name, each in described.items() if each.kind != "messages" or _is_anthropic(each.base_url)}
+    return frozenset(names | ({DEFAULT} if not settings.base_url or _is_anthropic(settings.base_url) else set()))
+
+
+def _is_anthropic(url: str | None) -> bool:
+    host = urlsplit(url).hostname if url else None
+    return host is not None and (host == "anthropic.com" or host.endswith(".anthropic.com"))
 
 
 def _outbox(settings: Settings, client: httpx.AsyncClient) -> Outbox:

@@ -110,12 +110,10 @@ def test_the_cheap_model_is_the_cheapest_of_the_table() -> None:
 
 
 def test_prices_of_the_project_come_before_those_of_the_table_and_beside_them(tmp_path: Path) -> None:
-    prices = project(
-        tmp_path, "[prices.mine]\ninput = 1\noutput = 2\n[prices.claude-haiku-5-5]\ninput = 3\noutput = 4\n"
-    ).prices
-    assert prices["mine"] == Price(input=1, output=2, cache_read=0, cache_write=0)
-    assert prices["claude-haiku-5-5"] == Price(input=3, output=4, cache_read=0, cache_write=0)
-    assert prices["claude-sonnet-5-5"] == PRICES["claude-sonnet-5-5"]
+    its = project(tmp_path, "[prices.mine]\ninput = 1\noutput = 2\n[prices.claude-haiku-5-5]\ninput = 3\noutput = 4\n")
+    assert its.price_of("mine") == Price(input=1, output=2, cache_read=0, cache_write=0)
+    assert its.price_of("claude-haiku-5-5") == Price(input=3, output=4, cache_read=0, cache_write=0)
+    assert its.price_of("claude-sonnet-5-5") == PRICES["claude-sonnet-5-5"]
 
 
 @pytest.mark.parametrize("line", ["window = 999", 'window = "1M"', 'summary = ""'])

@@ -50,7 +50,7 @@ def test_each_agent_is_told_with_its_tools_and_what_they_do_to_the_world(office:
         "mailbox": False,
         "file": str(office.folder / "agents/clerk.md"),
     }
-    assert (rows["default"]["models"], rows["default"]["file"]) == (["rehearsal"], None)
+    assert (rows["default"]["models"], rows["default"]["file"]) == (["claude-sonnet-5-5"], None)
     assert (rows["scribe"]["mailbox"], rows["scribe"]["models"], rows["scribe"]["tools"]) == (True, [], {})
 
 

@@ -104,6 +104,13 @@ def test_whoever_starts_a_run_without_a_model_hears_that_the_rehearsal_answers(s
     assert "No model is configured" in perdure("chat", typed="").out
 
 
+def test_a_worker_without_the_key_that_its_project_needs_does_not_start(served: Any) -> None:
+    done = served.project.perdure("worker", TEMPORAL_ADDRESS=served.address, PERDURE_MODEL="claude-sonnet-5-5")
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1), done.err
+    assert "ANTHROPIC_API_KEY" in done.err
+    assert served.project.perdure("list", "--json", PERDURE_MODEL="claude-sonnet-5-5").code == 0
+
+
 def test_no_short_command_ever_ends_by_a_signal(served: Any) -> None:
     with ThreadPoolExecutor(4) as pool:
         codes = list(pool.map(lambda _: served.project.perdure("list", "--json").code, range(20)))
