@@ -1,0 +1,95 @@
+"""Text of models, tools and callers as people are shown it: nothing in it is invisible, and nothing hides the rest.
+
+Characters that a screen shows as nothing, as a blank, or that reorder their neighbours become their code point, like
+`[U+202E]`; long runs of blanks and line breaks become their count. Programs get the text as it is.
+"""
+
+import re
+from typing import Any
+from unicodedata import category
+
+MAX_SPACES = 32  # in a row; more could push what follows out of sight
+MAX_LINE_BREAKS = 3
+MAX_MARKS = 4  # combining marks on one character; scripts use up to three
+TAB_WIDTH = 8
+
+_HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+# Letters, marks and a symbol that are blank or ignorable by definition (Unicode's Default_Ignorable_Code_Point).
+_BLANKS = frozenset(
+    {0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, *range(0x180B, 0x1810), *range(0xFE00, 0xFE10)}
+    | {*range(0xE0100, 0xE01F0)}
+)
+_JOINERS = "\u200c\u200d"
+_EMOJI_STYLE = "\ufe0f"
+_NOT_ASCII = re.compile(r"[^\t\n\x20-\x7e]+")
+_RUN_OF_BLANKS = re.compile(r"[ \t\n]{4,}")
+
+
+def render_visible(text: str) -> str:
+    """Return the text with all that is hidden in it written out. Lines stay lines; rendering again changes nothing."""
+    text = text.replace("\r\n", "\n")
+    shown = _NOT_ASCII.sub(lambda part: _render_part(text, part.start(), part.end()), text)
+    return _RUN_OF_BLANKS.sub(_count_blanks, shown)
+
+
+def render_line(text: str, length: int) -> str:
+    """Return one line of at most `length` characters."""
+    line = " ".join(render_visible(text[: 50 * length]).split())
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def render_values(value: Any) -> Any:
+    """Return a JSON value with each of its texts rendered, for a door that shows it to people."""
+    match value:
+        case str():
+            return render_visible(value)
+        case dict():
+            return {name: render_values(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [render_values(inner) for inner in value]
+        case _:
+            return value
+
+
+def _render_part(text: str, start: int, end: int) -> str:
+    shown: list[str] = []
+    marks = 0
+    for at in range(start, end):
+        kind = category(text[at])
+        marks = marks + 1 if kind in ("Mn", "Me") else 0
+        is_shown = _is_shown(text, at, kind) and marks <= MAX_MARKS
+        shown.append(text[at] if is_shown else f"[U+{ord(text[at]):04X}]")
+    return "".join(shown)
+
+
+def _is_shown(text: str, at: int, kind: str) -> bool:
+    character = text[at]
+    if character in _JOINERS or character == _EMOJI_STYLE:
+        return _is_in_place(text, at)
+    return kind not in _HIDDEN_CATEGORIES and kind != "Zs" and ord(character) not in _BLANKS
+
+
+def _is_in_place(text: str, at: int) -> bool:
+    """Whether a joiner or an emoji's style is where a script or an emoji needs it, and stands alone there."""
+    before, after = text[at - 1 : at] if at else "", text[at + 1 : at + 2]
+    if text[at] == _EMOJI_STYLE:
+        return _is_symbol(before)
+    is_emoji = text[at] == "\u200d" and (_is_symbol(before) or before == _EMOJI_STYLE) and _is_symbol(after)
+    return is_emoji or (_joins(before) and _joins(after))
+
+
+def _is_symbol(character: str) -> bool:
+    return bool(character) and (category(character) in ("So", "Sk") or character in "#*0123456789")
+
+
+def _joins(character: str) -> bool:
+    """Whether it is of a script whose letters join or stack: Arabic to Khmer, where joiners change what is read."""
+    return bool(character) and 0x0600 <= ord(character) <= 0x17FF and category(character)[0] in "LM"
+
+
+def _count_blanks(run: re.Match[str]) -> str:
+    breaks, tabs = run[0].count("\n"), run[0].count("\t")
+    spaces = len(run[0]) - breaks - tabs + tabs * TAB_WIDTH
+    if breaks > MAX_LINE_BREAKS:
+        return f"\n[{breaks:,} line breaks, {spaces:,} spaces]\n" if spaces else f"\n[{breaks:,} line breaks]\n"
+    return f" [{spaces:,} spaces] " if spaces > MAX_SPACES else run[0]

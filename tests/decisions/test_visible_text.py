@@ -1,0 +1,91 @@
+"""What people are shown of text that a model, a tool or a caller wrote."""
+
+import json
+from time import perf_counter
+from unicodedata import category
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decisions.visible_text import render_line, render_values, render_visible
+
+HIDDEN = [
+    *("\u202e", "\u2066", "\u200b", "\u200e", "\u061c", "\u00ad", "\u2060", "\ufeff", "\u2062"),  # bidi and zero-width
+    *("\u3164", "\u115f", "\u1160", "\uffa0", "\u2800", "\u034f", "\u17b4", "\u180e"),  # fillers
+    *("\u00a0", "\u2003", "\u202f", "\u3000", "\u1680"),  # blanks that are no spaces
+    *("\U000e0041", "\U000e0100", "\ufe01", "\ufff9", "\U0001d173"),  # tags, selectors, annotations
+    *("\x00", "\x07", "\x1b", "\x7f", "\x85", "\x9b", "\u2028", "\u2029", "\ue000", "\ud800", "\u0378", "\r", "\x0b"),
+]
+
+
+@pytest.mark.parametrize("hidden", HIDDEN, ids=lambda each: f"U+{ord(each):04X}")
+def test_what_a_screen_does_not_show_is_written_out(hidden: str) -> None:
+    assert render_visible(f"pay {hidden}9") == f"pay [U+{ord(hidden):04X}]9"
+    assert f"[U+{ord(hidden):04X}]" in render_line(f"pay {hidden}9", 80)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain text, with\n\ttabs and\n\n  lines",
+        "Grüße, 日本語, ไทย, עברית, العربية, हिन्दी, Việt Nam, é e\u0301",
+        "👩\u200d👩\u200d👧 ❤\ufe0f 1\ufe0f\u20e3 👍🏽 🏳\ufe0f\u200d🌈 🇩🇪",
+        "می\u200cخواهم क्\u200dष",
+        "def f():\n        return 1\n\n\ndef g(): ...",
+        "“typographic” – signs … €",
+    ],
+)
+def test_ordinary_text_of_every_script_stays_as_it_is(text: str) -> None:
+    assert render_visible(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\u200db", "a[U+200D]b"),
+        ("❤\u200d\u200d❤", "❤[U+200D][U+200D]❤"),
+        ("a\ufe0f", "a[U+FE0F]"),
+        ("❤\ufe0f\ufe0f", "❤\ufe0f[U+FE0F]"),
+        ("a" + "\u0301" * 6, "a" + "\u0301" * 4 + "[U+0301]" * 2),
+        ("a" + " " * 5000 + "b", "a [5,000 spaces] b"),
+        ("a" + "\n" * 400 + "b", "a\n[400 line breaks]\nb"),
+        ("a" + "\n " * 400 + "b", "a\n[400 line breaks, 400 spaces]\nb"),
+        ("a" + "\t" * 99 + "b", "a [792 spaces] b"),
+        ("a" + "\u00a0" * 3 + "b", "a[U+00A0][U+00A0][U+00A0]b"),
+        ("a\r\nb", "a\nb"),
+    ],
+)
+def test_what_is_out_of_place_or_too_long_is_written_out(text: str, shown: str) -> None:
+    assert render_visible(text) == shown
+
+
+ANY = st.text(st.one_of(st.characters(), st.sampled_from(HIDDEN), st.sampled_from("a \n\t\u200d\ufe0f❤")), max_size=60)
+
+
+@given(ANY)
+def test_nothing_hidden_is_left_and_rendering_again_changes_nothing(text: str) -> None:
+    shown = render_visible(text)
+    kept = shown.translate({ord(sign): None for sign in "\n\t\u200c\u200d\ufe0f"})
+    assert not {category(sign) for sign in kept} & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    assert set(shown) - {" "} == {sign for sign in shown if category(sign) != "Zs"}
+    assert not set(shown) & {"\u3164", "\u2800", "\u034f", "\U000e0100"}
+    assert render_visible(shown) == shown
+
+
+@given(ANY, st.sampled_from([sign for sign in HIDDEN if sign != "\r"]), st.integers(0, 60))
+def test_a_hidden_character_always_makes_a_difference_that_is_seen(text: str, hidden: str, at: int) -> None:
+    altered = text[:at] + hidden + text[at:]
+    assert render_visible(altered) != render_visible(text)
+
+
+def test_arguments_are_rendered_whole_and_in_values() -> None:
+    assert render_values({"a": ["x\u202ey", 1, None]}) == {"a": ["x[U+202E]y", 1, None]}
+    assert "[U+202E]" in render_visible(json.dumps({"to": "eve\u202e"}, ensure_ascii=False))
+
+
+def test_a_megabyte_takes_no_time_to_speak_of() -> None:
+    for text in ("x" * 1_000_000, " " * 1_000_000, "日" * 300_000, "\u202e" * 100_000, "a\u0301" * 100_000):
+        began = perf_counter()
+        render_visible(text)
+        assert perf_counter() - began < 3
