@@ -187,6 +187,12 @@ def call_digest(tool: str, arguments: Mapping[str, Any]) -> str:
     return blake2b(canonical.encode(), digest_size=12).hexdigest()
 
 
+def approval_digest(run_id: str, question: str, step: int | None, tool: str, arguments: Mapping[str, Any]) -> str:
+    """The call that an approval is asked for, in 24 hex digits: the same call at another step is another one."""
+    canonical = json.dumps([run_id, question, step, tool, arguments], sort_keys=True, separators=(",", ":"))
+    return blake2b(canonical.encode(), digest_size=12).hexdigest()
+
+
 def question_id(number: int) -> str:
     return f"q{number}"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from contracts.mcp import Pin, PinState
 from contracts.tool import Effect
+from decisions.visible_text import render_visible
 
 SEPARATOR = "__"
 MOST_NAME = 64  # characters of a tool's name in the Messages API
@@ -99,7 +100,7 @@ def difference(accepted: Pin | None, now: Pin | None) -> str:
 
 def visible(text: str) -> str:
     """With what nobody would see, or a terminal would obey, written out: hidden words are for a person to judge too."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return render_visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def remarks(schema: Any, path: str = "") -> Iterator[tuple[str, str]]:

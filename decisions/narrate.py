@@ -8,27 +8,27 @@ from typing import Any
 from pydantic_core import to_json
 
 from contracts.delegation import DelegationRequest, DelegationState, Spent, SubtaskState
+from contracts.failures import ToolFault
 from contracts.question import Question, QuestionKind
 from contracts.run import Call, Ending, PendingView, QuestionView, RunState, RunStatus, RunView
-from contracts.tool import ToolOutcome
-from contracts.value import printable
+from contracts.tool import ToolOutcome, failed
 from decisions.builtins import DELEGATE
 from decisions.delegation import call_told
-from decisions.question import TEXTUAL
+from decisions.question import TEXTUAL, TITLES
+from decisions.visible_text import render_line, render_visible
 
-MOST_WANTED = 4000  # characters of the arguments that an approval shows
+MAX_APPROVAL = 20_000  # characters of a call as it is shown for approval; a larger one is not asked about
 SHOWN = 64  # characters of a call in the timeline; the Web UI cuts longer labels, and the step with them
 
 
 def cut(text: str, length: int) -> str:
-    """One line of at most `length` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= length else line[: length - 1] + "…"
+    """One line of at most `length` characters, with nothing hidden in it."""
+    return render_line(text, length)
 
 
 def notice(signal: str, why: str) -> str:
     """Of a signal that had no effect. Whoever sent it chose its name, and a terminal may be where it is read."""
-    return cut(printable(f"{signal}: {why}"), 300)
+    return cut(f"{signal}: {why}", 300)
 
 
 def turn_summary(state: RunState) -> str:
@@ -41,10 +41,21 @@ def call_summary(call: Call, *, was_lost: bool = False) -> str:
     return f"{cut(call_line(call.tool, call.arguments), SHOWN)} · step {call.step}{again}{looked_up}"
 
 
-def wanted(tool: str, arguments: Mapping[str, Any]) -> str:
-    """What an approval asks for: the call in a line, and its arguments."""
-    written = to_json(arguments, indent=2).decode()
-    return f"{call_line(tool, arguments)}\n\n{begun(written, MOST_WANTED, 'perdure trace RUN --export')}"
+def format_approval(tool: str, arguments: Mapping[str, Any]) -> str:
+    """What an approval asks for: the call in a line, and the whole of its arguments."""
+    return f"{call_line(tool, arguments)}\n\n{render_visible(to_json(arguments, indent=2).decode())}"
+
+
+def too_large_to_approve(tool: str, arguments: Mapping[str, Any]) -> ToolOutcome | None:
+    """The error of a call whose arguments no person could be shown whole. None: it can be asked about."""
+    size = len(format_approval(tool, arguments))
+    if size <= MAX_APPROVAL:
+        return None
+    message = (
+        f"not made: a person must approve this call, and as it is shown it has {size:,} characters of {MAX_APPROVAL:,} "
+        "at most. Make the arguments shorter, or write what is long to a file and name the file"
+    )
+    return failed(ToolFault.too_large, message)
 
 
 def begun(text: str, most: int, whole: str) -> str:
@@ -121,7 +132,7 @@ def details(state: RunState) -> str:
     if state.last_finding:
         blocks.append(f"**Last finding** {markdown(cut(state.last_finding.removeprefix('Finding:'), 400))}")
     if state.plan:
-        blocks.append(f"**Plan**\n\n{markdown(state.plan)}")
+        blocks.append(f"**Plan**\n\n{markdown(render_visible(state.plan))}")
     return "\n\n".join(blocks)
 
 
@@ -145,10 +156,12 @@ def _asked(question: Question | None) -> list[str]:
     """The open question, and the JSON that answers it from the dialog "Send an Update"."""
     if question is None:
         return []
-    by_text, text = question.kind in TEXTUAL, begun(question.text, 2000, "perdure show RUN")
+    by_text = question.kind in TEXTUAL
+    text = begun(render_visible(question.text), 2000, "perdure show RUN") if by_text else render_visible(question.text)
     quoted = "\n".join(f"> {markdown(line)}  " for line in text.splitlines())
     said = quoted if by_text else _code(text)  # arguments are shown as they are, with no quote made typographic
     offered = ", ".join(markdown(cut(option, 100)) for option in question.options)
+    title = TITLES[question.kind]
     until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
     is_free = question.kind is QuestionKind.question
     choice = f", {'suggested' if is_free else 'one of'}: {offered}" if offered else ""
@@ -158,7 +171,7 @@ def _asked(question: Question | None) -> list[str]:
     body = {"question_id": question.id, **about, **chosen}
     told = f"Answer with More Actions → Send an Update → `answer`{choice}"
     return [
-        f"**Waiting for a person**, question {question.id}{until}:",
+        f"**Waiting for a person: {title}**, question {question.id}{until}:",
         said,
         told,
         _code(json.dumps(body, ensure_ascii=False)),
@@ -191,8 +204,8 @@ def _ended(ending: Ending) -> str:
 
 
 def markdown(text: str) -> str:
-    """`$` starts a formula there, and `<` a tag. Backslashes before them would undo the escape."""
-    return re.sub(r"(\\*)([$<])", r"\1\1\\\2", text)
+    """`$` starts a formula there, `<` a tag, `[` a link or an image. Backslashes before them would undo the escape."""
+    return re.sub(r"(\\*)([$<\[])", r"\1\1\\\2", text)
 
 
 def _code(text: str) -> str:

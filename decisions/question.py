@@ -17,6 +17,17 @@ DECISIONS: dict[QuestionKind, tuple[Decision, ...]] = {
     QuestionKind.choice: (),
 }
 
+# How each kind is introduced wherever a person is shown it: a question's own words may imitate another kind.
+TITLES: dict[QuestionKind, str] = {
+    QuestionKind.question: "the agent asks",
+    QuestionKind.approval: "approve a call",
+    QuestionKind.resume_unsafe: "a call may have happened",
+    QuestionKind.definition_changed: "the agent's definition has changed",
+    QuestionKind.thrash: "the agent goes in circles",
+    QuestionKind.recovery: "the agent loses context",
+    QuestionKind.choice: "an input has to be chosen",
+}
+
 # Those that a text answers; of a choice, one of the options.
 TEXTUAL = (QuestionKind.question, QuestionKind.choice)
 
@@ -47,9 +58,9 @@ def refusal(
 
 def _names_another(question: Question, answer: HumanInput) -> str | None:
     if answer.question_id not in (None, question.id):
-        return f"question {answer.question_id} is not open; the open one is {question.id}: {question.text}"
+        return f"question {answer.question_id} is not open; the open one is {question.id}"
     if answer.call not in (None, question.call):
-        return f"question {question.id} is not about the call {answer.call}: {question.text}"
+        return f"question {question.id} is not about the call {answer.call}"
     return None
 
 
@@ -59,7 +70,7 @@ def _does_not_fit(question: Question, answer: HumanInput) -> str | None:
         is_one = answer.text in question.options
         return None if is_one else f"question {question.id} takes one of: {', '.join(question.options)}"
     if not decisions:
-        return None if _says_something(answer) else f"question {question.id} takes a text: {question.text}"
+        return None if _says_something(answer) else f"question {question.id} takes a text"
     is_directed = question.kind in DIRECTED
     if answer.decision not in decisions and not (is_directed and answer.decision is None and _says_something(answer)):
         or_text = ", or a text" if is_directed else ""

@@ -16,6 +16,7 @@ from fastapi.sse import format_sse_event
 from starlette.types import Message, Receive, Scope, Send
 from temporalio.service import RPCError
 
+from decisions.visible_text import render_values
 from gateway.access import Gateway
 from gateway.problems import Failure, Kind
 from perdure.client.happenings import happening_json
@@ -75,16 +76,17 @@ class Stream(StreamingResponse):
             return
 
 
-def followed(gateway: Gateway, run_id: str, after: Position | None) -> Stream:
-    """Raises Failure where there are too many."""
+def followed(gateway: Gateway, run_id: str, after: Position | None, *, rendered: bool = False) -> Stream:
+    """The stream; `rendered` shows people what is hidden in its texts. Raises Failure where there are too many."""
     if gateway.streams >= MOST_STREAMS:
         why = f"{MOST_STREAMS} runs are followed here already; try again"
         raise Failure(429, why, kind=Kind.too_many_streams, headers={"Retry-After": "5"})
-    return Stream(_told(gateway, run_id, after), gateway, PATIENCE)
+    return Stream(_told(gateway, run_id, after, rendered=rendered), gateway, PATIENCE)
 
 
-async def _told(gateway: Gateway, run_id: str, after: Position | None) -> AsyncGenerator[bytes]:
+async def _told(gateway: Gateway, run_id: str, after: Position | None, *, rendered: bool) -> AsyncGenerator[bytes]:
     client, last = gateway.session.client, after
+    finish: Callable[[str], str] = _render_json if rendered else str
     yield FIRST
     try:
         watch = Watch(client, run_id, after=after, look_every=LOOK_EVERY)
@@ -94,12 +96,16 @@ async def _told(gateway: Gateway, run_id: str, after: Position | None) -> AsyncG
                     yield b": still here\n\n"
                     continue
                 last = told[0] or last
-                yield format_sse_event(data_str=happening_json(told[1]), id=str(told[0]) if told[0] else None)
+                yield format_sse_event(data_str=finish(happening_json(told[1])), id=str(told[0]) if told[0] else None)
         if not gateway.stopping.is_set():
             end = json.dumps({"run_id": run_id, **asdict(await ended(client, run_id))})
-            yield format_sse_event(event="end", data_str=end, id=str(last) if last else None)
+            yield format_sse_event(event="end", data_str=finish(end), id=str(last) if last else None)
     except (RPCError, OSError, NotReachable, NoSuchRun, Refused):  # Temporal or a store is away: it goes on later
         return
+
+
+def _render_json(text: str) -> str:
+    return json.dumps(render_values(json.loads(text)))
 
 
 async def _paced(values: AsyncGenerator[V], stopping: asyncio.Event) -> AsyncGenerator[V | None]:

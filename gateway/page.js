@@ -71,7 +71,7 @@ function card(open) {
     made.append(element("p", open.waiting_for), element("p", "No worker answers now.", "quiet"));
     return made;
   }
-  made.append(element("pre", open.question.text));
+  made.append(element("p", TITLES[open.question.kind] ?? open.question.kind, "kind"), element("pre", open.question.text));
   if (open.question.call) made.append(element("p", `call ${open.question.call}`, "quiet"));
   if (open.question.expires_at) {
     made.append(element("p", `until ${new Date(open.question.expires_at).toLocaleString()}`, "quiet"));
@@ -80,6 +80,16 @@ function card(open) {
   return made;
 }
 
+// Each question is introduced by its kind: its own words may imitate another one.
+const TITLES = {
+  question: "The agent asks",
+  approval: "Approve a call",
+  resume_unsafe: "A call may have happened",
+  definition_changed: "The agent's definition has changed",
+  thrash: "The agent goes in circles",
+  recovery: "The agent loses context",
+  choice: "An input has to be chosen",
+};
 const LABELS = { approve_tool: "approve for this run" };
 const TEXTUAL = ["question", "choice"];
 const TAKE_TEXT = ["question", "thrash", "recovery", "resume_unsafe", "approval"];
@@ -166,7 +176,7 @@ async function openRun() {
   while (!signal.aborted) {
     try {
       const more = last ? { "Last-Event-ID": last } : {};
-      const stream = await fetch(runPath(runId, "/events"), { headers: headers(more), signal });
+      const stream = await fetch(runPath(runId, "/events?rendered=true"), { headers: headers(more), signal });
       if (!stream.ok) throw Object.assign(new Error((await stream.json()).detail), { isFinal: stream.status < 500 });
       for await (const event of events(stream.body)) {
         if (signal.aborted) return;

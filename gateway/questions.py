@@ -16,6 +16,7 @@ from decisions import ids
 from decisions.followup import questions
 from decisions.kind import Asked
 from decisions.kinds import read
+from decisions.visible_text import render_visible
 from gateway.access import Here, Route, needs
 from gateway.problems import described
 from gateway.runs import QUERY_PATIENCE
@@ -73,7 +74,7 @@ async def _asked(client: Client, found: Found) -> tuple[Open, ...]:
         Open(
             run_id=found.run_id,
             agent=found.agent,
-            goal=goal,
+            goal=render_visible(goal) if goal else goal,
             waiting_for=found.waiting_for,
             started_at=found.execution.start_time,
             question=each,
@@ -85,4 +86,5 @@ async def _asked(client: Client, found: Found) -> tuple[Open, ...]:
 def _view(task: Task) -> QuestionView:
     kind, given = read(task)
     asked = kind.asks(given) if kind.asks else Asked(task.description)
-    return QuestionView(id=task.task_id, kind=QuestionKind.question, text=asked.text, options=asked.options)
+    text = render_visible(asked.text)
+    return QuestionView(id=task.task_id, kind=QuestionKind.question, text=text, options=asked.options)

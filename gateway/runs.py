@@ -197,12 +197,16 @@ async def read_run(here: Here, run_id: RunId) -> Told:
     | {200: {"description": "Server-sent events", "content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
 async def follow_run(
-    here: Here, run_id: RunId, last_event_id: Annotated[str | None, Header(max_length=200)] = None
+    here: Here,
+    run_id: RunId,
+    *,
+    last_event_id: Annotated[str | None, Header(max_length=200)] = None,
+    rendered: Annotated[bool, Query(description="write out what is hidden in texts, as people are shown them")] = False,
 ) -> Stream:
     """What happens in a run, as it happens, to its end. `Last-Event-ID` goes on after that event."""
     after = position_of(last_event_id)
     await find(here.session.client, run_id)
-    return followed(here, run_id, after)
+    return followed(here, run_id, after, rendered=rendered)
 
 
 @router.get(

@@ -33,6 +33,7 @@ from decisions.recovery import QUESTION, next_recovery, recovered
 from decisions.reply import take_turn
 from decisions.thrash import directed
 from decisions.transcript import Transcript, call_part, goal_part, note_part, reply_part, said_part
+from decisions.visible_text import render_visible
 from workflows.handlers import read, read_optional
 from workflows.live_run import MOST_STEERED
 
@@ -343,9 +344,11 @@ class Played:
         return outcome
 
     def _approve(self, call: Call) -> Flow[Call | ToolOutcome]:
+        if outcome := narrate.too_large_to_approve(call.tool, call.arguments):
+            return outcome
         timeout = self._route(call).approval_timeout
         answer = yield from self._ask(
-            QuestionKind.approval, narrate.wanted(call.tool, call.arguments), about=call, timeout=timeout
+            QuestionKind.approval, narrate.format_approval(call.tool, call.arguments), about=call, timeout=timeout
         )
         if answer.decision is None:
             return failed(ToolFault.denied, f"the approval expired: no person decided within {timeout}")
@@ -430,16 +433,18 @@ class Played:
         about: Call | None = None,
         timeout: timedelta | None = None,
     ) -> Flow[HumanInput]:
-        number = self.state.questions + 1
+        number, text = self.state.questions + 1, render_visible(text)
         question = Question(
-            id=ids.question_id(number),
+            id=(name := ids.question_id(number)),
             kind=kind,
             text=text,
             options=tuple(DECISIONS[kind]) or tuple(options),
             step=about and about.step,
             tool=about and about.tool,
             asked_at=NOW,
-            call=ids.call_digest(about.tool, about.arguments) if about and kind is QuestionKind.approval else None,
+            call=ids.approval_digest(self.state.run_id, name, about.step, about.tool, about.arguments)
+            if about and kind is QuestionKind.approval
+            else None,
             expires_at=NOW + timeout if timeout else None,
         )
         self._update(status=RunStatus.waiting_on_human, question=question, questions=number, expired=None)

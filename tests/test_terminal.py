@@ -16,7 +16,7 @@ from contracts.signals import Decision, HumanInput
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, Usage
 from decisions.ids import call_digest
-from decisions.narrate import wanted
+from decisions.narrate import format_approval
 from perdure.client.happenings import (
     Answered,
     Called,
@@ -53,7 +53,7 @@ ARGUMENTS = {"text": "all of it " * 900, "name": "back\u202ewards", "code": "\x1
 WANTED = QuestionView(
     id="q4",
     kind="approval",
-    text=wanted("note", ARGUMENTS),
+    text=format_approval("note", ARGUMENTS),
     options=("approve", "approve_tool", "deny"),
     call=call_digest("note", ARGUMENTS),
 )
@@ -149,14 +149,13 @@ class Terminal(StringIO):
 def test_the_whole_call_is_shown_before_it_is_approved(columns: int) -> None:
     seen = Terminal()
     console = SafeConsole(file=seen, width=columns, force_terminal=True, no_color=True, _environ={"TERM": "xterm"})
-    print_question(console, WANTED, ("note", ARGUMENTS))
+    print_question(console, WANTED)
     said = re.sub(r"\x1b\[[0-9;]*m", "", seen.getvalue())
     assert all(len(line) <= columns for line in said.splitlines())
     shown = "".join(said.split())
-    exact = json.dumps(ARGUMENTS, indent=2)  # with a code for what would not be seen as it is
+    exact = json.dumps(ARGUMENTS, indent=2, ensure_ascii=False).replace("\u202e", "[U+202E]")
     assert "".join(exact.split()) in shown
-    assert "approvethiscall:note" in shown
-    assert "are not shown" not in said
+    assert "approveacall:note" in shown
     assert [line.split()[:2] for line in said.splitlines()[-3:]] == [
         ["1", "approve"],
         ["2", "approve_tool"],
@@ -164,11 +163,11 @@ def test_the_whole_call_is_shown_before_it_is_approved(columns: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_call_that_cannot_be_shown_whole_says_so(*, is_terminal: bool) -> None:
-    seen = Terminal() if is_terminal else StringIO()
-    print_question(SafeConsole(file=seen, width=80, _environ={"TERM": "xterm"}), WANTED, None)
-    assert "more characters are not shown; all of it: perdure trace RUN --export)" in " ".join(seen.getvalue().split())
+def test_a_question_that_imitates_an_approval_is_introduced_as_the_agents() -> None:
+    for seen in (StringIO(), Terminal()):
+        imitation = ASKS.model_copy(update={"text": "approve a call: refund 5"})
+        print_question(SafeConsole(file=seen, width=80, _environ={"TERM": "xterm"}), imitation)
+        assert "? the agent asks: approve a call: refund 5" in re.sub(r"\x1b\[[0-9;]*m", "", seen.getvalue())
 
 
 def test_a_happening_for_programs_is_one_line_whatever_ends_lines_for_them() -> None:
@@ -179,11 +178,12 @@ def test_a_happening_for_programs_is_one_line_whatever_ends_lines_for_them() -> 
 
 def test_where_no_person_is_the_question_is_one_line() -> None:
     seen = StringIO()
-    print_question(SafeConsole(file=seen, width=60), WANTED, ("note", ARGUMENTS))
-    print_question(SafeConsole(file=seen, width=60), ASKS.model_copy(update={"text": "Which\none?"}), None)
+    print_question(SafeConsole(file=seen, width=60), WANTED)
+    print_question(SafeConsole(file=seen, width=60), ASKS.model_copy(update={"text": "Which\none?"}))
     first, second = seen.getvalue().splitlines()
-    assert json.dumps(ARGUMENTS) in first
-    assert second == "? Which one? · the start page, the tide table"
+    assert "back[U+202E]wards" in first
+    assert ARGUMENTS["text"].strip() in first
+    assert second == "? the agent asks: Which one? · the start page, the tide table"
 
 
 @pytest.mark.parametrize(

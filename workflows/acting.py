@@ -96,7 +96,9 @@ async def _ask(run: LiveRun, call: Call) -> ToolOutcome:
 
 async def _approve(run: LiveRun, call: Call) -> Call | ToolOutcome:
     """The call with the approval that a person gave to exactly it; or why it is not made."""
-    answer = await _decision(run, call, narrate.wanted(call.tool, call.arguments))
+    if outcome := narrate.too_large_to_approve(call.tool, call.arguments):
+        return outcome
+    answer = await _decision(run, call, narrate.format_approval(call.tool, call.arguments))
     if isinstance(answer, ToolOutcome):
         return answer
     if answer.decision is Decision.approve_tool:
@@ -112,7 +114,9 @@ async def _accept(run: LiveRun, call: Call, error: ToolError) -> Call | ToolOutc
         run.halt.check()
         if run.state.accepted.get(call.tool) != definition:
             events.emit(run, "agent_run.resume_unsafe", **_about(call), definition=definition)
-            wanted = narrate.wanted(call.tool, call.arguments)
+            if outcome := narrate.too_large_to_approve(call.tool, call.arguments):
+                return outcome
+            wanted = narrate.format_approval(call.tool, call.arguments)
             answer = await _decision(run, call, f"{error.message}\n\nMake this call all the same?\n{wanted}")
             if isinstance(answer, ToolOutcome):
                 return answer

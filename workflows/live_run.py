@@ -38,6 +38,7 @@ from decisions.journal import handed_on
 from decisions.limits import DEFAULTS, in_force, set_in
 from decisions.question import DECISIONS, is_same, refusal
 from decisions.transcript import Transcript, brief_part, goal_part, too_large
+from decisions.visible_text import render_visible
 from workflows import attributes
 from workflows.halt import Halt
 from workflows.handlers import invalid, read
@@ -294,18 +295,20 @@ class LiveRun:
 
         With a `timeout` for no longer: an answer that decides nothing then says that nobody answered in time.
         """
-        question = self.state.question
+        question, text = self.state.question, render_visible(text)
         if question is None or not is_same(question, kind, text, about):  # else an execution before this one has asked
             number, now = self.state.questions + 1, workflow.now()
             question = Question(
-                id=ids.question_id(number),
+                id=(name := ids.question_id(number)),
                 kind=kind,
                 text=text,
                 options=tuple(DECISIONS[kind]) or tuple(options),
                 step=about and about.step,
                 tool=about and about.tool,
                 asked_at=now,
-                call=ids.call_digest(about.tool, about.arguments) if about and kind is QuestionKind.approval else None,
+                call=ids.approval_digest(self.state.run_id, name, about.step, about.tool, about.arguments)
+                if about and kind is QuestionKind.approval
+                else None,
                 expires_at=now + timeout if timeout else None,
             )
             self.set_status(RunStatus.waiting_on_human, question=question, questions=number, expired=None)

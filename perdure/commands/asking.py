@@ -2,14 +2,11 @@
 
 import asyncio
 import codecs
-import json
 import os
 import re
 import sys
 import termios
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -18,10 +15,10 @@ from rich.text import Text
 from contracts.question import QuestionKind
 from contracts.run import QuestionView
 from contracts.signals import Decision, HumanInput
-from decisions.question import DIRECTED, TEXTUAL
+from decisions.narrate import cut
+from decisions.question import DIRECTED, TEXTUAL, TITLES
+from decisions.visible_text import render_visible
 from perdure.commands.console import is_plain
-
-Exact = tuple[str, Mapping[str, Any]]  # a tool, and the whole arguments that the model wrote
 
 MEANS: dict[str, str] = {
     Decision.approve: "make this call, once",
@@ -38,12 +35,12 @@ MEANS: dict[str, str] = {
 PROMPT = "  answer> "
 
 
-def print_question(console: Console, question: QuestionView, exact: Exact | None) -> None:
-    """With the exact call that an approval is asked for, where the history of this run holds it."""
+def print_question(console: Console, question: QuestionView) -> None:
+    """Print the question whole, introduced by its kind: its own words may imitate another one."""
     if is_plain(console):
-        console.print(Text(_in_a_line(question, exact)), soft_wrap=True)
+        console.print(Text(_format_line(question)), soft_wrap=True)
         return
-    head, body = _parts(question, exact)
+    head, body = _split(question)
     console.print(Text.assemble(("? ", "bold yellow"), (head, "bold yellow")))
     if body:
         console.print(Padding(Text(body, overflow="fold"), (0, 0, 0, 4), expand=False))
@@ -53,33 +50,20 @@ def print_question(console: Console, question: QuestionView, exact: Exact | None
     for number, option in enumerate(question.options, 1):
         label = f"{number} " if _numbered(question) else "- "
         means = "" if question.kind in TEXTUAL else f"{' ' * (widest - len(option))}  {MEANS.get(option, '')}"
-        console.print(Padding(Text.assemble((label, "bold"), option, (means, "dim")), (0, 0, 0, 2), expand=False))
+        shown = cut(option, 500)
+        console.print(Padding(Text.assemble((label, "bold"), shown, (means, "dim")), (0, 0, 0, 2), expand=False))
 
 
-def _parts(question: QuestionView, exact: Exact | None) -> tuple[str, str]:
-    if question.kind != QuestionKind.approval:
-        return question.text, ""
-    head, _, arguments = question.text.rpartition("\n\n")
-    return f"approve this call: {exact[0]}" if exact and "\n" not in head else head or question.text, (
-        exactly(exact[1], indent=2) if exact else arguments
-    )
+def _split(question: QuestionView) -> tuple[str, str]:
+    """The kind and the first line, and what follows: for an approval, the arguments."""
+    head, _, body = render_visible(question.text).partition("\n")
+    return f"{TITLES[QuestionKind(question.kind)]}: {head}", body.strip("\n")
 
 
-def _in_a_line(question: QuestionView, exact: Exact | None) -> str:
-    head, body = _parts(question, exact)
-    call = f" {exactly(exact[1])}" if exact else f" {' '.join(body.split())}" if body else ""
-    options = f" · {', '.join(question.options)}" if question.options else ""
-    return f"? {' '.join(head.split())}{call}{options}"
-
-
-def exactly(arguments: Mapping[str, Any], indent: int | None = None) -> str:
-    """As JSON, with a code for each character that a terminal would not show as itself."""
-    written = json.dumps(arguments, ensure_ascii=False, indent=indent)
-    return "".join(each if each.isprintable() or each == "\n" else _escaped(each) for each in written)
-
-
-def _escaped(character: str) -> str:
-    return json.dumps(character)[1:-1]
+def _format_line(question: QuestionView) -> str:
+    head, body = _split(question)
+    options = f" · {', '.join(cut(option, 500) for option in question.options)}" if question.options else ""
+    return f"? {head} {' '.join(body.split())}".rstrip() + options
 
 
 def what_is_possible(question: QuestionView) -> str:

@@ -8,12 +8,15 @@ from rich.segment import Segment
 from rich.text import Text
 
 REPLACEMENT = 0xFFFD
-# One for one, so that styles stay where they are. Bell, backspace, carriage return and form feeds are dropped by rich.
+# One for one, so that styles stay where they are: the net below `decisions.visible_text`, which writes code points.
+# Bell, backspace, carriage return and form feeds are dropped by rich.
 _SHOWN = {
     **{code: 0x2400 + code for code in range(32) if code not in (7, 8, 9, 10, 11, 12, 13)},  # ESC is ␛
     0x7F: 0x2421,
     **dict.fromkeys(range(0x80, 0xA0), REPLACEMENT),  # escape sequences of one character
     **dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), REPLACEMENT),  # text that reads backwards
+    **dict.fromkeys((0xAD, 0x200B, 0x200E, 0x200F, 0x61C, 0x2060, 0xFEFF, 0x3164, 0x2800), REPLACEMENT),  # not seen
+    **dict.fromkeys(range(0xE0000, 0xE0080), REPLACEMENT),  # tags
     **dict.fromkeys((0x2028, 0x2029), 0x20),
     **dict.fromkeys(range(0xD800, 0xE000), REPLACEMENT),  # half a character, which cannot be written
 }

@@ -31,6 +31,7 @@ from decisions.endings import said_in
 from decisions.faults import fault_line
 from decisions.narrate import cut
 from decisions.question import DIRECTED, TEXTUAL
+from decisions.visible_text import render_values
 from perdure.client.found import find, grown_at, listing
 from perdure.client.refusals import NoSuchRun, NotReachable, Refused
 from perdure.client.runs import answer, cancel, ended, start, state
@@ -151,13 +152,20 @@ class _Lines(anyio.AsyncFile[str]):
         return await anyio.to_thread.run_sync(self.wrapped.readline, abandon_on_cancel=True)
 
 
+def _render(result: R) -> R:
+    """The same with its texts as people are shown them: a client may pass them on."""
+    if not isinstance(result, BaseModel):
+        return result
+    return type(result).model_validate(render_values(result.model_dump()))
+
+
 def _in_a_line(tool: Callable[P, Awaitable[R]], redact: Callable[[str], str]) -> Callable[P, Awaitable[R]]:
     """What a client can mend, or has to wait for, is told in one line; bugs stay bugs."""
 
     @wraps(tool)
     async def told(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return await tool(*args, **kwargs)
+            return _render(await tool(*args, **kwargs))
         except (NoSuchRun, Refused, NotReachable, ProjectError) as error:
             raise ToolError(redact(cut(str(error), 500))) from None
         except ValidationError as error:

@@ -19,8 +19,9 @@ from contracts.run import QuestionView, RunStatus, RunView
 from decisions.endings import handoff_sections, said_in
 from decisions.followup import questions
 from decisions.narrate import cut
-from decisions.question import DIRECTED, TEXTUAL
+from decisions.question import DIRECTED, TEXTUAL, TITLES
 from decisions.reconcile import MEND
+from decisions.visible_text import render_visible
 from perdure.client.found import Found
 
 if TYPE_CHECKING:
@@ -151,7 +152,8 @@ def _print_view(console: Console, view: RunView) -> None:
 
 
 def _print_question(console: Console, run_id: str, question: QuestionView) -> None:
-    console.print(f"  [yellow]asks[/]     {escape(indent(question.text, ' ' * 11).strip())}")
+    text = indent(render_visible(question.text), " " * 11).strip()
+    console.print(f"  [yellow]asks[/]     [bold]{TITLES[QuestionKind(question.kind)]}:[/] {escape(text)}")
     if question.call:
         until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
         console.print(f"           {question.id}, call {question.call}{until}")
@@ -165,11 +167,13 @@ def _print_question(console: Console, run_id: str, question: QuestionView) -> No
 def ways_to_answer(run_id: str, question: QuestionView) -> tuple[str, ...]:
     """The commands that answer a question."""
     if question.kind in TEXTUAL:
-        return (f'perdure answer {run_id} "…"',)
+        return (f'perdure answer {run_id} --question {question.id} "…"',)
     if question.kind == QuestionKind.approval:
-        return (f"perdure approve {run_id} --call {question.call}", f'perdure deny {run_id} --reason "…"')
-    decide = f"perdure answer {run_id} --decision {'|'.join(question.options)}"
-    return (decide, f'perdure answer {run_id} "…"') if question.kind in DIRECTED else (decide,)
+        which = f"--question {question.id} --call {question.call}"
+        return (f"perdure approve {run_id} {which}", f'perdure deny {run_id} {which} --reason "…"')
+    named = f"perdure answer {run_id} --question {question.id}"
+    decide = f"{named} --decision {'|'.join(question.options)}"
+    return (decide, f'{named} "…"') if question.kind in DIRECTED else (decide,)
 
 
 def _print_end(console: Console, end: RunEnd, files: Path) -> None:
@@ -181,7 +185,7 @@ def _print_end(console: Console, end: RunEnd, files: Path) -> None:
     if end.handoff:
         rows = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
         for name, said in handoff_sections(end.handoff).items():
-            rows.add_row(f"[dim]{escape(name)}[/]", Text(said))
+            rows.add_row(f"[dim]{escape(name)}[/]", Text(render_visible(said)))
         console.print("  handoff")
         console.print(Padding(rows, (0, 0, 0, 4), expand=False))
     for path in payload.get("artifacts", ()):

@@ -18,11 +18,11 @@ from contracts.run import QuestionView, RunView
 from contracts.signals import HumanInput
 from contracts.turn import ModelTurn
 from decisions.calls import text_of
-from decisions.ids import call_digest
+from decisions.visible_text import render_visible
 from perdure.client.happenings import Answered, Happening, Held, Thinking, Thought, Waiting
 from perdure.commands import lines
 from perdure.commands.area import Area
-from perdure.commands.asking import Exact, can_ask, print_question, read_answer, read_line, what_is_possible
+from perdure.commands.asking import can_ask, print_question, read_answer, read_line, what_is_possible
 from perdure.commands.console import is_plain
 from perdure.commands.lines import Block, Line, Told
 from perdure.commands.progress import Progress
@@ -41,7 +41,6 @@ class Screen:
         self._follows = False
         self._asks = False
         self._later: list[tuple[Happening, datetime | None]] = []
-        self._calls: dict[str, Exact] = {}  # of the latest turn, by digest
         self._held = False
         self._said = ""
         self._own: HumanInput | None = None  # what was answered here: whoever typed it sees it
@@ -96,7 +95,7 @@ class Screen:
         self.hears(happening, time)
         match happening:
             case Waiting(question=QuestionView() as question):
-                print_question(self.console, question, self._calls.get(question.call or ""))
+                print_question(self.console, question)
             case Answered(answer):
                 own, self._own = self._own, None
                 if answer != own:
@@ -111,10 +110,7 @@ class Screen:
         """Takes what happened into account without printing it."""
         self.progress.takes(happening, time)
         if isinstance(happening, Thought):
-            reply = happening.reply
-            uses = [block for block in reply.content if block.get("type") == "tool_use"]
-            self._calls = {call_digest(use["name"], use["input"]): (use["name"], use["input"]) for use in uses}
-            self._said = text_of(reply.content)
+            self._said = text_of(happening.reply.content)
 
     def tell_fallbacks(self, reply: ModelTurn) -> None:
         self._print(lines.fallbacks(reply))
@@ -124,10 +120,10 @@ class Screen:
         for each in told:
             match each:
                 case Line(markup, text, style):
-                    line = Text.from_markup(markup, emoji=False).append(text, style)
+                    line = Text.from_markup(markup, emoji=False).append(render_visible(text), style)
                     self.console.print(line, soft_wrap=self._plain)
                 case Block(text, indent, style):
-                    said = Text(text, style=style, overflow="fold")
+                    said = Text(render_visible(text), style=style, overflow="fold")
                     block = said if self._plain else Padding(said, (0, 0, 0, indent), expand=False)
                     self.console.print(block, soft_wrap=self._plain)
 

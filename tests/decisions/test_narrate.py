@@ -24,7 +24,7 @@ def test_a_cut_text_is_one_line_of_at_most_the_length(text: str, length: int) ->
 
 def test_a_notice_of_a_signal_holds_nothing_that_a_terminal_obeys() -> None:
     said = narrate.notice("\x1b[31mred\u202e", "no such\nsignal " * 100)
-    assert said.startswith(r"\x1b[31mred\u202e: no such signal")
+    assert said.startswith("[U+001B][31mred[U+202E]: no such signal")
     assert len(said) == 300
 
 
@@ -94,18 +94,25 @@ def test_what_a_run_waits_for_has_at_most_200_characters(now: Any, text: str, to
     assert len(narrate.waiting_for(asks(now, "approval", text, tool))) <= 200
 
 
-def test_an_approval_says_how_much_of_its_arguments_is_not_shown(new_state: Any, now: Any) -> None:
-    """Whoever approves by what is shown approves the whole."""
-    short, long = (
-        narrate.wanted("note", {"text": "x" * 3000}),
-        narrate.wanted("note", {"text": "x" * 5000, "to": "eve"}),
-    )
-    assert "not shown" not in short
-    assert long.endswith("…\n(1,031 more characters are not shown; all of it: perdure trace RUN --export)")
-    question = Question(id="q1", kind=QuestionKind.approval, text=long, options=("approve", "deny"), asked_at=now)
-    assert "more characters are not shown; all of it: perdure show RUN)" in narrate.details(
-        new_state(question=question)
-    )
+def test_an_approval_shows_the_whole_of_its_arguments_with_what_is_hidden_in_them(new_state: Any, now: Any) -> None:
+    arguments = {"text": "x" * 9000, "to": "e\u202eve", "note": " " * 5000 + "DANGER"}
+    text = narrate.format_approval("note", arguments)
+    question = Question(id="q1", kind=QuestionKind.approval, text=text, options=("approve", "deny"), asked_at=now)
+    details = narrate.details(new_state(question=question))
+    for shown in (text, details):
+        assert "x" * 9000 in shown
+        assert "e[U+202E]ve" in shown
+        assert "[5,000 spaces] DANGER" in shown
+    assert "**Waiting for a person: approve a call**" in details
+
+
+def test_a_call_that_no_person_could_be_shown_whole_is_not_asked_about() -> None:
+    assert narrate.too_large_to_approve("note", {"text": "x" * 19_000}) is None
+    for large in ({"text": "x" * 20_001}, {"text": "\u202e" * 3000}):
+        outcome = narrate.too_large_to_approve("note", large)
+        assert outcome is not None
+        assert outcome.error is not None
+        assert (outcome.error.kind, outcome.error.message.startswith("not made: ")) == ("too_large", True)
 
 
 def test_what_a_run_waits_for_names_the_tool_or_asks_the_question(now: Any) -> None:
