@@ -129,9 +129,9 @@ def test_a_difference_shows_both_sides_and_has_an_end() -> None:
     ("now", "shown"),
     [
         ("Reads.\n", "+description: "),
-        ("Reads.\u200b\u202e", "+description: Reads.\\u200b\\u202e"),
-        ("\x1b[2JReads.", "+description: \\x1b[2JReads."),
-        ("Reads.\U000e0041", "+description: Reads.\\U000e0041"),
+        ("Reads.\u200b\u202e", "+description: Reads.[U+200B][U+202E]"),
+        ("\x1b[2JReads.", "+description: [U+001B][2JReads."),
+        ("Reads.\U000e0041", "+description: Reads.[U+E0041]"),
     ],
 )
 def test_what_a_person_would_not_see_is_written_out(now: str, shown: str) -> None:
