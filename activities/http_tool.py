@@ -29,7 +29,7 @@ def asked(tool: str, arguments: dict[str, Any], context: CallContext) -> ToolReq
         tool_payload=arguments,
         requested_at=context.requested_at,
     )
-    return request_event(payload, context.idempotency_key)
+    return request_event(payload, context.idempotency_key, context.nonce)
 
 
 class HttpTool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 from contextlib import suppress
 
 from temporalio import activity
@@ -59,6 +60,7 @@ class Runs:
             mailboxes=tuple(name for name in peers if self._project.agents[name].mailbox),
             limits=limits,
             workspace=str(workspace.root),
+            secret=secrets.token_hex(16),
         )
 
     @activity.defn

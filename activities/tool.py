@@ -230,6 +230,7 @@ def _context(call: ToolCall, workspace: Workspace) -> CallContext:
         requested_at=activity.info().scheduled_time,
         workspace=workspace,
         accepts=call.accepts,
+        nonce=call.nonce,
     )
 
 

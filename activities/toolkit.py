@@ -15,7 +15,7 @@ class CallContext:
     """What a tool may know of the call besides its arguments.
 
     `idempotency_key` is the same on every attempt of the call, also after a crash. `accepts` is as in
-    `contracts.tool.ToolCall`.
+    `contracts.tool.ToolCall`, and so is `nonce`.
     """
 
     run_id: str
@@ -24,6 +24,7 @@ class CallContext:
     requested_at: datetime
     workspace: Workspace
     accepts: str | None = None
+    nonce: str | None = None
 
 
 class TransientFailure(Exception):

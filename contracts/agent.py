@@ -66,6 +66,7 @@ class Opening(Value):
     workspace: str
     peers: tuple[str, ...] = sparse(())  # that it may delegate to here
     mailboxes: tuple[str, ...] = sparse(())  # those that live outside
+    secret: str = sparse("")  # random; the nonces of the run's requests derive from it
 
 
 class OpeningRequest(Value):

@@ -118,6 +118,8 @@ class ToolRequestEvent(Value):
     payload: ToolRequestPayload
     dedupe_key: str
     """The same on every attempt of a call: what comes again with it was asked already."""
+    nonce: str | None = sparse(None)
+    """Of the kind `signal`: the result must bring it back at the gateway. Nobody else can know it."""
 
 
 class ToolResultPayload(Edge):
@@ -143,6 +145,8 @@ class ToolResultEvent(Edge):
     payload: ToolResultPayload
     dedupe_key: str | None = None
     """May be left out: a result counts once, by its step."""
+    nonce: str | None = Field(default=None, max_length=200)
+    """As the request had it. The gateway takes no result without it; the signal does not look at it."""
 
 
 class CompletedPayload(Value):

@@ -59,6 +59,14 @@ class Call(Value):
     outcome: ToolOutcome | None = None
 
 
+class OutsideResult(Value):
+    """A result from outside that the run took: the digest of its content, and the nonce of its request."""
+
+    step: int
+    digest: str
+    nonce: str = sparse("")
+
+
 class Ending(Value):
     """How the run ends: the terminal status, and what is said of it."""
 
@@ -129,6 +137,8 @@ class RunState(Value):
     expired: str | None = sparse(None)  # the latest such question
     usage: Usage = Usage()
     choices: tuple[Choice, ...] = sparse(())  # that a person has to make before the work begins
+    secret: str = sparse("")  # random, from `open_run`; the nonces of its requests derive from it
+    results: tuple[OutsideResult, ...] = sparse(())  # from outside, the latest
     steered: tuple[str, ...] = sparse(())  # request ids of what was said to it, the latest
     last_call: int = sparse(0)  # tokens of the last turn, of a subtask
     cost_usd: float | None = 0.0  # None once a model without a known price was used
@@ -212,6 +222,8 @@ class PendingView(Value):
     tool: str
     since: datetime
     attempt: int
+    nonce: str | None = sparse(None)
+    """What the result must bring back at the gateway, where the request is sent nowhere and is read here."""
 
 
 class RunView(Value):

@@ -59,6 +59,7 @@ class ToolRoute(Value):
     takes_step: bool = sparse(True)
     pollable: bool = sparse(False)  # repeats are no sign of a loop
     approval_timeout: Duration | None = sparse(None)
+    is_posted: bool = sparse(True)  # of kind signal: the request is sent to a URL; else it is read from the run
     queue: QueueRoute | None = sparse(None)
 
 
@@ -80,7 +81,8 @@ class ToolCall(Terse):
     not this one: a resumed run keeps its origin's keys, and its page of the ledger. `execution`, of `once` calls, is
     the first Temporal execution of that run: another run may be started under the same id. `approval` is the digest
     of the call that a person approved, where this one needed it: no other is made. `accepts` is the digest of the
-    tool's definition that a person accepted for it, where that is not the pinned one.
+    tool's definition that a person accepted for it, where that is not the pinned one. `nonce`, of the kind `signal`, is
+    what the result must bring back at the gateway.
     """
 
     step: int
@@ -95,6 +97,7 @@ class ToolCall(Terse):
     execution: str | None = None
     approval: str | None = None
     accepts: str | None = None
+    nonce: str | None = None
 
 
 class ToolError(Value):

@@ -265,17 +265,25 @@ class _Fold:
         if event["signal_name"] == "human_input":
             self._answered(body, at, "signal", event.get("identity", ""))
         elif event["signal_name"] == "tool_result" and isinstance(body, Mapping):
-            payload = body.get("payload")
-            step = payload.get("step") if isinstance(payload, Mapping) else None
-            for call in [each for each in self.told.calls.values() if step is not None and each.step == step]:
-                came = (*call.from_outside, {"at": at.isoformat(), "event": dict(body)})
-                self.told.calls[call.tool_use_id] = call.model_copy(update={"from_outside": came})
+            self._add_result(body, at)
+
+    def _add_result(self, body: Mapping[str, Any], at: datetime) -> None:
+        """A result from outside, by signal or update, without the nonce that it brought back."""
+        payload = body.get("payload")
+        step = payload.get("step") if isinstance(payload, Mapping) else None
+        event = {name: value for name, value in body.items() if name != "nonce"}
+        for call in [call for call in self.told.calls.values() if step is not None and call.step == step]:
+            came = (*call.from_outside, {"at": at.isoformat(), "event": event})
+            self.told.calls[call.tool_use_id] = call.model_copy(update={"from_outside": came})
 
     def _updated(self, event: Event, at: datetime) -> None:
         request = event.get("accepted_request") or {}
         given = request.get("input") or {}
+        body = _first(given.get("args"))
         if given.get("name") == "answer":
-            self._answered(_first(given.get("args")), at, "update", (request.get("meta") or {}).get("identity", ""))
+            self._answered(body, at, "update", (request.get("meta") or {}).get("identity", ""))
+        elif given.get("name") == "deliver_result" and isinstance(body, Mapping):
+            self._add_result(body, at)
 
     def _answered(self, body: Any, at: datetime, via: str, identity: str) -> None:
         try:

@@ -152,6 +152,11 @@ def request_key(run_id: str, step: int, attempt: int = 1) -> str:
     return key if attempt == 1 else f"{key}:{attempt}"
 
 
+def request_nonce(secret: str, key: str) -> str:
+    """What the result of a request must bring back. It cannot be guessed without the run's secret."""
+    return blake2b(key.encode("utf-8", "surrogatepass"), key=secret.encode(), digest_size=16).hexdigest()
+
+
 def generation_of(key: str) -> int:
     """Of a request key: which attempt it is, by a person's "run again"."""
     last = key.rpartition(":")[2]

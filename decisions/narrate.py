@@ -10,11 +10,12 @@ from pydantic_core import to_json
 from contracts.delegation import DelegationRequest, DelegationState, Spent, SubtaskState
 from contracts.failures import ToolFault
 from contracts.question import Question, QuestionKind
-from contracts.run import Call, Ending, PendingView, QuestionView, RunState, RunStatus, RunView
+from contracts.run import Call, Ending, Pending, PendingView, QuestionView, RunState, RunStatus, RunView
 from contracts.tool import ToolOutcome, failed
 from decisions.builtins import DELEGATE
 from decisions.delegation import call_told
 from decisions.question import TEXTUAL, TITLES
+from decisions.requests import readable_nonce
 from decisions.visible_text import render_line, render_visible
 
 MAX_APPROVAL = 20_000  # characters of a call as it is shown for approval; a larger one is not asked about
@@ -231,7 +232,7 @@ def view(state: RunState) -> RunView:
         turns=state.turns,
         reframes=state.reframes,
         max_reframes=state.limits.max_reframes,
-        pending=tuple(PendingView(step=p.step, tool=p.tool, since=p.since, attempt=p.attempt) for p in state.pending),
+        pending=tuple(_pending_view(state, pending) for pending in state.pending),
         completed_steps=tuple(s for s in range(1, state.step + 1) if s not in open_steps),
         workspace=state.workspace,
         resumable=not is_over,
@@ -250,6 +251,11 @@ def view(state: RunState) -> RunView:
         parent=state.assignment.by if state.assignment else None,
         delegated=None if state.delegated == Spent() else state.delegated,
     )
+
+
+def _pending_view(state: RunState, pending: Pending) -> PendingView:
+    shown = pending.model_dump(include={"step", "tool", "since", "attempt"})
+    return PendingView(**shown, nonce=readable_nonce(state, pending))
 
 
 def delegation_details(request: DelegationRequest, state: DelegationState) -> str:

@@ -137,6 +137,7 @@ def forked(origin: RunState, kept: Sequence[Part], step: int, run_id: str, execu
         "artifacts": (),
         "journal": refolded(kept, origin.goal),
         "last_finding": "",
+        "results": (),
         # Only for the lineage: later steps are this run's own, however they are numbered in the origin.
         "inherited": (_heritage(origin, step),),
         "doubtful": (),

@@ -20,7 +20,7 @@ from contracts.value import sparse
 from decisions.conversation import RETRY_AFTER
 from decisions.narrate import cut
 from perdure.client.lanes import NotTaken
-from perdure.client.refusals import NoSuchRun, NotReachable, Refused, TooLarge
+from perdure.client.refusals import NoSuchRun, NotReachable, Refused, ResultRefused, TooLarge
 
 MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "2"}  # seconds, where it is a server that is away
@@ -35,6 +35,8 @@ class Kind(StrEnum):
     """The run or lane says no, and `detail` says why. Another request may do."""
     request_reused = "request-id-reused"
     """The request's id was used before, for something else. Take another one."""
+    result_conflict = "result-conflict"
+    """The run has taken another result for this step, which counts. `detail` has the digests of both."""
     lane_full = "lane-full"
     """The conversation has as many requests as it takes. Come back after `Retry-After`."""
     lane_busy = "lane-busy"
@@ -100,6 +102,7 @@ def handlers(secrets: Secrets) -> dict[Any, Callable[[Request, Any], Coroutine[A
         NoSuchRun: lambda error: Failure(404, str(error)),
         NotTaken: _of_lane,
         TooLarge: lambda error: Failure(413, str(error)),
+        ResultRefused: lambda error: Failure(409, str(error), kind=_CONFLICTS[error.is_conflict]),
         Refused: lambda error: Failure(409, str(error), kind=Kind.refused),
         NotAwaited: lambda error: Failure(422, str(error), kind=Kind.not_awaited),
         NotReachable: lambda error: Failure(503, str(error), headers=AGAIN),
@@ -108,6 +111,9 @@ def handlers(secrets: Secrets) -> dict[Any, Callable[[Request, Any], Coroutine[A
         Exception: lambda _: Failure(500, "the gateway failed; what happened is in its log"),
     }
     return {kind: told(read) for kind, read in known.items()}
+
+
+_CONFLICTS = {True: Kind.result_conflict, False: Kind.refused}
 
 
 def _of_routing(error: RoutingError) -> Failure:

@@ -22,7 +22,7 @@ from gateway.problems import Failure, Kind, described
 from gateway.tokens import Scope
 from perdure.client.found import Found, find, grown_at, page
 from perdure.client.refusals import Refused
-from perdure.client.runs import answer, cancel, ended, start, state, tool_result
+from perdure.client.runs import answer, cancel, deliver_result, ended, start, state
 from settings import ProjectError
 
 QUERY_PATIENCE = timedelta(seconds=1.5)  # of two that a reader waits where no worker is
@@ -246,12 +246,23 @@ async def answer_run(here: Here, by: By, run_id: RunId, body: Answer) -> Begun:
     return Begun(run_id=run_id)
 
 
-@router.post("/{run_id}/tool-results", status_code=202, dependencies=[needs(Scope.result)])
-async def deliver_result(here: Here, run_id: RunId, event: ToolResultEvent) -> Begun:
-    """Brings the event `agentic.tool_result` to its run."""
+@router.post(
+    "/{run_id}/tool-results",
+    status_code=202,
+    dependencies=[needs(Scope.result)],
+    responses={200: {"model": Begun, "description": "The run had taken it before"}},
+)
+async def bring_result(here: Here, run_id: RunId, event: ToolResultEvent, response: Response) -> Begun:
+    """Brings the event `agentic.tool_result` to its run, with the `nonce` of its request.
+
+    409 where the run does not await it: nothing that is sent here ends a run.
+    """
     if event.payload.run_id != run_id:
         raise Failure(422, "payload.run_id is not the run of the address", field="payload.run_id")
+    if not event.nonce:
+        raise Failure(422, "nonce: bring back the nonce of the request that this answers", field="nonce")
     if not (await find(here.session.client, run_id)).is_open:
         raise Failure(409, f"run {run_id} has ended", kind=Kind.refused)
-    await tool_result(here.session.client, run_id, event)
+    if not await deliver_result(here.session.client, run_id, event):
+        response.status_code = 200
     return Begun(run_id=run_id)

@@ -26,7 +26,7 @@ from contracts.turn import ModelTurn
 from decisions import delegation, endings, ids, loop, narrate, settlement
 from decisions.builtins import ASK_HUMAN, CONTROL, DELEGATE, FOLLOW_UP, JOURNAL
 from decisions.calls import needs_approval, question_in
-from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
+from decisions.correlate import ESCALATES, Verdict, format_notice, judge, outcome_of, record_result
 from decisions.following import commanded
 from decisions.question import DECISIONS, refusal
 from decisions.recovery import QUESTION, next_recovery, recovered
@@ -464,18 +464,17 @@ class Played:
         self.give(next(wait for wait in self.waits if wait.kind == "person"), answer)
 
     def _take_result(self, result: ToolResultPayload) -> None:
-        verdict = correlate(self.state, result)
-        if self.halt is not None and verdict is not Verdict.foreign_run:
-            verdict = Verdict.run_terminal
+        verdict = judge(self.state, result, is_halted=self.halt is not None, is_new=self._is_new(result))
         about = f"step {result.step}, tool {narrate.cut(result.tool, 80)}"
-        if verdict is Verdict.accepted and self._is_new(result):
+        if verdict is Verdict.accepted:
             self._last[result.step] = result
+            self.state = record_result(self.state, result)
             self._keep_result(result.step, outcome_of(result))
         elif verdict in ESCALATES:
             self.state = endings.violated(self.state, Escalation(verdict.value), f"a result came for {about}")
             self._stop(f"a result came for {about}")
         else:
-            self._ignore("tool_result", f"{Verdict.stale if verdict is Verdict.accepted else verdict} ({about})")
+            self._ignore("tool_result", format_notice(verdict, self.state, result))
 
     def _is_new(self, result: ToolResultPayload) -> bool:
         is_repeated = result.completed_at is not None and self._last.get(result.step) == result

@@ -26,6 +26,7 @@ from contracts.tool import (
 from decisions import narrate, settlement
 from decisions.builtins import ASK_HUMAN, CONTROL, DELEGATE, FOLLOW_UP, JOURNAL
 from decisions.calls import needs_approval, question_in
+from decisions.requests import nonce_of
 from decisions.resume import origin_of
 from decisions.settlement import IN_DOUBT
 from workflows import events
@@ -237,6 +238,7 @@ async def _schedule(run: LiveRun, call: Call, *, was_lost: bool) -> ToolOutcome:
         execution=(origin or run.state).execution if call.effect is Effect.once else None,
         approval=call.approval,
         accepts=call.accepts or run.state.accepted.get(call.tool),
+        nonce=nonce_of(run.state, call),
     )
     return await readable(
         run.halt,

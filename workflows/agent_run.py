@@ -20,7 +20,7 @@ from contracts.run import Call, CloseRequest, Continuation, RunStatus, RunView, 
 from contracts.signals import CancelRequest, HumanInput
 from contracts.tool import LargeResult
 from contracts.transcript import Page, TranscriptQuery
-from decisions import endings, loop, narrate, settlement
+from decisions import correlate, endings, loop, narrate, settlement
 from decisions.calls import paged
 from decisions.endings import ended_event, ending_event, handoff
 from decisions.journal import shown
@@ -157,6 +157,26 @@ class AgentRun:
     @ignoring_refusals
     def tool_result(self, *args: Any) -> None:
         self._run.take_result(read(ToolResultEvent, args))
+
+    @workflow.update(
+        description="The same, with the nonce of its request: refused with the reason where it does not fit"
+    )
+    def deliver_result(self, *args: Any) -> dict[str, Any]:
+        event = self._checked_result(args)
+        self._run.take_result(event)
+        return {"run_id": self._run.state.run_id, "step": event.payload.step, "accepted": True}
+
+    @deliver_result.validator
+    def _result_fits(self, *args: Any) -> None:
+        self._checked_result(args)
+
+    def _checked_result(self, args: Sequence[Any]) -> ToolResultEvent:
+        event = read(ToolResultEvent, args)
+        verdict = self._run.judge_at_door(event)
+        if verdict is not correlate.Verdict.accepted:
+            reason = correlate.format_reason(verdict, self._run.state, event.payload)
+            raise ApplicationError(reason, type=verdict, non_retryable=True)
+        return event
 
     @workflow.signal(description='Stop the run: {"reason"?, "by"?}; what is running is finished first')
     @ignoring_refusals

@@ -31,9 +31,9 @@ from contracts.run import Call, Continuation, RunState, RunStatus, TurnClose
 from contracts.signals import HumanInput
 from contracts.tool import Effect, ToolOutcome
 from contracts.transcript import Part, Segment
-from decisions import endings, ids, narrate, settlement
+from decisions import correlate, endings, ids, narrate, settlement
 from decisions.calls import asked_first
-from decisions.correlate import ESCALATES, Verdict, correlate, outcome_of
+from decisions.correlate import ESCALATES, Verdict, outcome_of
 from decisions.journal import handed_on
 from decisions.limits import DEFAULTS, in_force, set_in
 from decisions.question import DECISIONS, is_same, refusal
@@ -198,11 +198,10 @@ class LiveRun:
     def take_result(self, event: ToolResultEvent) -> None:
         """A `tool_result` from outside, judged in the order of A5."""
         result = event.payload
-        verdict = correlate(self.state, result)
-        if self.halt.reason is not None and verdict is not Verdict.foreign_run:
-            verdict = Verdict.run_terminal
-        if verdict is Verdict.accepted and self._is_new(result):
+        verdict = self._judge(result)
+        if verdict is Verdict.accepted:
             self._last[result.step] = result
+            self.state = correlate.record_result(self.state, result)
             self.keep_result(result.step, outcome_of(result))
         elif verdict in ESCALATES:
             reason = Escalation(verdict.value)
@@ -210,8 +209,15 @@ class LiveRun:
             self.state = endings.violated(self.state, reason, detail)
             self.halt.request(detail)
         else:
-            why = Verdict.stale if verdict is Verdict.accepted else verdict
-            self.ignore("tool_result", f"{why} (step {result.step}, tool {narrate.cut(result.tool, 80)})")
+            self.ignore("tool_result", correlate.format_notice(verdict, self.state, result))
+
+    def judge_at_door(self, event: ToolResultEvent) -> Verdict:
+        """Return what a result means that comes by update. The run takes none but an accepted one."""
+        return correlate.judge_at_door(self.state, event, self._judge(event.payload))
+
+    def _judge(self, result: ToolResultPayload) -> Verdict:
+        is_halted = self.halt.reason is not None
+        return correlate.judge(self.state, result, is_halted=is_halted, is_new=self._is_new(result))
 
     def _is_new(self, result: ToolResultPayload) -> bool:
         """Events come at least once: one of an attempt that has been judged is not the next attempt's."""

@@ -111,6 +111,7 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
         peers=opening.peers,
         mailboxes=opening.mailboxes,
         limits=in_force(run.state, opening.limits),
+        secret=run.state.secret or opening.secret,  # what has been handed out keeps its nonce
         window=None,  # of another model, perhaps
     )
 

@@ -29,6 +29,14 @@ class TooLarge(Refused):
     """A run could not begin with as much as this start says."""
 
 
+class ResultRefused(Refused):
+    """The run does not take a result from outside. `is_conflict`: it has another one for that step."""
+
+    def __init__(self, reason: str, *, is_conflict: bool) -> None:
+        super().__init__(reason)
+        self.is_conflict = is_conflict
+
+
 def translated(error: RPCError, named: str) -> Exception:
     """What Temporal's client says of "run x", or of something else."""
     if error.status is RPCStatusCode.NOT_FOUND:

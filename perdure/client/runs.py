@@ -27,11 +27,12 @@ from contracts.run import RunStatus, RunView
 from contracts.signals import CancelRequest, HumanInput
 from contracts.value import printable
 from decisions import ids
+from decisions.correlate import Verdict
 from decisions.narrate import cut, markdown
 from decisions.resume import refusal
 from decisions.transcript import goal_part, too_large
 from perdure.client.found import Found, find, find_any
-from perdure.client.refusals import NotReachable, Refused, TooLarge, translated, unanswered
+from perdure.client.refusals import NotReachable, Refused, ResultRefused, TooLarge, translated, unanswered
 
 V = TypeVar("V")
 QUERY_PATIENCE = timedelta(seconds=3)  # a run without a worker answers no query
@@ -179,22 +180,29 @@ async def follow_up_state(client: Client, named: str, patience: timedelta = QUER
 
 async def answer(client: Client, run_id: str, body: HumanInput) -> None:
     """Accepted, or Refused with the run's own reason. Raises NoSuchRun, NotReachable where no worker is there."""
-    handle = client.get_workflow_handle(ids.addressed(run_id))
     said = body.model_dump(mode="json", exclude_none=True)
     try:
-        await answered(handle.execute_update("answer", said, id=secrets.token_hex(8)), ANSWERED_WITHIN)
+        await _update(client, run_id, "answer", said)
     except WorkflowUpdateFailedError as error:
         cause = error.cause
         raise Refused(cause.message if isinstance(cause, ApplicationError) else str(cause)) from None
+
+
+async def _update(client: Client, run_id: str, name: str, body: Mapping[str, Any]) -> None:
+    """Raises WorkflowUpdateFailedError, Refused if the run has ended, NoSuchRun, NotReachable."""
+    handle = client.get_workflow_handle(ids.addressed(run_id))
+    what = {"answer": "answer", "deliver_result": "result"}[name]
+    try:
+        await answered(handle.execute_update(name, body, id=secrets.token_hex(8)), ANSWERED_WITHIN)
     except TimeoutError:
-        why = f"no worker took the answer within {ANSWERED_WITHIN:g} s: is one running? (perdure worker)"
+        why = f"no worker took the {what} within {ANSWERED_WITHIN:g} s: is one running? (perdure worker)"
         raise NotReachable(why) from None
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise translated(error, f"run {run_id}") from None
         # An update that meets the end of its run is not found either.
         if (await find_any(client, run_id)).is_open:
-            raise NotReachable(f"the answer got lost on its way to run {run_id}: send it again") from None
+            raise NotReachable(f"the {what} got lost on its way to run {run_id}: send it again") from None
         raise Refused(f"run {run_id} has ended") from None
 
 
@@ -203,11 +211,23 @@ async def cancel(client: Client, run_id: str, body: CancelRequest) -> None:
     await _signal(client, run_id, "cancel", body.model_dump(mode="json", exclude_none=True))
 
 
-async def tool_result(client: Client, run_id: str, event: ToolResultEvent) -> None:
-    """Brings the result of a tool outside. Raises NoSuchRun, Refused where the run has ended."""
-    await _signal(
-        client, run_id, "tool_result", event.model_dump(mode="json", exclude_unset=True) | {"type": event.type}
-    )
+async def deliver_result(client: Client, run_id: str, event: ToolResultEvent) -> bool:
+    """Bring the result of a tool outside, with the nonce of its request. Return False if the run has taken it before.
+
+    The run judges it and takes it in one step, so it never ends by it, as it may by the signal `tool_result`. Raises
+    ResultRefused with the run's reason, Refused if the run has ended, NoSuchRun, and NotReachable without a worker.
+    """
+    body = event.model_dump(mode="json", exclude_unset=True) | {"type": event.type}
+    try:
+        await _update(client, run_id, "deliver_result", body)
+    except WorkflowUpdateFailedError as error:
+        cause = error.cause
+        if not isinstance(cause, ApplicationError):
+            raise Refused(str(cause)) from None
+        if cause.type == Verdict.repeated:
+            return False
+        raise ResultRefused(cause.message, is_conflict=cause.type == Verdict.conflict) from None
+    return True
 
 
 async def _signal(client: Client, run_id: str, name: str, body: Mapping[str, Any]) -> None:

@@ -141,7 +141,8 @@ def _tool(
             queue = QueueRoute(**described.model_dump(include=set(QueueRoute.model_fields)))
             return QueueTool(route.model_copy(update={"queue": queue}), _schema(name, described))
         case SignalToolSettings():
-            return SignalTool(route, _schema(name, described), described.url, client)
+            posted = route.model_copy(update={"is_posted": described.url is not None})
+            return SignalTool(posted, _schema(name, described), described.url, client)
 
 
 def _schema(name: str, described: HttpToolSettings | QueueToolSettings | SignalToolSettings) -> ToolSchema:

@@ -162,8 +162,9 @@ async def signal(url: str | None, context: CallContext) -> ToolOutcome:
 
 async def test_a_signal_tool_hands_the_event_out(context: CallContext) -> None:
     async with site(answered(202)) as (url, got):
-        assert (await signal(url, context)).status == "ok"
+        assert (await signal(url, replace(context, nonce="5f1d"))).status == "ok"
     assert got[0][2]["dedupe_key"] == context.idempotency_key
+    assert got[0][2]["nonce"] == "5f1d"
 
 
 async def test_a_signal_tool_without_a_url_only_waits(context: CallContext) -> None:

@@ -1,15 +1,27 @@
 """A5: what a result from outside means, judged in the source's order."""
 
+from datetime import UTC, datetime
+from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.events import ToolResultPayload
-from contracts.run import Ending, Pending, RunStatus
+from contracts.events import ToolResultEvent, ToolResultPayload
+from contracts.run import Ending, Inheritance, Pending, RunStatus
 from contracts.tool import MOST_ERROR, ToolError, ToolKind
-from decisions.correlate import ESCALATES, MOST_RESULT_BYTES, Verdict, correlate, outcome_of
+from decisions.correlate import (
+    ESCALATES,
+    MOST_RESULT_BYTES,
+    Verdict,
+    correlate,
+    judge,
+    judge_at_door,
+    outcome_of,
+    record_result,
+)
+from decisions.requests import nonce_of
 
 ENDED = Ending(status=RunStatus.completed, text="done")
 
@@ -52,6 +64,53 @@ def test_each_result_gets_the_verdict_of_the_first_rule_that_it_breaks(
     waiting: Any, changes: Any, verdict: Verdict
 ) -> None:
     assert correlate(waiting, result(**changes)) is verdict
+
+
+def event(nonce: str | None = None, **fields: Any) -> ToolResultEvent:
+    return ToolResultEvent(payload=result(**fields), nonce=nonce)
+
+
+def test_no_result_without_its_nonce_is_accepted_at_the_door(waiting: Any) -> None:
+    state = waiting.model_copy(update={"secret": "5ec"})
+    for run_id, step, tool, nonce in product(
+        ("R1", "R2"), range(-1, 9), ("vote", "look", "charge"), (None, "", "0" * 32)
+    ):
+        brought = event(nonce, run_id=run_id, step=step, tool=tool)
+        by_signal = judge(state, brought.payload, is_halted=False, is_new=True)
+        verdict = judge_at_door(state, brought, by_signal)
+        assert verdict is (Verdict.wrong_nonce if by_signal is Verdict.accepted else by_signal)
+
+
+def test_the_nonce_is_that_of_the_request_and_of_no_other(waiting: Any) -> None:
+    calls = tuple(call.model_copy(update={"kind": ToolKind.signal}) for call in waiting.calls)
+    state = waiting.model_copy(update={"secret": "5ec", "calls": calls})
+    right = nonce_of(state, calls[0])
+    others = [
+        nonce_of(state, calls[1]),
+        nonce_of(state, calls[0].model_copy(update={"generation": 2})),
+        nonce_of(state.model_copy(update={"secret": "other"}), calls[0]),
+        nonce_of(state.model_copy(update={"run_id": "R2"}), calls[0]),
+        nonce_of(state.model_copy(update={"secret": ""}), calls[0]),
+    ]
+    assert judge_at_door(state, event(right), Verdict.accepted) is Verdict.accepted
+    for nonce in others:
+        assert judge_at_door(state, event(nonce), Verdict.accepted) is Verdict.wrong_nonce
+    heir = state.model_copy(update={"run_id": "R1.r2", "inherited": (Inheritance(run_id="R1", through=5),)})
+    assert nonce_of(heir, calls[0]) == right
+
+
+def test_what_comes_again_is_known_by_its_content(waiting: Any) -> None:
+    calls = tuple(call.model_copy(update={"kind": ToolKind.signal}) for call in waiting.calls)
+    state = waiting.model_copy(update={"secret": "5ec", "calls": calls})
+    nonce = nonce_of(state, calls[0])
+    taken = record_result(state, result(result="yes"))
+    taken = taken.model_copy(update={"pending": taken.pending[1:], "calls": ()})
+    same, other = event(nonce, result="yes", completed_at=datetime(2026, 1, 1, tzinfo=UTC)), event(nonce, result="no")
+    by_signal = [judge(taken, each.payload, is_halted=False, is_new=True) for each in (same, other)]
+    assert by_signal == [Verdict.stale, Verdict.conflict]
+    at_door = [judge_at_door(taken, each, verdict) for each, verdict in zip((same, other), by_signal, strict=True)]
+    assert at_door == [Verdict.repeated, Verdict.conflict]
+    assert judge_at_door(taken, event(None, result="no"), Verdict.conflict) is Verdict.wrong_nonce
 
 
 def test_a_call_of_another_worker_takes_no_result_by_signal(waiting: Any, new_call: Any) -> None:

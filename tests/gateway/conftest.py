@@ -67,8 +67,10 @@ def replies(body: Json) -> Answer:
         return calls(("ask_human", {"question": "Shall it be red, or blue?", "options": ["red", "blue"]}))
     if turn == 0 and "charge:" in said:
         return calls(("charge", {"amount": 42}), text="1. Charge\n2. Tell")
-    if turn == 0 and "lookup:" in said:
+    if turn == 0 and "lookup" in said:
         return calls(("lookup", {"what": "parcel 7"}))
+    if turn == 1 and "lookup to confirm:" in said:
+        return calls(("ask_human", {"question": "Is that right?"}))
     last = body["messages"][-1]["content"]
     told = next((b["content"] for b in last if b.get("type") == "tool_result"), "") if isinstance(last, list) else ""
     return calls(("finish", {"outcome": f"done {told}".strip()}))
@@ -114,6 +116,12 @@ class Door:
 
         await until(waits)
         return run_id
+
+    async def nonce(self, run_id: str) -> str:
+        """Of the one request that is read from the run, as its tool has no URL."""
+        [pending] = (await self.get(f"/v1/runs/{run_id}")).json()["state"]["pending"]
+        nonce: str = pending["nonce"]
+        return nonce
 
     async def events(self, run_id: str, after: str = "", most: int = 10_000) -> list[tuple[str, Json]]:
         """What the stream tells to its end, or so many of it: (id, JSON); the end event has `status`."""

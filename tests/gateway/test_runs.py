@@ -118,13 +118,61 @@ async def test_a_result_from_outside_reaches_its_run_and_no_other(door: Door) ->
     run_id = await door.waiting("lookup: the parcel", "waiting_on_tool")
     payload = {"run_id": run_id, "step": 1, "tool": "lookup", "status": "ok", "result": "in Bern"}
     path = f"/v1/runs/{run_id}/tool-results"
-    wrong = await door.post(path, {"payload": {**payload, "run_id": "another"}})
+    nonce = await door.nonce(run_id)
+    wrong = await door.post(path, {"payload": {**payload, "run_id": "another"}, "nonce": nonce})
     assert (wrong.status_code, wrong.json()["field"]) == (422, "payload.run_id")
-    unknown = await door.post("/v1/runs/nobody/tool-results", {"payload": {**payload, "run_id": "nobody"}})
-    assert unknown.status_code == 404
-    assert (await door.post(path, {"payload": payload})).status_code == 202
+    other = {"payload": {**payload, "run_id": "nobody"}, "nonce": nonce}
+    assert (await door.post("/v1/runs/nobody/tool-results", other)).status_code == 404
+    assert (await door.post(path, {"payload": payload, "nonce": nonce})).status_code == 202
     assert "in Bern" in str((await ended(door, run_id))["event"])
-    assert (await door.post(path, {"payload": payload})).status_code == 409
+    assert (await door.post(path, {"payload": payload, "nonce": nonce})).status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("goal", "status", "tool"),
+    [("lookup: the parcel", "waiting_on_tool", "lookup"), ("charge: the card", "waiting_on_human", "charge")],
+)
+async def test_no_result_by_a_token_ends_a_run(door: Door, goal: str, status: str, tool: str) -> None:
+    """Where the signal escalates, the gateway refuses, and sends nothing."""
+    run_id = await door.waiting(goal, status)
+    path = f"/v1/runs/{run_id}/tool-results"
+    whole = {"run_id": run_id, "step": 1, "tool": tool, "status": "ok", "result": "forged"}
+    wrong: tuple[dict[str, Any], ...] = (
+        {"step": 999},
+        {"step": 0},
+        {"step": -1},
+        {"step": 10**30},
+        {"tool": "other"},
+        {},
+    )
+    for changes in wrong:
+        answer = await door.post(path, {"payload": {**whole, **changes}, "nonce": "0" * 32})
+        assert (answer.status_code, answer.json()["type"]) == (409, "urn:perdure:refused"), changes
+    missing = await door.post(path, {"payload": whole})
+    assert (missing.status_code, missing.json()["field"]) == (422, "nonce")
+    state = (await door.get(f"/v1/runs/{run_id}")).json()["state"]
+    assert (state["status"], state["ignored"]) == (status, [])
+    await door.post(f"/v1/runs/{run_id}/cancel", {})
+
+
+async def test_of_two_results_the_first_counts_and_the_second_is_told_as_a_conflict(door: Door) -> None:
+    run_id = await door.waiting("lookup to confirm: the parcel", "waiting_on_tool")
+    path, nonce = f"/v1/runs/{run_id}/tool-results", await door.nonce(run_id)
+    payload = {"run_id": run_id, "step": 1, "tool": "lookup", "status": "ok", "result": {"in": "Bern", "for": 2}}
+    assert (await door.post(path, {"payload": payload, "nonce": nonce})).status_code == 202
+    again = {**payload, "result": {"for": 2, "in": "Bern"}, "completed_at": "2026-01-01T00:00:00Z"}
+    assert (await door.post(path, {"payload": again, "nonce": nonce})).status_code == 200
+    other = {**payload, "result": {"in": "Basel"}}
+    conflict = await door.post(path, {"payload": other, "nonce": nonce})
+    assert (conflict.status_code, conflict.json()["type"]) == (409, "urn:perdure:result-conflict")
+    assert conflict.json()["detail"].count("sha256:") == 2
+    unasked = await door.post(path, {"payload": other, "nonce": "0" * 32})
+    assert (unasked.status_code, "sha256" in unasked.json()["detail"]) == (409, False)
+    handle = door.client.get_workflow_handle(f"run:{run_id}")
+    await handle.signal("tool_result", {"payload": other})
+    [told] = (await door.get(f"/v1/runs/{run_id}")).json()["state"]["ignored"]
+    assert told.startswith("tool_result: conflict (step 1, tool lookup): sha256:")
+    await door.post(f"/v1/runs/{run_id}/cancel", {})
 
 
 async def test_pages_of_the_list_join(door: Door) -> None:
@@ -174,7 +222,7 @@ async def test_a_start_that_no_run_could_begin_with_is_refused(door: Door) -> No
         ("GET", "/result", None),
         ("POST", "/cancel", {}),
         ("POST", "/answer", {"text": "x"}),
-        ("POST", "/tool-results", {"payload": {"run_id": "{id}", "step": 1, "tool": "lookup", "status": "ok"}}),
+        ("POST", "/tool-results", {"payload": {"run_id": "{id}", "step": 1, "tool": "lookup", "status": "ok"}, "nonce": "n"}),
     ],
 )
 async def test_a_run_that_never_was_is_told_at_every_door(

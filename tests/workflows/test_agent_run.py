@@ -82,7 +82,10 @@ async def test_stale_step_result_is_ignored(world: Any) -> None:
         await it.send_result(run, 1, "vote", result="stale")
         state = await it.state(run)
         assert [p["step"] for p in state["pending"]] == [2]
-        assert state["ignored"] == ["tool_result: stale (step 1, tool vote)"]
+        await it.send_result(run, 1, "vote")
+        state = await it.state(run)
+        assert state["ignored"][0].startswith("tool_result: conflict (step 1, tool vote): sha256:")
+        assert state["ignored"][1:] == ["tool_result: stale (step 1, tool vote)"]
         await it.send_result(run, 2, "vote")
         assert (await run.result())["type"] == "agent.completed"
 
