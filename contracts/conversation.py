@@ -144,7 +144,7 @@ class Submitted(Value):
     run_id: str
     """Of the run that does it."""
     position: int
-    """How many requests come before it, the running one among them."""
+    """How many requests come before it, the running one among them. With 0 the run is there."""
     duplicate: bool
     """It was handed in before."""
 

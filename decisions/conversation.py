@@ -97,7 +97,7 @@ def admit(state: LaneState, request: SubmitRequest, now: datetime) -> Accepted |
     if (known := state.seen.get(key)) is not None:
         if known != body:
             return Refusal(LaneFault.request_reused, f"request id {cut(request.request_id, 80)!r} was used before")
-        return Accepted(state, Submitted(run_id=run_id, position=_position(state, run_id), duplicate=True))
+        return Accepted(state, Submitted(run_id=run_id, position=position_of(state, run_id), duplicate=True))
     message = Queued(request=request, run_id=run_id, size=len(data) + FRAME, at=now)
     if refusal := _no_room(state, message):
         return refusal
@@ -134,7 +134,7 @@ def _placed(state: LaneState, message: Queued) -> Accepted:
         errand = Cancel(active.queued.run_id, why)
         return Accepted(state, Submitted(run_id=message.run_id, position=1, duplicate=False), errand)
     state = queued(state, message)
-    position = _position(state, message.run_id)
+    position = position_of(state, message.run_id)
     return Accepted(state, Submitted(run_id=message.run_id, position=position, duplicate=False))
 
 
@@ -142,10 +142,21 @@ def _with(active: Active) -> Submitted:
     return Submitted(run_id=active.queued.run_id, position=0, duplicate=False)
 
 
-def _position(state: LaneState, run_id: str) -> int:
-    """Requests before this one; 0 also where it runs or has run."""
-    at = next((i for i, each in enumerate(state.queue) if each.run_id == run_id), None)
+def position_of(state: LaneState, run_id: str) -> int:
+    """Return how many requests come before this one; 0 also if it runs or has run."""
+    at = next((i for i, queued in enumerate(state.queue) if queued.run_id == run_id), None)
     return 0 if at is None else at + (state.active is not None)
+
+
+def is_next(state: LaneState, run_id: str) -> bool:
+    """Whether this request waits, and nothing runs or waits before it: its turn is about to begin."""
+    return state.active is None and bool(state.queue) and state.queue[0].run_id == run_id
+
+
+def drop_reason(state: LaneState, run_id: str) -> str | None:
+    """Return why a request that waited did not become a turn; None if it was not dropped."""
+    turn = next((turn for turn in reversed(state.recent) if turn.run_id == run_id), None)
+    return f"it was dropped: {turn.said}" if turn is not None and turn.end is TurnEnd.dropped else None
 
 
 def _hashed(data: bytes) -> str:

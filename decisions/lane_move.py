@@ -99,17 +99,17 @@ def queue_is_to_go(state: LaneState, facts: Facts) -> DropAll | None:
     return DropAll(facts.cancelled or "") if is_left else None
 
 
+def request_waits(state: LaneState, facts: Facts) -> Begin | None:
+    """Nothing runs, something waits, and the lane is not cancelled: its sender is told that it runs now."""
+    return Begin(state.queue[0]) if facts.cancelled is None and state.active is None and state.queue else None
+
+
 def lane_is_done(state: LaneState, facts: Facts) -> Leave | None:
     """Cancelled: nothing is left. Otherwise the history is long, or nothing is left in a lane that closes."""
     if facts.cancelled is not None:
         # However long its history is: the cancel belongs to this execution, and would be lost with it.
         return Leave() if state.active is None else None
     return Leave() if facts.history_is_long or is_over(state) else None
-
-
-def request_waits(state: LaneState, _: Facts) -> Begin | None:
-    """Nothing runs, and something waits."""
-    return Begin(state.queue[0]) if state.active is None and state.queue else None
 
 
 def nothing_is_due(_: LaneState, __: Facts) -> Wait:
@@ -124,8 +124,8 @@ RULES: tuple[Callable[[LaneState, Facts], Move | None], ...] = (
     turn_is_over,
     turn_is_to_stop,
     queue_is_to_go,
-    lane_is_done,
     request_waits,
+    lane_is_done,
     nothing_is_due,
 )
 

@@ -1,6 +1,7 @@
 """`Conversation`: a lane. One run at a time, first come, first served (B8).
 
-The loop asks `decisions.lane_move` for the next move and makes it. Handlers judge and append, without waiting.
+The loop asks `decisions.lane_move` for the next move and makes it. Handlers judge and append. Only `submit` waits: for
+the start of the run, if its request is next.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from activities.attributes import CONVERSATION_ID
-from contracts.conversation import DropRequest, LaneFault, LaneView, Steered, SubmitRequest
+from contracts.conversation import DropRequest, LaneFault, LaneView, Steered, SubmitRequest, Submitted
 from contracts.signals import CancelRequest, HumanInput
 from decisions import conversation as lane
 from decisions import conversation_told, lane_move
@@ -60,33 +61,51 @@ class Conversation:
         while True:
             # Waited also where something is due at once: what the last move began gives its commands before the next.
             await workflow.wait_condition(lambda: live.is_due)
-            match live.next_move():
-                case lane_move.Bring(errand):
-                    live.errands.popleft()
-                    await bring(live, errand)
-                case lane_move.Tell(word):
-                    await tell(live, word)
-                case lane_move.CloseTurn():
-                    live.close_turn()
-                case lane_move.StopTurn(errand):
-                    live.turn_is_told_to_stop = True
-                    await bring(live, errand)
-                case lane_move.DropAll(reason):
-                    live.become(lane.emptied(live.state, reason, workflow.now()))
-                case lane_move.Begin(message):
-                    await begin_turn(live, message)
-                case lane_move.Leave():
-                    return
-                case lane_move.Wait():
-                    continue
+            move = live.next_move()
+            if isinstance(move, lane_move.Leave) and workflow.all_handlers_finished():
+                return
+            await self._make(live, move)
+
+    async def _make(self, live: LiveLane, move: lane_move.Move) -> None:
+        match move:
+            case lane_move.Bring(errand):
+                live.errands.popleft()
+                await bring(live, errand)
+            case lane_move.Tell(word):
+                await tell(live, word)
+            case lane_move.CloseTurn():
+                live.close_turn()
+            case lane_move.StopTurn(errand):
+                live.turn_is_told_to_stop = True
+                await bring(live, errand)
+            case lane_move.DropAll(reason):
+                live.become(lane.emptied(live.state, reason, workflow.now()))
+            case lane_move.Begin(message):
+                await begin_turn(live, message)
+            case lane_move.Leave():  # an open handler has its answer by now, and has only to give it
+                await workflow.wait_condition(workflow.all_handlers_finished)
+            case lane_move.Wait():
+                pass
 
     @workflow.update(description='A request: {"request_id", "goal"}, with "when_busy"? queue, reject, steer, interrupt')
-    def submit(self, *args: Any) -> dict[str, Any]:
+    async def submit(self, *args: Any) -> dict[str, Any]:
+        """The run of a request that becomes the turn now is there when this returns; others are told their position."""
+        submitted = self._take(args)
+        live, run_id = self._live, submitted.run_id
+        await workflow.wait_condition(lambda: not live.is_about_to_begin(run_id))
+        if lane.is_next(live.state, run_id):  # the lane was cancelled meanwhile, and drops what waits
+            raise _refused(LaneFault.lane_closing, f"the conversation is being cancelled: {live.halt.reason}")
+        if not submitted.duplicate and (why := lane.drop_reason(live.state, run_id)):
+            raise _refused(LaneFault.lane_closing, why)
+        answer = submitted.model_copy(update={"position": lane.position_of(live.state, run_id)})
+        return answer.model_dump(mode="json")
+
+    def _take(self, args: Sequence[Any]) -> Submitted:
         admission = self._admitted(args)
         self._live.become(admission.state)
         if admission.errand is not None:
             self._live.errands.append(admission.errand)
-        return admission.answer.model_dump(mode="json")
+        return admission.answer
 
     @submit.validator
     def _is_taken(self, *args: Any) -> None:
@@ -104,7 +123,7 @@ class Conversation:
     @workflow.signal(description="As the update `submit`, for senders that need no answer")
     @ignoring_refusals
     def request(self, *args: Any) -> None:
-        self.submit(*args)
+        self._take(args)
 
     @workflow.signal(description='Cancel the running turn: {"reason"?, "by"?}; the next request follows')
     @ignoring_refusals

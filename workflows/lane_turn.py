@@ -51,6 +51,7 @@ async def _look_back(live: LiveLane) -> None:
 async def begin_turn(live: LiveLane, message: Queued) -> None:
     """The first that waits. Its run's id follows from the request, so a request that comes again starts nothing."""
     live.become(lane.begun(live.state))
+    live.starting = message.run_id
     try:
         run: Run = await workflow.start_child_workflow(
             "AgentRun",
@@ -66,6 +67,8 @@ async def begin_turn(live: LiveLane, message: Queued) -> None:
         live.turn = asyncio.create_task(_watched(message))
     else:
         live.turn = asyncio.create_task(_heard(live, message, run))
+    finally:
+        live.starting = None
 
 
 async def _heard(live: LiveLane, message: Queued, run: Run) -> Ended:

@@ -24,6 +24,7 @@ class LiveLane:
         self.errands: deque[lane.Errand] = deque()
         self.turn: asyncio.Task[Ended] | None = None
         self.turn_is_told_to_stop = False
+        self.starting: str | None = None  # the run whose start the server has not confirmed
         self.become(state)
 
     def become(self, state: LaneState) -> None:
@@ -44,6 +45,10 @@ class LiveLane:
     @property
     def is_due(self) -> bool:
         return not isinstance(self.next_move(), lane_move.Wait)
+
+    def is_about_to_begin(self, run_id: str) -> bool:
+        """Whether this request becomes the turn now, and its run may not be there yet."""
+        return self.starting == run_id or (self.halt.reason is None and lane.is_next(self.state, run_id))
 
     @property
     def active_id(self) -> str | None:

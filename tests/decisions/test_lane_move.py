@@ -46,7 +46,7 @@ OWES = {"words": (WORD,)}
         (lane_move.turn_is_to_stop, BUSY, Facts(cancelled="enough", history_is_long=True)),
         (lane_move.queue_is_to_go, QUEUED, Facts(cancelled="enough", history_is_long=True)),
         (lane_move.lane_is_done, IDLE, Facts(cancelled="enough", history_is_long=True)),
-        (lane_move.lane_is_done, QUEUED, Facts(history_is_long=True)),
+        (lane_move.request_waits, QUEUED, Facts(history_is_long=True)),
         (lane_move.lane_is_done, BUSY, Facts(history_is_long=True)),
         (lane_move.lane_is_done, IDLE.model_copy(update={"closes": True}), Facts()),
         (lane_move.request_waits, QUEUED, Facts()),

@@ -10,8 +10,16 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio.client import (
+    Client,
+    WithStartWorkflowOperation,
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowUpdateFailedError,
+)
+from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
 
 from activities.conversation import AT_ONCE, submit
 from contracts.conversation import SubmitRequest
@@ -80,6 +88,81 @@ async def test_one_run_at_a_time_and_the_others_wait_in_order(world: Any) -> Non
         await until_idle(it, chat, 4)
     assert [each.position for each in submitted] == [0, 1, 2, 3]
     assert gate.begun == ["request 0", "request 1", "request 2", "request 3"]
+
+
+async def plainly_submitted(it: Any, chat: str, request_id: str, **fields: Any) -> Any:
+    """As a client says it that has nothing of ours, and the client itself."""
+    client = await Client.connect(it.client.service_client.config.target_host)
+    start = WithStartWorkflowOperation(
+        "Conversation",
+        {},
+        id=f"conversation:{chat}",
+        task_queue=it.queue,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+    )
+    body = {"request_id": request_id, "goal": request_id, **fields}
+    submitted = await client.execute_update_with_start_workflow("submit", body, start_workflow_operation=start)
+    it.started += [f"conversation:{chat}", f"run:{submitted['run_id']}"]
+    return client, submitted
+
+
+async def wait_for_turn(client: Client, conversation: str, run_id: str) -> Any:
+    """As docs/conversations.md has it."""
+    lane = client.get_workflow_handle(f"conversation:{conversation}")
+    while True:
+        view = await lane.query("lane")
+        if any(
+            turn["run_id"] == run_id and turn["end"] in ("dropped", "steered", "answered") for turn in view["recent"]
+        ):
+            return None
+        try:
+            return await client.get_workflow_handle(f"run:{run_id}").result()
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+        await asyncio.sleep(0.05)
+
+
+async def test_the_run_of_a_request_that_begins_now_is_there_when_it_is_accepted(world: Any) -> None:
+    async with world(echo) as it:
+
+        async def there(chat: str) -> None:
+            for request_id in ("first", "second"):
+                client, submitted = await plainly_submitted(it, chat, request_id)
+                await client.get_workflow_handle(f"run:{submitted['run_id']}").describe()
+                await until_idle(it, chat, 1 if request_id == "first" else 2)
+
+        await asyncio.gather(*(there(new_id()) for _ in range(6)))
+
+
+async def test_a_request_that_waits_says_so_and_its_turn_or_end_can_be_waited_for(world: Any) -> None:
+    chat, gate = new_id(), Gate()
+    async with world(waits_then_echoes, gate.tool) as it:
+        await plainly_submitted(it, chat, "first")
+        client, second = await plainly_submitted(it, chat, "second")
+        _, third = await plainly_submitted(it, chat, "third")
+        it.started.remove(f"run:{third['run_id']}")
+        assert (second["position"], third["position"]) == (1, 2)
+        with pytest.raises(RPCError):
+            await client.get_workflow_handle(f"run:{second['run_id']}").describe()
+        await it.until(lambda: gate.has_begun(1))
+        waits = [asyncio.create_task(wait_for_turn(client, chat, each["run_id"])) for each in (second, third)]
+        await lane_of(it, chat).signal("drop", {"request_id": "third"})
+        gate.open.set()
+        event, nothing = await asyncio.wait_for(asyncio.gather(*waits), 30)
+    assert (event["type"], nothing) == ("agent.completed", None)
+
+
+async def test_a_submit_does_not_hang_where_the_run_cannot_be_started(world: Any) -> None:
+    """Another one has its id already: the lane watches that one."""
+    chat = new_id()
+    async with world(echo) as it:
+        taken = await it.start(run_id=ids.turn_run_id(chat, "first"))
+        await taken.result()
+        async with asyncio.timeout(20):
+            _, submitted = await plainly_submitted(it, chat, "first")
+        assert submitted == {"run_id": taken.id.removeprefix("run:"), "position": 0, "duplicate": False}
+        await until_idle(it, chat, 1)
 
 
 async def test_other_conversations_are_not_held_up(world: Any) -> None:
