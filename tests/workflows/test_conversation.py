@@ -93,7 +93,7 @@ async def test_one_run_at_a_time_and_the_others_wait_in_order(world: Any) -> Non
 async def plainly_submitted(it: Any, chat: str, request_id: str, **fields: Any) -> Any:
     """As a client says it that has nothing of ours, and the client itself."""
     client = await Client.connect(it.client.service_client.config.target_host)
-    start = WithStartWorkflowOperation(
+    start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
         "Conversation",
         {},
         id=f"conversation:{chat}",
