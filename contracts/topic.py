@@ -93,7 +93,8 @@ class TopicState(Value):
     """All that an `EventTopic` knows, which is also its input after continue-as-new, and the answer of `state`.
 
     `marks` are what has been sent to whom, in few bytes each: nothing is sent twice by one topic. `late` are events
-    that came when nobody waited any more; `forgotten` counts those that no longer fitted.
+    that came when nobody waited any more; `forgotten` counts those that no longer fitted. `known` are marks of events
+    that came, also of those: one that comes again is not news.
     """
 
     type: Literal["topic.continue"] = "topic.continue"
@@ -103,6 +104,7 @@ class TopicState(Value):
     subscriptions: tuple[Subscription, ...] = ()
     sent: tuple[Sent, ...] = sparse(())
     marks: tuple[str, ...] = ()
+    known: tuple[str, ...] = sparse(())
     late: tuple[str, ...] = ()
     forgotten: int = 0
     ignored: tuple[str, ...] = ()

@@ -96,7 +96,8 @@ def admit(state: LaneState, request: SubmitRequest, now: datetime) -> Accepted |
     key, body = _hashed(request.request_id.encode(errors="surrogatepass")), _hashed(data)
     if (known := state.seen.get(key)) is not None:
         if known != body:
-            return Refusal(LaneFault.request_reused, f"request id {cut(request.request_id, 80)!r} was used before")
+            used = f"request id {cut(request.request_id, 80)!r} was used with another body"
+            return Refusal(LaneFault.request_reused, f"{used}: that was {known}, this is {body}; take another id")
         return Accepted(state, Submitted(run_id=run_id, position=position_of(state, run_id), duplicate=True))
     message = Queued(request=request, run_id=run_id, size=len(data) + FRAME, at=now)
     if refusal := _no_room(state, message):

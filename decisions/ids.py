@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Any
 from urllib.parse import quote
 
@@ -124,6 +124,17 @@ def _bytes(text: str) -> int:
 def run_id_for(dedupe_key: str) -> str:
     """Two starts with one dedupe key find the same run (A10)."""
     return "k-" + blake2b(dedupe_key.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
+
+
+def run_id_for_caller(caller: str, key: str) -> str:
+    """Two starts of one caller with one key find the same run; no dedupe key and no other caller finds it."""
+    named = f"{caller}\0{key}".encode("utf-8", "surrogatepass")
+    return "k-" + blake2b(named, digest_size=10, person=b"caller").hexdigest()
+
+
+def start_digest(payload: Mapping[str, Any]) -> str:
+    """Return a digest of what a start says; the order of its keys does not count."""
+    return "sha256:" + sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def resumed_id(run_id: str) -> str:

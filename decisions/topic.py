@@ -12,6 +12,7 @@ TIME_TO_LIVE = 24 * 3600 * 1000  # an event waits this long for its task
 MOST_KEPT, MOST_BYTES = 20, 1024 * 1024  # events, and what they take together: the state has to fit one payload
 MOST_SUBSCRIPTIONS = 300
 MOST_NOTED = 20
+MAX_KNOWN = 5000  # events that are known again
 MARK = 16  # characters for who waits, and as many for the event
 MOST_EVENT_ID = 400  # characters, as of an `id` that comes with the event
 
@@ -58,7 +59,7 @@ def carried(state: TopicState) -> TopicState:
 def received(state: TopicState, event: Event, now: int) -> TopicState:
     """An event that comes again is the same. One that nobody waits for any more is late, and kept all the same."""
     name = event_id(event)
-    if any(event_id(each) == name for each in state.events):
+    if _mark(name) in state.known or any(event_id(each) == name for each in state.events):
         return state
     known = (*state.events, event.model_copy(update={"id": name}))
     kept = _bounded(known)
@@ -67,6 +68,7 @@ def received(state: TopicState, event: Event, now: int) -> TopicState:
     changes = {
         "events": kept,
         "marks": tuple(mark for mark in state.marks if mark[MARK:] in marks),
+        "known": (*state.known, _mark(name))[-MAX_KNOWN:],
         "forgotten": state.forgotten + len(known) - len(kept),
         "ends_at": now + TIME_TO_LIVE,
         "late": (*state.late, name)[-MOST_NOTED:] if is_late else state.late,

@@ -6,9 +6,9 @@ from pydantic import ConfigDict
 from activities.topic import publish
 from contracts.topic import Event, PostedMessage
 from contracts.value import Value
-from decisions.topic import event_id
-from gateway.access import Here, Route, needs
-from gateway.problems import described
+from decisions.topic import event_id, platform_name
+from gateway.access import Here, Holder, Route, needs
+from gateway.problems import Failure, described
 from gateway.tokens import Scope
 
 router = APIRouter(prefix="/v1", tags=["events"], route_class=Route)
@@ -39,7 +39,9 @@ class Published(Value):
     dependencies=[needs(Scope.publish)],
     responses=described(400, 401, 403, 408, 413, 415, 422, 500, 503),
 )
-async def publish_event(here: Here, event: GivenEvent) -> Published:
-    """Publishes an event; sent again it counts once."""
+async def publish_event(here: Here, holder: Holder, event: GivenEvent) -> Published:
+    """Publishes an event of a platform that the token may speak for; sent again it counts once."""
+    if platform_name(event.data.platform) not in holder.platforms:
+        raise Failure(403, f"token {holder.name} may not speak for this platform", field="data.platform")
     topic = await publish(here.session.client, here.session.settings.task_queue, event)
     return Published(event=event_id(event), topic=topic)

@@ -35,6 +35,8 @@ class Kind(StrEnum):
     """The run or lane says no, and `detail` says why. Another request may do."""
     request_reused = "request-id-reused"
     """The request's id was used before, for something else. Take another one."""
+    key_reused = "idempotency-key-reused"
+    """The key has started a run with another body. `detail` has the digests of both. Take another key."""
     result_conflict = "result-conflict"
     """The run has taken another result for this step, which counts. `detail` has the digests of both."""
     lane_full = "lane-full"

@@ -10,19 +10,20 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Query, Response
 from pydantic import Field
+from temporalio.client import WorkflowHandle
 
 from contracts.events import StartEvent, ToolResultEvent
 from contracts.run import RunView
 from contracts.signals import CancelRequest, Decision, HumanInput
 from contracts.value import Edge, Value
 from decisions import ids
-from gateway.access import By, Here, Route, RunId, needs
+from gateway.access import By, Here, Holder, Route, RunId, needs
 from gateway.live import Stream, followed, position_of
 from gateway.problems import Failure, Kind, described
 from gateway.tokens import Scope
 from perdure.client.found import Found, find, grown_at, page
 from perdure.client.refusals import Refused
-from perdure.client.runs import answer, cancel, deliver_result, ended, start, state
+from perdure.client.runs import answer, cancel, deliver_result, digest_of, ended, recorded_digest, start, state
 from settings import ProjectError
 
 QUERY_PATIENCE = timedelta(seconds=1.5)  # of two that a reader waits where no worker is
@@ -126,25 +127,40 @@ def known(found: Found) -> Known:
 )
 async def start_run(
     here: Here,
+    holder: Holder,
     event: Start,
     response: Response,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=500)] = None,
 ) -> Begun:
-    """Starts a run; 200 where the same key has started it before. The key is that of `perdure run --dedupe-key`."""
-    key = ids.start_key(_in_utf8(idempotency_key)) if idempotency_key else event.dedupe_key
-    if event.dedupe_key not in (None, key):
-        raise Failure(422, "Idempotency-Key and dedupe_key differ; give one of them", field="dedupe_key")
-    whole = StartEvent(type=event.type, payload=event.payload, dedupe_key=key)
+    """Starts a run; 200 where the same key has started it before, 409 where that start said something else.
+
+    An `Idempotency-Key` is this token's own. A `dedupe_key` is shared by all, with `perdure run --dedupe-key` too.
+    """
+    if idempotency_key and event.dedupe_key:
+        raise Failure(422, "give either Idempotency-Key or dedupe_key: they mean different runs", field="dedupe_key")
+    key = _in_utf8(idempotency_key) if idempotency_key else None
+    dedupe_key = ids.start_key(key) if key else event.dedupe_key
+    whole = StartEvent(type=event.type, payload=event.payload, dedupe_key=dedupe_key)
     try:
         here.session.settings.check_agent(event.payload.agent)
     except ProjectError as error:
         raise Failure(422, str(error), field="payload.agent") from None
-    handle = await start(here.session.client, here.session.settings.task_queue, whole)
+    own_id = ids.run_id_for_caller(holder.name, key) if key else None
+    handle = await start(here.session.client, here.session.settings.task_queue, whole, own_id)
     run_id = ids.run_id_of(handle.id)
-    response.headers["Location"] = f"/v1/runs/{quote(run_id, safe='')}"
     if handle.first_execution_run_id is None:
+        await _require_same_start(handle, whole)
         response.status_code = 200
+    response.headers["Location"] = f"/v1/runs/{quote(run_id, safe='')}"
     return Begun(run_id=run_id)
+
+
+async def _require_same_start(handle: WorkflowHandle[Any, Any], event: StartEvent) -> None:
+    """Raises Failure 409 if the run that has this key was started with something else."""
+    first, second = await recorded_digest(handle), digest_of(event)
+    if first is not None and first != second:
+        reason = f"the key has started a run with another body: that was {first}, this is {second}; take another key"
+        raise Failure(409, reason, kind=Kind.key_reused)
 
 
 def _in_utf8(header: str) -> str:

@@ -2,7 +2,7 @@
 
 standard  https://www.standardwebhooks.com: id, time and body are signed; the body is an event of `perdure event`
 slack     Slack's v0 signature, over time and body; the Events API's `message`
-github    X-Hub-Signature-256, over the body alone; `issue_comment`, created by a person
+github    X-Hub-Signature-256, over the body alone; `issue_comment`, created by a person within the last hour
 """
 
 import hashlib
@@ -20,10 +20,14 @@ from standardwebhooks.webhooks import Webhook as StandardWebhook
 from contracts.topic import MESSAGE_CREATED, Event
 from decisions.faults import fault_line
 from decisions.narrate import cut
+from decisions.topic import platform_name
 from settings import ProjectError
 from settings.file import WebhookSettings
 
 WINDOW = 300  # seconds that a signature's time may be away from ours; the standard's library has the same
+# GitHub signs no time, so the comment's own counts. It must be less than a topic's time to live: an event that is sent
+# again after its topic has ended is too old by then.
+GITHUB_WINDOW = 3600  # seconds
 LEAST_SECRET = 16  # characters
 BY_PEOPLE = (None, "thread_broadcast", "file_share")  # Slack: plain, shown in the channel too, with a file
 
@@ -52,27 +56,35 @@ class Challenge:
     challenge: str
 
 
+class WrongPlatform(Exception):
+    """Signed, and of a platform that this sender may not speak for. The message is one line."""
+
+
 @dataclass(frozen=True)
 class Webhook:
-    """An address that somebody else POSTs to."""
+    """An address that somebody else POSTs to. `platforms` are those that it may speak for."""
 
     scheme: str
     secret: str = field(repr=False)
+    platforms: frozenset[str] = frozenset()
 
     def check(self, headers: Headers, body: bytes) -> None:
         """Raises Forged."""
         _CHECKS[self.scheme](self.secret, headers, body)
 
     def read(self, headers: Headers, value: Any) -> Event | Ignored | Challenge:
-        """What a checked body says. Raises Unusable."""
+        """What a checked body says. Raises Unusable, WrongPlatform."""
         if not isinstance(value, dict):
             raise Unusable("the body: expected an object")
         try:
-            return _READERS[self.scheme](headers, value)
+            read = _READERS[self.scheme](headers, value)
         except ValidationError as error:
             raise Unusable(fault_line(error)) from None
         except (KeyError, TypeError, ValueError, AttributeError):
             raise Unusable(f"the body is no event of the scheme {self.scheme}") from None
+        if isinstance(read, Event) and platform_name(read.data.platform) not in self.platforms:
+            raise WrongPlatform("this webhook may not speak for the platform of the message")
+        return read
 
 
 def webhooks_of(settings: Mapping[str, WebhookSettings], environment: Mapping[str, str]) -> dict[str, Webhook]:
@@ -90,7 +102,7 @@ def webhooks_of(settings: Mapping[str, WebhookSettings], environment: Mapping[st
                 StandardWebhook(secret)
             except (ValueError, EmptyWebhookSecretError):
                 raise ProjectError(f"{where} has to hold base64, as whsec_… has") from None
-        made[name] = Webhook(each.scheme, secret)
+        made[name] = Webhook(each.scheme, secret, frozenset(map(platform_name, each.platforms or (each.scheme,))))
     return made
 
 
@@ -151,6 +163,9 @@ def _read_github(headers: Headers, value: dict[str, Any]) -> Event | Ignored:
     comment, issue = value["comment"], value["issue"]
     if comment["user"].get("type") == "Bot" or comment.get("performed_via_github_app") is not None:
         return Ignored("only comments that people write are taken")
+    written_at = _seconds(comment["created_at"])
+    if not all(_is_recent(at) for at in (written_at, _seconds(comment.get("updated_at") or comment["created_at"]))):
+        return Ignored(f"only comments of the last {GITHUB_WINDOW // 60} minutes are taken: GitHub signs no time")
     return _message(
         "github",
         channelId=value["repository"]["full_name"],
@@ -158,9 +173,21 @@ def _read_github(headers: Headers, value: dict[str, Any]) -> Event | Ignored:
         userId=str(comment["user"]["id"]),
         userName=comment["user"]["login"],
         text=comment["body"] or "",
-        ts=int(datetime.fromisoformat(comment["created_at"]).timestamp() * 1000),
+        ts=int(written_at * 1000),
         raw={"github": {"replyToMessageId": str(issue["number"]), "url": comment.get("html_url")}},
     )
+
+
+def _seconds(written: str) -> float:
+    """Seconds since 1970. Raises ValueError for a time without its zone, which is another one on each machine."""
+    at = datetime.fromisoformat(written)
+    if at.tzinfo is None:
+        raise ValueError("a time without a zone")
+    return at.timestamp()
+
+
+def _is_recent(at: float) -> bool:
+    return -WINDOW <= time.time() - at <= GITHUB_WINDOW
 
 
 def _message(platform: str, **data: Any) -> Event:

@@ -10,21 +10,26 @@ import json
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, ValidationError
 
 from contracts.value import Edge
 from decisions.faults import fault_line
+from decisions.topic import platform_name
 from settings import ProjectError
 
-VARIABLE = "PERDURE_TOKENS"  # `name:sha256:scope+scope,…`, for where there is no file
+VARIABLE = "PERDURE_TOKENS"  # `name:sha256:scope+scope:platform+platform,…`, for where there is no file
 PREFIX = "pdr_"  # by which scanners know one that was published by mistake
+PLATFORM = r"[a-z0-9][a-z0-9_.-]{0,63}"
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}"
 
 
@@ -46,6 +51,7 @@ class Token(Edge):
     scopes: tuple[Scope, ...] = Field(min_length=1)
     created_at: datetime | None = None
     expires_at: datetime | None = None  # None: it does not
+    platforms: tuple[Annotated[str, Field(pattern=f"^{PLATFORM}$")], ...] = ()  # that it may publish events of
 
     def is_expired(self, now: datetime) -> bool:
         return self.expires_at is not None and now >= self.expires_at
@@ -59,17 +65,25 @@ class Unreadable(Exception):
     """The token file cannot be read, so nobody is let in. The message says why."""
 
 
-def new_token(name: str, scopes: tuple[Scope, ...], lifetime: timedelta | None) -> tuple[str, Token]:
+def new_token(
+    name: str, scopes: tuple[Scope, ...], lifetime: timedelta | None, platforms: tuple[str, ...] = ()
+) -> tuple[str, Token]:
     """The token itself, which is never seen again, and what is kept of it. Raises ProjectError."""
     if not re.fullmatch(NAME, name):
         raise ProjectError(f"a token's name has 1 to 64 of the characters A-Z a-z 0-9 _ . @ -, not {name[:80]!r}")
+    platforms = tuple(map(platform_name, platforms))
+    if wrong := next((platform for platform in platforms if not re.fullmatch(PLATFORM, platform)), None):
+        raise ProjectError(f"a platform has 1 to 64 of the characters a-z 0-9 _ . -, not {wrong[:80]!r}")
     written, now = PREFIX + secrets.token_urlsafe(32), datetime.now(UTC)
     try:
         expires = now + lifetime if lifetime else None
     except OverflowError:
         raise ProjectError("a token cannot expire so late; leave --expires out") from None
     order = tuple(scope for scope in Scope if scope in scopes)
-    return written, Token(name=name, sha256=digest(written), scopes=order, created_at=now, expires_at=expires)
+    kept = Token(
+        name=name, sha256=digest(written), scopes=order, created_at=now, expires_at=expires, platforms=platforms
+    )
+    return written, kept
 
 
 def digest(written: str) -> str:
@@ -89,6 +103,8 @@ class Tokens:
         """Raises Unreadable."""
         try:
             there = self.path.stat()
+            if there.st_mode & OTHERS:
+                raise Unreadable(f"{self.path}: others on this machine may open it: chmod 600 {self.path}")
             stamp = (there.st_mtime_ns, there.st_size, there.st_ino)
             if stamp != self._stamp:
                 self._kept, self._stamp = _read(self.path), stamp
@@ -160,14 +176,15 @@ def _in_variable(text: str) -> Iterator[Token]:
     names = set()
     for number, entry in enumerate(filter(None, (each.strip() for each in text.split(","))), 1):
         name, _, rest = entry.partition(":")
-        sha256, _, scopes = rest.partition(":")
+        sha256, _, rights = rest.partition(":")
+        scopes, platforms = _rights(rights)
         try:
-            token = Token.model_validate({"name": name, "sha256": sha256, "scopes": scopes.split("+")})
+            token = Token.model_validate({"name": name, "sha256": sha256, "scopes": scopes, "platforms": platforms})
         except ValidationError as error:
             fault = error.errors()[0]["loc"][0]
             raise ProjectError(
                 f"{VARIABLE}: entry {number}: {fault}: expected name:sha256:scope+scope with 64 hex digits and scopes "
-                f"of {', '.join(Scope)}"
+                f"of {', '.join(Scope)}, and after a colon the platforms of {Scope.publish}"
             ) from None
         if name in names:
             raise ProjectError(f"{VARIABLE}: entry {number}: the name {name!r} stands there twice")
@@ -175,6 +192,15 @@ def _in_variable(text: str) -> Iterator[Token]:
         yield token
 
 
+def _rights(text: str) -> tuple[list[str], list[str]]:
+    """Return the scopes, and the platforms that stand after a colon behind them."""
+    parts = re.fullmatch(r"([a-z]+:[a-z]+(?:\+[a-z]+:[a-z]+)*)(?::(.+))?", text)
+    if parts is None:
+        return [text], []
+    return parts[1].split("+"), parts[2].split("+") if parts[2] else []
+
+
 def entry_of(token: Token) -> str:
     """As the environment has it, where no token expires."""
-    return f"{token.name}:{token.sha256}:{'+'.join(token.scopes)}"
+    platforms = f":{'+'.join(token.platforms)}" if token.platforms else ""
+    return f"{token.name}:{token.sha256}:{'+'.join(token.scopes)}{platforms}"

@@ -10,7 +10,7 @@ from decisions.topic import event_id
 from gateway.access import Here, Route
 from gateway.bodies import read_json
 from gateway.problems import Failure, described
-from gateway.schemes import Challenge, Forged, Ignored, Unusable
+from gateway.schemes import Challenge, Forged, Ignored, Unusable, WrongPlatform
 
 router = APIRouter(prefix="/v1/webhooks", tags=["events"], route_class=Route)
 BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
@@ -26,7 +26,7 @@ class Taken(Value):
     challenge: str | None = sparse(None)
 
 
-@router.post("/{name}", openapi_extra=BODY, responses=described(400, 401, 404, 408, 413, 422, 500, 503))
+@router.post("/{name}", openapi_extra=BODY, responses=described(400, 401, 403, 404, 408, 413, 422, 500, 503))
 async def take_webhook(here: Here, name: Annotated[str, Path(max_length=64)], request: Request) -> Taken:
     """Takes what a sender of `[gateway.webhooks.NAME]` has signed, within five minutes; sent again it counts once."""
     webhook = here.webhooks.get(name)
@@ -39,6 +39,8 @@ async def take_webhook(here: Here, name: Annotated[str, Path(max_length=64)], re
     except Forged:
         why = "the signature is missing, wrong, or of another time"
         raise Failure(401, why, headers={"WWW-Authenticate": "Signature"}) from None
+    except WrongPlatform as wrong:
+        raise Failure(403, str(wrong), field="data.platform") from None
     except Unusable as unusable:
         raise Failure(422, str(unusable)) from None
     match read:

@@ -223,6 +223,16 @@ class WebhookSettings(Edge):
     """How the sender signs."""
     secret_env: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """The name of the variable that holds the secret; 16 characters or more."""
+    platforms: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = ()
+    """The platforms whose messages a `standard` sender may publish; the other schemes speak for their own alone."""
+
+    @model_validator(mode="after")
+    def _names_its_platforms(self) -> Self:
+        if self.scheme == "standard" and not self.platforms:
+            raise ValueError('platforms: name those that this sender may speak for, such as ["discord"]')
+        if self.scheme != "standard" and self.platforms:
+            raise ValueError(f"platforms: the scheme {self.scheme} speaks for {self.scheme} alone; leave it out")
+        return self
 
 
 class GatewaySettings(Edge):

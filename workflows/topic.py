@@ -41,7 +41,7 @@ class EventTopic:
             if due is not None:
                 await self._deliver(*due)
             elif topic.is_over(state, _now()):
-                return state.model_copy(update={"events": (), "marks": ()})
+                return state.model_copy(update={"events": (), "marks": (), "known": ()})
             elif workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(state)
             else:

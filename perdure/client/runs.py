@@ -37,6 +37,7 @@ from perdure.client.refusals import NotReachable, Refused, ResultRefused, TooLar
 V = TypeVar("V")
 QUERY_PATIENCE = timedelta(seconds=3)  # a run without a worker answers no query
 ANSWERED_WITHIN = 20.0  # seconds
+START_DIGEST = "StartDigest"  # the memo that says what a run was started with
 MOST_ID_BYTES = 900  # the server takes 1,000 for the whole workflow id
 
 
@@ -59,6 +60,20 @@ async def start(
     """
     must_fit(event)
     return await _start(client, task_queue, event, run_id_of(event) if run_id is None else run_id, event.payload.goal)
+
+
+def digest_of(event: StartEvent) -> str:
+    """Return the digest of what this start says, by which another start under its key is told from it."""
+    return ids.start_digest(event.payload.model_dump(mode="json", exclude_defaults=True))
+
+
+async def recorded_digest(handle: WorkflowHandle[Any, Any]) -> str | None:
+    """Return the digest that the run was started with; None if no client of ours started it. Raises NoSuchRun."""
+    try:
+        digest = await (await handle.describe()).memo_value(START_DIGEST, None)
+    except RPCError as error:
+        raise translated(error, f"run {ids.run_id_of(handle.id)}") from None
+    return digest if isinstance(digest, str) else None
 
 
 def must_fit(event: StartEvent) -> None:
@@ -124,6 +139,7 @@ async def _start(
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
             static_summary=markdown(cut(summary, 200)),
             result_type=dict[str, Any],
+            memo={START_DIGEST: digest_of(event)} if isinstance(event, StartEvent) else None,
         )
     except WorkflowAlreadyStartedError:
         return client.get_workflow_handle(workflow_id, result_type=dict[str, Any])

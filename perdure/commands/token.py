@@ -28,19 +28,32 @@ def token() -> None:
 @click.argument("name")
 @click.option("--scope", "scopes", multiple=True, required=True, type=click.Choice(SCOPES), help="May be repeated.")
 @click.option("--expires", metavar="TIME", help="As 30d or 12h; it does not expire where this is left out.")
+@click.option("--platform", "platforms", multiple=True, help="Whose events it may publish, as slack. May be repeated.")
 @click.option("--env", "for_environment", is_flag=True, help=f"Store nothing: print the entry for {VARIABLE} too.")
 @as_json_option
-def create(name: str, scopes: tuple[str, ...], expires: str | None, *, for_environment: bool, as_json: bool) -> None:
+def create(
+    name: str,
+    scopes: tuple[str, ...],
+    expires: str | None,
+    platforms: tuple[str, ...],
+    *,
+    for_environment: bool,
+    as_json: bool,
+) -> None:
     """Make a token and print it: this once.
 
     Only its SHA-256 is kept.
     """
     if for_environment and expires:
         raise click.UsageError(f"a token of {VARIABLE} does not expire: leave --expires out")
+    if (Scope.publish in scopes) != bool(platforms):
+        raise click.UsageError(
+            f"--scope {Scope.publish} and --platform belong together: name whose events it publishes"
+        )
     lifetime = _lifetime(expires)
 
     async def main() -> int:
-        written, made = new_token(name, tuple(map(Scope, scopes)), lifetime)
+        written, made = new_token(name, tuple(map(Scope, scopes)), lifetime, platforms)
         if not for_environment:
             _change(lambda tokens: tokens.add(made))
         if as_json:
@@ -76,7 +89,8 @@ def list_(as_json: bool) -> None:
         for row in rows:
             until = "never" if row["expires_at"] is None else str(row["expires_at"])[:16].replace("T", " ") + " UTC"
             ended = " [red](expired)[/]" if row["expired"] else ""
-            table.add_row(escape(str(row["name"])), " ".join(row["scopes"]), until + ended, row["from"])
+            scopes = " ".join([*row["scopes"], *(f"({platform})" for platform in row["platforms"])])
+            table.add_row(escape(str(row["name"])), scopes, until + ended, row["from"])
         console.print(table if rows else "no tokens; make one: perdure token create NAME --scope runs:read")
         return 0
 
@@ -114,6 +128,7 @@ def _row(token: Token, source: str) -> dict[str, Any]:
     return {
         "name": token.name,
         "scopes": list(token.scopes),
+        "platforms": list(token.platforms),
         "created_at": token.created_at.isoformat() if token.created_at else None,
         "expires_at": token.expires_at.isoformat() if token.expires_at else None,
         "expired": token.is_expired(datetime.now(UTC)),

@@ -51,6 +51,13 @@ def test_the_reply_to_a_message_comes_where_its_task_waits(parts: list[str]) -> 
     assert kind_reply.reply(wanted, said) is not None
 
 
+def test_an_event_that_no_longer_fits_is_not_news_when_it_comes_again() -> None:
+    state = topic.opened("k", 0)
+    for number in range(topic.MOST_KEPT + 1):
+        state = topic.received(state, event(str(number)), 1)
+    assert topic.received(state, event("0"), 2) == state
+
+
 def in_slack(ts: str, text: str, platform: str = "slack") -> Event:
     return event(ts, text, platform=platform, raw={platform: {"replyToMessageId": "100.1"}})
 

@@ -39,6 +39,7 @@ input_schema = { type = "object", properties = { what = { type = "string" } }, r
 
 [gateway.webhooks.mine]
 scheme = "standard"
+platforms = ["Discord"]
 secret_env = "HOOK_STANDARD"
 
 [gateway.webhooks.slack]
@@ -166,7 +167,9 @@ class House:
 
 
 def make_token(project: Project, name: str, *scopes: str, **env: str) -> str:
-    made = project.perdure("token", "create", name, *(part for scope in scopes for part in ("--scope", scope)), **env)
+    options = [part for scope in scopes for part in ("--scope", scope)]
+    options += ["--platform", "discord"] if "events:publish" in scopes else []
+    made = project.perdure("token", "create", name, *options, **env)
     assert made.code == 0, made.err
     return made.out.strip()
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gateway.runs import QUERY_PATIENCE
-from tests.gateway.conftest import Door, House
+from tests.gateway.conftest import Door, House, make_token
 
 PROBLEM = "application/problem+json"
 
@@ -43,26 +43,60 @@ async def test_fifty_callers_with_one_key_start_one_run(door: Door) -> None:
     assert sorted(answer.status_code for answer in answers) == [200] * 49 + [202]
 
 
-async def test_the_header_the_event_and_the_command_line_mean_the_same_key(door: Door) -> None:
+async def test_the_event_and_the_command_line_mean_the_same_key(door: Door) -> None:
     key = uuid4().hex
-    started = await door.start("say: once", **{"Idempotency-Key": key})
     body = {"payload": {"goal": "say: once"}, "dedupe_key": f"agentic:start:{key}"}
+    started = (await door.post("/v1/runs", body)).json()["run_id"]
     again = await door.post("/v1/runs", body)
     assert (again.status_code, again.json()["run_id"]) == (200, started)
     said = door.project.perdure("run", "-d", "say: once", "--dedupe-key", key, TEMPORAL_ADDRESS=door.address)
     assert said.out.strip() == started
-    both = await door.post("/v1/runs", body, **{"Idempotency-Key": "another"})
+    both = await door.post("/v1/runs", body, **{"Idempotency-Key": key})
     assert (both.status_code, both.json()["field"]) == (422, "dedupe_key")
+
+
+async def test_a_key_in_the_header_is_each_tokens_own(door: Door) -> None:
+    key, body = uuid4().hex, {"payload": {"goal": "say: once"}}
+    other = await asyncio.to_thread(make_token, door.project, f"bob-{key[:8]}", "runs:start")
+    own = await door.post("/v1/runs", body, **{"Idempotency-Key": key})
+    theirs = await door.post("/v1/runs", body, **{"Idempotency-Key": key, "Authorization": f"Bearer {other}"})
+    shared = await door.post("/v1/runs", {**body, "dedupe_key": f"agentic:start:{key}"})
+    assert [answer.status_code for answer in (own, theirs, shared)] == [202, 202, 202]
+    assert len({answer.json()["run_id"] for answer in (own, theirs, shared)}) == 3
+
+
+@pytest.mark.parametrize("by", ["Idempotency-Key", "dedupe_key"])
+async def test_a_key_that_was_used_with_another_body_is_refused_with_both_digests(door: Door, by: str) -> None:
+    key = uuid4().hex
+
+    async def start(payload: Any) -> httpx.Response:
+        if by == "dedupe_key":
+            return await door.post("/v1/runs", {"payload": payload, "dedupe_key": key})
+        return await door.post("/v1/runs", {"payload": payload}, **{by: key})
+
+    first = {"goal": "say: once", "context": {"order": 4711, "for": "ann"}}
+    same = {"context": {"for": "ann", "order": 4711}, "goal": "say: once", "limits": {}}
+    assert [(await start(payload)).status_code for payload in (first, first, same)] == [202, 200, 200]
+    others: tuple[dict[str, Any], ...] = (
+        {"goal": "say: twice"},
+        {"context": {}},
+        {"limits": {"max_steps": 3}},
+        {"agent": "default"},
+    )
+    for changes in others:
+        refused = await start({**first, **changes})
+        assert (refused.status_code, refused.json()["type"]) == (409, "urn:perdure:idempotency-key-reused")
+        assert refused.json()["detail"].count("sha256:") == 2
+        assert "Location" not in refused.headers
 
 
 async def test_a_key_in_the_header_is_read_as_utf_8(door: Door) -> None:
     key = f"schlüssel-{uuid4().hex}"
     body = {"payload": {"goal": "say: once"}}
     async with door.http as http:
-        started = await http.post("/v1/runs", json=body, headers={b"Idempotency-Key": key.encode()})
-        again = await http.post("/v1/runs", json={**body, "dedupe_key": f"agentic:start:{key}"})
+        answers = [await http.post("/v1/runs", json=body, headers={b"Idempotency-Key": key.encode()}) for _ in range(2)]
         bad = await http.post("/v1/runs", json=body, headers={b"Idempotency-Key": b"\xff"})
-    assert (again.status_code, again.json()["run_id"]) == (200, started.json()["run_id"])
+    assert [answer.status_code for answer in answers] == [202, 200]
     assert (bad.status_code, bad.json()["field"]) == (422, "Idempotency-Key")
 
 

@@ -131,6 +131,8 @@ def test_only_the_hash_is_kept_in_a_file_of_the_owner(tmp_path: Path) -> None:
     assert project.perdure("token", "create", "x", "--scope", "admin").code == 2
     assert project.perdure("token", "create", "a/b", "--scope", "runs:read").code == 1
     assert project.perdure("token", "create", "x", "--scope", "runs:read", "--expires", "soon").code == 2
+    assert project.perdure("token", "create", "x", "--scope", "events:publish").code == 2
+    assert project.perdure("token", "create", "x", "--scope", "runs:read", "--platform", "slack").code == 2
 
 
 def test_a_token_of_the_environment_needs_no_file(tmp_path: Path) -> None:
@@ -183,6 +185,29 @@ def test_many_at_once_lose_no_token(tmp_path: Path) -> None:
 def test_entries_say_what_they_were_made_of() -> None:
     token = Token(name="a", sha256="0" * 64, scopes=(Scope.start, Scope.answer))
     assert entry_of(token) == f"a:{'0' * 64}:runs:start+human:answer"
+
+
+def test_an_entry_names_the_platforms_of_events(tmp_path: Path) -> None:
+    written, token = new_token("a", (Scope.start, Scope.publish), None, ("Slack", "discord"))
+    assert entry_of(token).endswith(":runs:start+events:publish:slack+discord")
+    held = tokens_of(tmp_path, {"PERDURE_TOKENS": entry_of(token)}).holder(written, NOW)
+    assert held is not None
+    assert (held.scopes, held.platforms) == ((Scope.start, Scope.publish), ("slack", "discord"))
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o666])
+def test_a_file_that_others_may_open_lets_nobody_in(tmp_path: Path, mode: int) -> None:
+    project = Project(tmp_path)
+    written = make_token(project, "ci", "runs:read")
+    path = project.home / "tokens.json"
+    tokens = Tokens(path)
+    assert tokens.holder(written, NOW) is not None
+    path.chmod(mode)
+    with pytest.raises(Unreadable, match="chmod 600"):
+        tokens.holder(written, NOW)
+    for command in (("token", "list"), ("gateway", "--port", "0")):
+        done = project.perdure(*command)
+        assert (done.code, done.err.count("\n"), "chmod 600" in done.err) == (1, 1, True)
 
 
 @pytest.mark.parametrize("more", [(), ("--behind-tls",)])

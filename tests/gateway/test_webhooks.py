@@ -11,11 +11,14 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from pydantic import ValidationError
 from standardwebhooks.webhooks import Webhook as StandardWebhook
 
 from contracts.topic import Event
+from decisions import topic as topic_rules
 from decisions.ids import topic_key, topic_workflow_id
-from gateway.schemes import Challenge, Ignored, Unusable, Webhook, webhooks_of
+from decisions.topic import platform_name
+from gateway.schemes import GITHUB_WINDOW, WINDOW, Challenge, Ignored, Unusable, Webhook, webhooks_of
 from settings import ProjectError, load
 from settings.file import WebhookSettings
 from tests.gateway.conftest import PLAIN_SECRET, SECRET, Door
@@ -38,6 +41,15 @@ def slack(body: bytes, *, secret: str = PLAIN_SECRET, at: float | None = None) -
 def github(body: bytes, *, secret: str = PLAIN_SECRET, event: str = "issue_comment") -> dict[str, str]:
     signed = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
     return {"X-Hub-Signature-256": f"sha256={signed}", "X-GitHub-Event": event}
+
+
+def ago(seconds: float) -> str:
+    return datetime.fromtimestamp(time.time() - seconds, UTC).isoformat()
+
+
+def commented(comment: Json) -> Event | Ignored | Challenge:
+    said = {"action": "created", "comment": comment, "issue": {"number": 12}, "repository": {"full_name": "a/b"}}
+    return Webhook("github", "s", frozenset({"github"})).read({"x-github-event": "issue_comment"}, said)
 
 
 def message(channel: str, text: str = "yes", reply_to: str = "m0") -> Json:
@@ -100,6 +112,27 @@ async def test_a_forged_or_stale_event_changes_nothing(door: Door, fault: str) -
     assert await topic(door, channel) is None
 
 
+@pytest.mark.parametrize("platform", ["slack", "SLACK ", "github", "discord2", "*"])
+async def test_an_event_of_another_platform_is_refused_to_webhooks_and_tokens(door: Door, platform: str) -> None:
+    whole = message(uuid4().hex)
+    whole["data"] |= {"platform": platform, "userId": "U-CEO", "raw": {platform: {"replyToMessageId": "m0"}}}
+    body = json.dumps(whole).encode()
+    for answer in (await sent(door, "mine", body, standard(body)), await door.post("/v1/events", whole)):
+        assert (answer.status_code, answer.json()["field"]) == (403, "data.platform")
+        assert "CEO" not in answer.text
+    key = topic_key(platform_name(platform), whole["data"]["channelId"], "m0")
+    assert not [e async for e in door.client.list_workflows(f"WorkflowId = '{topic_workflow_id(key)}'")]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"scheme": "standard"}, {"scheme": "slack", "platforms": ["github"]}, {"scheme": "github", "platforms": ["x"]}],
+)
+def test_a_webhook_names_whom_it_speaks_for(given: Json) -> None:
+    with pytest.raises(ValidationError, match="platforms"):
+        WebhookSettings.model_validate({**given, "secret_env": "HOOK"})
+
+
 async def test_the_signature_comes_before_the_parser(door: Door) -> None:
     for body in (b"{", b'{"a": 1, "a": 2}', b"\xff\xfe"):
         assert (await sent(door, "mine", body, {})).status_code == 401
@@ -137,7 +170,7 @@ async def test_slack_and_github_events_reach_the_topic_of_what_they_reply_to(doo
     assert (await sent(door, "slack", body, slack(body, secret="another secret of nobody"))).status_code == 401
     asks = json.dumps({"type": "url_verification", "challenge": "abc"}).encode()
     assert (await sent(door, "slack", asks, slack(asks))).json()["challenge"] == "abc"
-    comment = {"id": 7, "body": "fine", "created_at": "2026-01-01T00:00:00Z", "user": {"id": 3, "login": "ann"}}
+    comment = {"id": 7, "body": "fine", "created_at": ago(5), "user": {"id": 3, "login": "ann"}}
     said = {"action": "created", "comment": comment, "issue": {"number": 12}, "repository": {"full_name": "a/b"}}
     body = json.dumps(said).encode()
     answer = await sent(door, "github", body, github(body))
@@ -172,7 +205,7 @@ async def test_the_same_event_from_a_webhook_and_from_a_token_counts_once(door: 
     ],
 )
 def test_slack_events_that_are_no_message_of_a_person_are_ignored(value: Json, becomes: type) -> None:
-    assert isinstance(Webhook("slack", "s").read({}, value), becomes)
+    assert isinstance(Webhook("slack", "s", frozenset({"slack"})).read({}, value), becomes)
 
 
 @pytest.mark.parametrize(
@@ -188,12 +221,12 @@ def test_slack_events_that_are_no_message_of_a_person_are_ignored(value: Json, b
 )
 def test_what_is_no_event_of_slack_is_told_as_unusable(value: Any) -> None:
     with pytest.raises(Unusable):
-        Webhook("slack", "s").read({}, value)
+        Webhook("slack", "s", frozenset({"slack"})).read({}, value)
 
 
 def test_a_slack_message_keeps_its_time_and_its_thread() -> None:
     event = {"type": "message", "channel": "C", "user": "U", "text": "hi", "ts": "12.345678", "thread_ts": "11.1"}
-    read = Webhook("slack", "s").read({}, {"type": "event_callback", "event": event})
+    read = Webhook("slack", "s", frozenset({"slack"})).read({}, {"type": "event_callback", "event": event})
     assert isinstance(read, Event)
     assert (read.data.ts, read.data.raw and read.data.raw["slack"]["replyToMessageId"]) == (12345, "11.1")
 
@@ -207,22 +240,51 @@ def test_a_slack_message_keeps_its_time_and_its_thread() -> None:
     ],
 )
 def test_what_bots_and_apps_write_on_github_is_no_reply(written: Json, becomes: type) -> None:
-    comment = {"id": 7, "body": "May I merge it?", "created_at": "2026-01-01T00:00:00Z", **written}
-    said = {"action": "created", "comment": comment, "issue": {"number": 12}, "repository": {"full_name": "a/b"}}
-    assert isinstance(Webhook("github", "s").read({"x-github-event": "issue_comment"}, said), becomes)
+    comment = {"id": 7, "body": "May I merge it?", "created_at": ago(5), **written}
+    assert isinstance(commented(comment), becomes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "becomes"),
+    [
+        ({"created_at": ago(GITHUB_WINDOW - 60)}, Event),
+        ({"created_at": ago(-200)}, Event),
+        ({"created_at": ago(5), "updated_at": ago(4)}, Event),
+        ({"created_at": ago(GITHUB_WINDOW + 5)}, Ignored),
+        ({"created_at": ago(-WINDOW - 60)}, Ignored),
+        ({"created_at": "2019-01-01T00:00:00Z"}, Ignored),
+        ({"created_at": "2019-01-01T00:00:00Z", "updated_at": ago(5)}, Ignored),
+        ({"created_at": ago(5), "updated_at": "2019-01-01T00:00:00Z"}, Ignored),
+        ({"created_at": ago(5), "updated_at": "9999-12-31T23:59:59Z"}, Ignored),
+    ],
+)
+def test_a_comment_on_github_counts_for_an_hour(changes: Json, becomes: type) -> None:
+    assert isinstance(commented({"id": 7, "body": "yes", "user": {"id": 3, "login": "ann"}, **changes}), becomes)
+
+
+@pytest.mark.parametrize("created_at", ["2026-01-01T00:00:00", "soon", "", None, 0, [], "2026-01-01"])
+def test_a_comment_without_a_time_of_a_zone_is_no_event(created_at: Any) -> None:
+    with pytest.raises(Unusable):
+        commented({"id": 7, "body": "yes", "user": {"id": 3, "login": "ann"}, "created_at": created_at})
+
+
+def test_what_comes_again_is_known_longer_than_it_is_taken() -> None:
+    """A topic ends, at the earliest, so long after its latest event."""
+    assert topic_rules.TIME_TO_LIVE > (GITHUB_WINDOW + WINDOW) * 1000
 
 
 @pytest.mark.parametrize("subtype", ["thread_broadcast", "file_share"])
 def test_a_slack_reply_that_is_shown_in_the_channel_too_or_has_a_file_is_one(subtype: str) -> None:
     event = {"type": "message", "subtype": subtype, "channel": "C", "user": "U", "ts": "12.3", "thread_ts": "11.1"}
-    read = Webhook("slack", "s").read({}, {"type": "event_callback", "event": event})
+    read = Webhook("slack", "s", frozenset({"slack"})).read({}, {"type": "event_callback", "event": event})
     assert isinstance(read, Event)
 
 
 @pytest.mark.parametrize("environment", [{}, {"HOOK": ""}, {"HOOK": "short"}, {"HOOK": "whsec_" + "!" * 30}])
 def test_a_webhook_without_a_usable_secret_does_not_start(environment: dict[str, str]) -> None:
+    settings = WebhookSettings(scheme="standard", secret_env="HOOK", platforms=("discord",))
     with pytest.raises(ProjectError, match="HOOK"):
-        webhooks_of({"mine": WebhookSettings(scheme="standard", secret_env="HOOK")}, environment)
+        webhooks_of({"mine": settings}, environment)
 
 
 def test_the_secret_of_a_webhook_is_redacted_whatever_its_variable_is_called(tmp_path: Path) -> None:
