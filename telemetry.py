@@ -4,11 +4,13 @@ import asyncio
 import errno
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from logging.handlers import QueueHandler, QueueListener
+from logging.handlers import QueueHandler, QueueListener, WatchedFileHandler
+from pathlib import Path
 from queue import SimpleQueue
 
 from temporalio import activity, workflow
@@ -146,3 +148,9 @@ def prometheus(address: str) -> PrometheusConfig:
 
 def log_to_stderr(secrets: Secrets) -> None:
     log_to(logging.StreamHandler(sys.stderr), secrets)
+
+
+def log_to_file(path: Path, secrets: Secrets) -> None:
+    """To a file of the owner's, which may be rotated. Raises OSError."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+    log_to(WatchedFileHandler(path, encoding="utf-8"), secrets)

@@ -2,6 +2,7 @@
 
 app            puts the parts together; server: the process that serves them
 access         who asks, and what else holds of every route; tokens: what is kept of tokens
+access_log     one line for each request
 bodies         how much of a body is read, for how long, and what JSON is taken
 slashes        ids that have one in addresses
 problems       every refusal as RFC 9457 problem details

@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import AfterValidator
 
+from gateway.access_log import note_refused_login
 from gateway.bodies import StrictRequest
 from gateway.problems import AGAIN, Failure
 from gateway.schemes import Webhook
@@ -32,6 +33,8 @@ class Gateway:
     webhooks: dict[str, Webhook] = field(default_factory=dict)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     streams: int = 0  # that are open
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    readiness: tuple[float, Any] | None = None  # when it was looked at last, by the loop's clock, and what was seen
     drop: Callable[[Any], None] = lambda _: None
 
 
@@ -64,7 +67,7 @@ class Route(APIRoute):
             restore(given.scope)
             request = StrictRequest(given.scope, given.receive)
             for scope in scopes:
-                request.state.token = _admitted(request, scope)
+                _admitted(request, scope)
             if takes_json and _has_body(request) and not _says_json(request):
                 raise Failure(415, "the body has to come with Content-Type: application/json")
             try:
@@ -76,10 +79,11 @@ class Route(APIRoute):
         return strictly
 
 
-def _admitted(request: Request, scope: Scope) -> Token:
-    """Raises Failure."""
+def _admitted(request: Request, scope: Scope) -> None:
+    """Keeps whose token it is. Raises Failure."""
     scheme, _, written = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not written.strip():
+        note_refused_login(request.scope, "no_token")
         why = "this needs a token: Authorization: Bearer … (perdure token create)"
         raise Failure(401, why, headers={"WWW-Authenticate": "Bearer"})
     gateway: Gateway = request.app.state.gateway
@@ -88,10 +92,15 @@ def _admitted(request: Request, scope: Scope) -> Token:
     except Unreadable:
         raise Failure(503, "the gateway cannot read its tokens; its operator has to mend that") from None
     if token is None:
+        note_refused_login(request.scope, "unknown_token")
         why = "the token is not known, or has expired, or was revoked"
         raise Failure(401, why, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
-    require(token, scope)
-    return token
+    request.state.token = token
+    try:
+        require(token, scope)
+    except Failure:
+        note_refused_login(request.scope, "missing_scope")
+        raise
 
 
 def _has_body(request: Request) -> bool:

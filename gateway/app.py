@@ -9,6 +9,7 @@ from starlette.routing import Match
 
 from gateway import conversations, events, health, page, questions, runs, webhooks
 from gateway.access import Gateway
+from gateway.access_log import AccessLog
 from gateway.bodies import BoundedBodies
 from gateway.problems import Failure, Problem, answer_to, handlers
 from gateway.slashes import EncodedSlashes
@@ -50,6 +51,7 @@ def make_app(gateway: Gateway) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(BoundedBodies)
+    app.add_middleware(AccessLog)
     app.add_middleware(EncodedSlashes)
     describe = app.openapi
 

@@ -30,6 +30,10 @@ class BoundedBodies:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
+        if b"content-length" in headers and b"transfer-encoding" in headers:
+            why = "Content-Length and Transfer-Encoding together: nobody can tell where the body ends"
+            await answer_to(Failure(400, why, headers=_CLOSE))(scope, receive, send)
+            return
         told = headers.get(b"content-length", b"")
         if told.isdigit() and int(told) > self._most:
             if b"expect" not in headers:  # else it waits for our word before it sends

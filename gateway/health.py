@@ -9,8 +9,10 @@ from temporalio.service import RPCError
 from contracts.value import Value
 from gateway.access import Here
 from gateway.problems import described
+from perdure.session import Session
 
 PATIENCE = 3.0  # seconds for each look
+LOOK_EVERY = 3.0  # seconds; whoever asks in between is told what was seen last
 
 router = APIRouter(tags=["health"], responses=described(500))
 
@@ -35,15 +37,25 @@ async def health() -> Health:
 
 @router.get("/readyz", responses={503: {"model": Readiness, "description": "Not ready"}})
 async def readiness(here: Here, response: Response) -> Readiness:
-    """Temporal answers, and a worker is on our task queue; 503 says which is not so."""
+    """Temporal answers, and a worker is on our task queue; 503 says which is not so. As seen within 3 seconds."""
+    now = asyncio.get_running_loop().time
+    async with here.looking:
+        if here.readiness is None or now() - here.readiness[0] >= LOOK_EVERY:
+            seen = await _look(here.session)
+            here.readiness = now(), seen
+    readiness: Readiness = here.readiness[1]
+    if not readiness.ready:
+        response.status_code = 503
+    return readiness
+
+
+async def _look(session: Session) -> Readiness:
     temporal = worker = False
     try:
         async with asyncio.timeout(PATIENCE):
-            await here.session.client.workflow_service.get_system_info(GetSystemInfoRequest())
+            await session.client.workflow_service.get_system_info(GetSystemInfoRequest())
             temporal = True
-            worker = await here.session.has_worker()
+            worker = await session.has_worker()
     except (TimeoutError, RPCError):
         pass
-    if not (temporal and worker):
-        response.status_code = 503
     return Readiness(ready=temporal and worker, temporal=temporal, worker=worker)

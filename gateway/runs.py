@@ -22,7 +22,7 @@ from gateway.live import Stream, followed, position_of
 from gateway.problems import Failure, Kind, described
 from gateway.tokens import Scope
 from perdure.client.found import Found, find, grown_at, page
-from perdure.client.refusals import Refused
+from perdure.client.refusals import AnswerRefused, Refused
 from perdure.client.runs import answer, cancel, deliver_result, digest_of, ended, recorded_digest, start, state
 from settings import ProjectError
 
@@ -256,9 +256,15 @@ async def cancel_run(here: Here, by: By, run_id: RunId, body: Reason | None = No
 
 
 @router.post("/{run_id}/answer", dependencies=[needs(Scope.answer)])
-async def answer_run(here: Here, by: By, run_id: RunId, body: Answer) -> Begun:
+async def answer_run(here: Here, by: By, holder: Holder, run_id: RunId, body: Answer) -> Begun:
     """Answers the open question of a run, or of a follow-up (`wf:…`); 409 with its own reason where it does not fit."""
-    await answer(here.session.client, run_id, HumanInput(**body.model_dump(), by=by))
+    try:
+        await answer(here.session.client, run_id, HumanInput(**body.model_dump(), by=by))
+    except AnswerRefused:
+        if Scope.read in holder.scopes:
+            raise
+        reason = "the answer does not fit what the run asks; a token with runs:read too is told why"
+        raise Failure(409, reason, kind=Kind.refused) from None
     return Begun(run_id=run_id)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 from collections.abc import Generator
 from typing import Any
@@ -17,29 +18,48 @@ from perdure.client.refusals import NotReachable
 HEAD_PATIENCE = 20.0  # seconds in which the head of a request has to come
 GRACE = 10  # seconds in which what runs at the end may end
 BACKLOG = 512
+MAX_CONNECTIONS = 800  # each takes a descriptor, and a process may have 1,024 of them
+
+
+def max_connections() -> int:
+    """Return how many may be open, three quarters of the descriptors at most: Temporal and files need some too."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft * 3 // 4)
 
 
 class _Connection(H11Protocol):
-    """Cuts off who opens a connection and does not ask."""
+    """Cuts off a client that opens a connection and does not ask.
 
-    _late: asyncio.TimerHandle | None = None
+    If there are too many connections, the one that waited longest for a request ends.
+    """
+
+    late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._late = self.loop.call_later(HEAD_PATIENCE, transport.abort)
+        self.late = self.loop.call_later(HEAD_PATIENCE, transport.abort)
+        if len(self.connections) > max_connections():
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Ends an idle connection, this one if no other is: a request that runs is not cut off."""
+        waiting = {c: c.late for c in self.connections if isinstance(c, _Connection) and c.late is not None}
+        oldest = min(waiting, key=lambda connection: waiting[connection].when())
+        self.connections.discard(oldest)  # its end is seen in the next round only
+        oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         asks = not getattr(self.cycle, "response_complete", True)  # there is none before the first request
-        if asks and self._late is not None:
-            self._late.cancel()
-            self._late = None
-        elif not asks and self._late is None:
-            self._late = self.loop.call_later(HEAD_PATIENCE, self.transport.abort)
+        if asks and self.late is not None:
+            self.late.cancel()
+            self.late = None
+        elif not asks and self.late is None:
+            self.late = self.loop.call_later(HEAD_PATIENCE, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._late is not None:
-            self._late.cancel()
+        if self.late is not None:
+            self.late.cancel()
         super().connection_lost(exc)
 
 

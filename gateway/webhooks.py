@@ -8,6 +8,7 @@ from activities.topic import NotAwaited, publish
 from contracts.value import Value, sparse
 from decisions.topic import event_id
 from gateway.access import Here, Route
+from gateway.access_log import note_refused_login
 from gateway.bodies import read_json
 from gateway.problems import Failure, described
 from gateway.schemes import Challenge, Forged, Ignored, Unusable, WrongPlatform
@@ -37,6 +38,7 @@ async def take_webhook(here: Here, name: Annotated[str, Path(max_length=64)], re
         webhook.check(request.headers, body)
         read = webhook.read(request.headers, read_json(body))
     except Forged:
+        note_refused_login(request.scope, "wrong_signature")
         why = "the signature is missing, wrong, or of another time"
         raise Failure(401, why, headers={"WWW-Authenticate": "Signature"}) from None
     except WrongPlatform as wrong:

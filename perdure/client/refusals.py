@@ -29,6 +29,10 @@ class TooLarge(Refused):
     """A run could not begin with as much as this start says."""
 
 
+class AnswerRefused(Refused):
+    """The run does not take the answer. The message may quote what it asks."""
+
+
 class ResultRefused(Refused):
     """The run does not take a result from outside. `is_conflict`: it has another one for that step."""
 

@@ -32,7 +32,15 @@ from decisions.narrate import cut, markdown
 from decisions.resume import refusal
 from decisions.transcript import goal_part, too_large
 from perdure.client.found import Found, find, find_any
-from perdure.client.refusals import NotReachable, Refused, ResultRefused, TooLarge, translated, unanswered
+from perdure.client.refusals import (
+    AnswerRefused,
+    NotReachable,
+    Refused,
+    ResultRefused,
+    TooLarge,
+    translated,
+    unanswered,
+)
 
 V = TypeVar("V")
 QUERY_PATIENCE = timedelta(seconds=3)  # a run without a worker answers no query
@@ -201,7 +209,7 @@ async def answer(client: Client, run_id: str, body: HumanInput) -> None:
         await _update(client, run_id, "answer", said)
     except WorkflowUpdateFailedError as error:
         cause = error.cause
-        raise Refused(cause.message if isinstance(cause, ApplicationError) else str(cause)) from None
+        raise AnswerRefused(cause.message if isinstance(cause, ApplicationError) else str(cause)) from None
 
 
 async def _update(client: Client, run_id: str, name: str, body: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+from pathlib import Path
 
 import click
 from rich.markup import escape
@@ -18,7 +19,8 @@ from settings import ProjectError, load
 @click.option(
     "--behind-tls", is_flag=True, help="TLS ends in front of this gateway: it may listen beyond this machine."
 )
-def gateway(host: str, port: int, *, behind_tls: bool) -> None:
+@click.option("--log-file", type=click.Path(dir_okay=False, path_type=Path), help="Log there, and not to stderr.")
+def gateway(host: str, port: int, log_file: Path | None, *, behind_tls: bool) -> None:
     """Serve runs over HTTP, with a page for people, until Ctrl-C.
 
     With no Temporal configured it brings the embedded server and a worker. Who asks needs a token (perdure token).
@@ -29,7 +31,7 @@ def gateway(host: str, port: int, *, behind_tls: bool) -> None:
         from gateway.schemes import webhooks_of
         from gateway.server import listen, serve
         from gateway.tokens import Unreadable, tokens_of
-        from telemetry import log_to_stderr
+        from telemetry import log_to_file, log_to_stderr
 
         settings = load()
         tokens = tokens_of(settings.home, os.environ)
@@ -46,7 +48,9 @@ def gateway(host: str, port: int, *, behind_tls: bool) -> None:
         stop = stopping()
         with listen(host, port) as listener:
             async with session(settings, Needs.work) as here:
-                if here.ui is None:  # else the worker beside it logs to its file
+                if log_file is not None:
+                    log_to_file(log_file, settings.secrets)
+                elif here.ui is None:  # else the worker beside it logs to its file
                     log_to_stderr(settings.secrets)
                 served = Gateway(here, tokens, webhooks, stop)
                 shown = f"[{host}]" if ":" in host else host

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -87,6 +88,10 @@ class Door:
     url: str
     token: str
     process: Process
+    log: Path
+
+    def logged(self) -> list[Json]:
+        return [json.loads(line) for line in self.log.read_text(encoding="utf-8").splitlines()]
 
     @property
     def http(self) -> httpx.AsyncClient:
@@ -160,10 +165,12 @@ class House:
 
     @contextmanager
     def gateway(self, *more: str, **env: str) -> Iterator[Door]:
-        with self.project.running("gateway", "--port", "0", *more, TEMPORAL_ADDRESS=self.address, **env) as process:
+        log = self.project.folder / f"gateway-{uuid4().hex[:8]}.log"  # nobody reads its stderr, which would fill
+        command = ("gateway", "--port", "0", "--log-file", str(log), *more)
+        with self.project.running(*command, TEMPORAL_ADDRESS=self.address, **env) as process:
             url = process.until("gateway").split()[1]
             process.until("Ctrl-C")
-            yield Door(self.project, self.client, self.address, url, self.token, process)
+            yield Door(self.project, self.client, self.address, url, self.token, process, log)
 
 
 def make_token(project: Project, name: str, *scopes: str, **env: str) -> str:

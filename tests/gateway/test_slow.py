@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fastapi import APIRouter, FastAPI, Request
 
+import gateway.health
 import gateway.live
 import gateway.server
 from activities.secrets import NO_SECRETS
@@ -106,6 +107,53 @@ async def test_a_body_that_is_too_large_ends_with_413(
         answer = await said(port, HEAD + framed)
         assert answer.startswith(b"HTTP/1.1 413")
         assert b"application/problem+json" in answer
+
+
+async def test_two_lengths_of_one_body_end_with_400_and_the_connection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    async with serving(monkeypatch, tmp_path) as (_, port):
+        framed = b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        hidden = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        answer = await said(port, HEAD + framed + hidden)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+async def test_idle_connections_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    whole = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    monkeypatch.setattr(gateway.server, "MAX_CONNECTIONS", 5)
+    async with serving(monkeypatch, tmp_path) as (here, port):
+        monkeypatch.setattr(gateway.server, "HEAD_PATIENCE", 60)
+        with socket.create_connection(("127.0.0.1", port)) as busy:
+            busy.sendall(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
+            await until(lambda: here.streams == 1)
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
+            assert await asyncio.wait_for(idle[0][0].read(), 30) == b""  # the oldest went
+            assert b"200 OK" in await said(port, whole)
+            assert here.streams == 1
+        for _, writer in idle:
+            writer.close()
+
+
+async def test_many_who_ask_whether_it_is_ready_cost_one_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    looks = 0
+
+    async def look(_: Any) -> gateway.health.Readiness:
+        nonlocal looks
+        looks += 1
+        await asyncio.sleep(0)
+        return gateway.health.Readiness(ready=False, temporal=True, worker=False)
+
+    monkeypatch.setattr(gateway.health, "_look", look)
+    monkeypatch.setattr(gateway.health, "LOOK_EVERY", 60)
+    whole = b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    async with serving(monkeypatch, tmp_path) as (_, port):
+        answers = await asyncio.gather(*(said(port, whole) for _ in range(20)))
+        monkeypatch.setattr(gateway.health, "LOOK_EVERY", 0)
+        await said(port, whole)
+    assert all(answer.startswith(b"HTTP/1.1 503") for answer in answers)
+    assert looks == 2
 
 
 async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

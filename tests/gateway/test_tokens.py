@@ -94,6 +94,16 @@ async def test_who_may_not_answer_leaves_the_question_open(door: Door, tokens: d
     assert (await door.post(f"/v1/runs/{run_id}/cancel", {})).status_code == 202
 
 
+async def test_a_refused_answer_quotes_nothing_to_who_may_not_read(door: Door, tokens: dict[str, str]) -> None:
+    run_id = await door.waiting()
+    alone = {"Authorization": f"Bearer {tokens['human:answer']}"}
+    for body in ({"text": "x", "question_id": "q9"}, {"decision": "approve"}, {"text": " "}):
+        for headers, quotes in ((alone, False), ({}, True)):
+            refused = await door.post(f"/v1/runs/{run_id}/answer", body, **headers)
+            assert (refused.status_code, "Shall it be red" in refused.text) == (409, quotes)
+    await door.post(f"/v1/runs/{run_id}/cancel", {})
+
+
 async def test_the_matrix_names_every_route(door: Door) -> None:
     paths = (await door.get("/openapi.json")).json()["paths"]
     served = {(method.upper(), path) for path, methods in paths.items() for method in methods}
@@ -224,7 +234,7 @@ def test_a_port_that_is_taken_is_told(house: House, door: Door) -> None:
 
 
 def test_no_token_is_in_the_log(door: Door) -> None:
-    assert door.token not in "".join(door.process.seen)
+    assert door.token not in "".join(door.process.seen) + door.log.read_text(encoding="utf-8")
     assert door.token not in str(os.environ)
 
 

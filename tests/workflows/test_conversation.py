@@ -225,7 +225,7 @@ async def test_the_same_id_with_another_body_is_refused(world: Any) -> None:
     chat = new_id()
     async with world(echo) as it:
         await say(it, chat, "pay Ada", "r1")
-        with pytest.raises(Refused, match="request id 'r1' was used before"):
+        with pytest.raises(Refused, match="request id 'r1' was used with another body"):
             await say(it, chat, "pay Bob", "r1")
         await lane_of(it, chat).signal("request", {"request_id": "r1", "goal": "pay Eve"})
         view = await until_idle(it, chat, 1)

@@ -1,0 +1,83 @@
+"""The access log: one line for each request, with who asked and what came of it, and nothing of what was said."""
+
+import logging
+from time import perf_counter
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from contracts.value import printable
+from decisions.narrate import cut
+
+PROBES = ("/healthz", "/readyz")  # which ask every few seconds, and are logged only if they fail
+
+_log = logging.getLogger(__name__)
+
+
+class AccessLog:
+    """Logs each request at its end, of a stream too.
+
+    The route is logged, never the address that was asked for: it may hold a token by mistake. `address` is the peer of
+    the connection, so it is that of a proxy in front.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status: int | None = None
+        started = perf_counter()
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except Exception:
+            status = status or 500  # answered further out
+            raise
+        finally:
+            _record(scope, status, round((perf_counter() - started) * 1000))
+
+
+def _record(scope: Scope, status: int | None, ms: int) -> None:
+    """`status` is None if the client left before it had an answer."""
+    route = scope.get("route")
+    path = route.path if isinstance(route, APIRoute) else None
+    if path in PROBES and status == 200:
+        return
+    state = scope.get("state", {})
+    refused = state.get("login_refused")
+    token = state.get("token")
+    line = {
+        "event": "gateway.login_failed" if refused else "gateway.request",
+        "method": cut(printable(str(scope["method"])), 20),
+        "route": path,
+        "status": status,
+        "duration_ms": ms,
+        "address": scope["client"][0] if scope.get("client") else None,
+        "token": token.name if token is not None else None,
+        "run_id": _named(scope, "run_id"),
+        "conversation_id": _named(scope, "conversation_id"),
+        "reason": refused,
+    }
+    level = logging.WARNING if refused or (status or 0) >= 500 else logging.INFO
+    told = {name: value for name, value in line.items() if value is not None or name in ("token", "route", "status")}
+    _log.log(level, line["event"], extra={"event": told})
+
+
+def _named(scope: Scope, name: str) -> str | None:
+    value: Any = scope.get("path_params", {}).get(name)
+    return cut(printable(value), 200) if isinstance(value, str) else None
+
+
+def note_refused_login(scope: Scope, reason: str) -> None:
+    """For the log line of this request: why it was not let in, in a word."""
+    scope.setdefault("state", {})["login_refused"] = reason
