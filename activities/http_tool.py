@@ -6,13 +6,13 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
-from pydantic_core import from_json
 
 from activities.retry_after import retry_after
 from activities.toolkit import CallContext, TransientFailure
 from contracts.agent import ToolSchema
 from contracts.events import ToolRequestEvent, ToolRequestPayload
 from contracts.failures import ToolFault
+from contracts.strict_json import read_json
 from contracts.tool import ToolOutcome, ToolRoute, failed
 from decisions.requests import request_event
 
@@ -54,7 +54,7 @@ class HttpTool:
             )
         if "json" in content_type:
             with suppress(ValueError):
-                return ToolOutcome(result=from_json(body))
+                return ToolOutcome(result=read_json(bytes(body)))
         return ToolOutcome(result=body.decode(errors="replace"))
 
 

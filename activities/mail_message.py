@@ -4,7 +4,6 @@ In front matter every scalar is the text that stands there: an id such as `42` o
 """
 
 import codecs
-import json
 import re
 from typing import Any
 
@@ -14,6 +13,7 @@ from pydantic_core import from_json
 
 from activities.workspace import folder_name
 from contracts.mail import MOST_MESSAGE, MessageHead, ReplyHead, TaskHead
+from contracts.strict_json import JsonError, read_json
 from contracts.value import MOST_DEPTH, depth
 from decisions.narrate import cut
 
@@ -93,23 +93,16 @@ def _json(text: str) -> tuple[dict[str, Any], str]:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = from_json(text, allow_inf_nan=False)
+        found = read_json(text)
+        from_json(text)  # refuses what is nested too deep for a run
+    except JsonError as error:
+        raise NotAMessage(str(error) if error.place else f"not JSON: {error}") from None
     except ValueError as error:
         raise NotAMessage(f"not JSON: {cut(str(error), 200)}") from None
     if not isinstance(found, dict):
         raise NotAMessage("expected a JSON object")
     if depth(found) > MOST_DEPTH:
         raise NotAMessage(f"nested more than {MOST_DEPTH} levels deep")
-    fields: dict[str, Any] = json.loads(text, object_pairs_hook=_unique)
-    return fields
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise NotAMessage(f"{cut(name, 100)}: it is there twice")
-        found[name] = value
     return found
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
@@ -20,8 +19,9 @@ from activities.model import ModelCall, ModelReply
 from activities.model_answer import is_whole, read_message
 from activities.model_faults import NotMessages, is_unsigned, translated, unavailable
 from contracts.failures import RunFailure
+from contracts.strict_json import read_json
 from contracts.turn import Usage
-from contracts.value import AROUND, once_each, replace_surrogates
+from contracts.value import AROUND, replace_surrogates
 from decisions.calls import text_of
 from decisions.reply import CUT_OFF
 
@@ -355,14 +355,7 @@ def read_arguments(written: str) -> dict[str, Any]:
     """
     written = _LONE_ESCAPE.sub(lambda escape: escape[1] or r"\ufffd", replace_surrogates(written))
     from_json(f"{'[' * AROUND}{written}{']' * AROUND}")
-    value = json.loads(written, parse_float=_finite, parse_constant=_finite, object_pairs_hook=once_each)
+    value = read_json(written)
     if not isinstance(value, dict):
         raise ValueError("a JSON object is expected")  # noqa: TRY004 - callers tell all of these alike
     return value
-
-
-def _finite(written: str) -> float:
-    number = float(written)
-    if not math.isfinite(number):
-        raise ValueError(f"{written} is no number of JSON")
-    return number

@@ -17,6 +17,7 @@ from pydantic_core import from_json, to_json
 from activities.toolkit import CallContext, TransientFailure
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
+from contracts.strict_json import flaw_in
 from contracts.tool import ToolOutcome, ToolRoute, failed
 from contracts.value import replace_surrogates
 from decisions.faults import fault_line
@@ -76,7 +77,8 @@ class PythonTool:
         try:
             return ToolOutcome(result=from_json(to_json(replace_surrogates(result), fallback=str)))
         except ValueError as error:
-            return failed(ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {error}")
+            reason = flaw_in({"result": result}) or str(error)
+            return failed(ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {reason}")
 
     async def _result(self, values: dict[str, Any]) -> Any:
         """What the function returns, awaited where it must be, or `_Raised`."""

@@ -25,6 +25,7 @@ from activities.trace import event, record
 from activities.transcript import TranscriptMismatch, Transcripts, Wanted
 from activities.workspace import OutsideWorkspace, Workspace
 from contracts.failures import Stop, ToolFault
+from contracts.strict_json import flaw_in
 from contracts.tool import (
     CALL_MARGIN,
     MOST_ERROR,
@@ -246,7 +247,8 @@ def sound(outcome: ToolOutcome) -> ToolOutcome:
     try:
         from_json(b"%b%b%b" % (b"[" * AROUND, to_json(outcome), b"]" * AROUND))
     except ValueError as error:
-        return failed(ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {error}")
+        reason = flaw_in({"result": outcome.result}) or str(error)
+        return failed(ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {reason}")
     return outcome
 
 

@@ -1,6 +1,7 @@
 """What is said: every value that crosses a boundary, as frozen pydantic models.
 
 value       the two base classes: `Value` (history, tolerant) and `Edge` (outside, strict)
+strict_json  the one reader of JSON from outside
 duration    "30s", "15m", "2h" as `timedelta`
 events      the agentic.* events, field for field as their source has them
 conversation  what a lane takes and answers

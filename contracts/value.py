@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Sequence
 from typing import Annotated, Any
 from unicodedata import category
 
@@ -61,15 +60,6 @@ def depth(value: Any) -> int:
     if not isinstance(value, dict | list):
         return 0
     return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
-
-
-def once_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, for `json.loads`. Raises ValueError where a name is there twice: nobody knows which counts."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return found
 
 
 def is_utf8(text: str) -> bool:

@@ -1,15 +1,15 @@
 """What is read of a request's body: so much, for so long, and only JSON that says one thing."""
 
 import asyncio
-import json
-import math
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from contracts.value import MOST_DEPTH, depth
+from contracts import strict_json
+from contracts.strict_json import JsonError
+from contracts.value import MOST_DEPTH, depth, printable
 from gateway.problems import Failure, answer_to
 
 MOST_BODY = 1024 * 1024  # bytes
@@ -88,39 +88,12 @@ class StrictRequest(Request):
 def read_json(data: bytes) -> Any:
     """Raises Failure for what JSON readers understand differently, or not at all."""
     try:
-        value = json.loads(
-            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refused, parse_float=_finite
-        )
+        value = strict_json.read_json(data)
         is_flat = depth(value) <= MOST_NESTED
-        if b"\\u" in data:
-            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         is_flat, value = False, None
-    except UnicodeDecodeError:
-        raise Failure(400, "the body: it is not UTF-8") from None
-    except UnicodeEncodeError:
-        raise Failure(400, r"the body: half of a \u pair is no character") from None
-    except json.JSONDecodeError as error:
-        raise Failure(400, f"the body is not JSON: {error.msg} at character {error.pos}") from None
-    except ValueError as error:
-        raise Failure(400, f"the body: {error}") from None
+    except JsonError as error:
+        raise Failure(400, f"the body: {printable(str(error))}", field=error.place or None) from None
     if not is_flat:
         raise Failure(400, f"the body: it is nested more than {MOST_NESTED} levels deep")
     return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object has a key twice")
-    return found
-
-
-def _refused(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number of JSON")
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text)):
-        raise ValueError("a number is too large")
-    return number

@@ -5,7 +5,6 @@ that nobody here knows): an exception at that place would fail the workflow task
 what is wanted where only a key is missing: the run waits, and goes on once the key is there.
 """
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +24,8 @@ from temporalio.converter import (
     StorageDriver,
 )
 
-from contracts.value import Terse, Undecodable, once_each
+from contracts.strict_json import read_json
+from contracts.value import Terse, Undecodable
 from decisions.narrate import cut
 from perdure.codec import UNREADABLE, UnknownKey, key_id_of, unreadable
 
@@ -61,17 +61,16 @@ class TolerantPayloadConverter(CompositePayloadConverter):
         if payload.metadata.get("encoding") == UNREADABLE:
             return Undecodable(reason=cut(payload.data.decode(errors="replace"), 200))
         try:
-            value = super().from_payloads([payload])[0]
             _must_say_one_thing(payload)
-            return value
+            return super().from_payloads([payload])[0]
         except Exception as error:  # noqa: BLE001 - whatever a foreign payload breaks, it must not break the run
             return Undecodable(reason=" ".join(str(error).split())[:200])
 
 
 def _must_say_one_thing(payload: Payload) -> None:
-    """Raises ValueError for JSON in which a name is there twice: the reader here took the last one, others may not."""
+    """Raises JsonError for JSON that other readers may understand differently than the one here, or not at all."""
     if payload.metadata.get("encoding") == b"json/plain":
-        json.loads(payload.data, object_pairs_hook=once_each, parse_int=str, parse_float=str, parse_constant=str)
+        read_json(payload.data)
 
 
 def _tersely(value: Terse) -> RawValue:

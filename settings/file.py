@@ -1,6 +1,5 @@
 """`perdure.toml`: what it may say, and how it is read."""
 
-import json
 import re
 import tomllib
 from collections.abc import Sequence
@@ -12,8 +11,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, fi
 
 from contracts.duration import Duration
 from contracts.limits import LimitOverrides
+from contracts.strict_json import read_json
 from contracts.tool import Approval, Effect
-from contracts.value import MOST_DEPTH, Edge, depth, once_each
+from contracts.value import MOST_DEPTH, Edge, depth
 from decisions import builtins
 from decisions.providers import DEFAULT
 from settings.access import checked_url
@@ -296,7 +296,7 @@ def _with_schemas(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
         if isinstance(schema, str):
             path = folder / schema
             try:
-                tool["input_schema"] = json.loads(text_of(path), object_pairs_hook=once_each)
+                tool["input_schema"] = read_json(text_of(path))
             except (ValueError, RecursionError) as error:
                 why = NESTED if isinstance(error, RecursionError) else error
                 raise ProjectError(f"{path} (input_schema of tool {name}): {why}") from None

@@ -3,7 +3,6 @@
 What others have in it and Perdure does not know is left alone, since the file is shared with them.
 """
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from activities.mcp_server import HttpServer, McpServer, StdioServer
-from contracts.value import MOST_DEPTH, depth, once_each
+from contracts.strict_json import read_json
+from contracts.value import MOST_DEPTH, depth
 from decisions.faults import fault_line
 from decisions.mcp import is_server_name
 from settings.problems import NESTED, ProjectError, resolved, text_of
@@ -51,7 +51,7 @@ def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, McpServer]:
     if not path.is_file():
         return {}
     try:
-        file = json.loads(text_of(path), object_pairs_hook=once_each)
+        file = read_json(text_of(path))
         is_flat = depth(file) <= MOST_DEPTH
     except ValueError as error:
         raise ProjectError(f"{path}: {error}") from None

@@ -62,7 +62,7 @@ def test_a_case_starts_with_its_own_agent_or_the_one_for_all(tmp_path: Path) -> 
         ("cases.yaml", "- {goal: x, context: &all {self: *all}}", ", case 1: "),
         ("cases.yaml", "- goal: x\n  goal: y", ": 'goal' is there twice"),
         ("cases.yaml", "- [", ": while parsing"),
-        ("cases.jsonl", '{"goal": "x"}\n{"goal": "x", "goal": "y"}', ", line 2: 'goal' is there twice"),
+        ("cases.jsonl", '{"goal": "x"}\n{"goal": "x", "goal": "y"}', ", line 2: goal: it is there twice"),
         ("cases.jsonl", '{"goal": "x"}\n{', ", line 2: Expecting property name"),
         ("cases.jsonl", "[" * 100_000, ", line 1: "),
         ("cases.jsonl", json.dumps({"goal": "x", "expect": {"max_steps": -1}}), ", line 1: expect.max_steps: Input"),

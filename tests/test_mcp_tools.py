@@ -213,7 +213,7 @@ STDIO = {"command": "x"}
         ('{"mcpServers": {"a": {"type": "ws"}}}', "not 'ws'"),
         ('{"mcpServers": {"a": {"type": "http"}}}', "mcpServers.a.url"),
         ('{"mcpServers": {"a": {"type": "http", "url": "file:///etc"}}}', "mcpServers.a.url"),
-        ('{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', "'a' is there twice"),
+        ('{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}', "mcpServers.a: it is there twice"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )

@@ -1,6 +1,5 @@
 """The cases of `perdure eval`, read from YAML or JSON Lines. What is wrong with a file becomes one line."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from pydantic import ValidationError
 
 from contracts.evaluation import Case
 from contracts.events import StartEvent
-from contracts.value import once_each
+from contracts.strict_json import read_json
 from settings import ProjectError
 from settings.problems import NESTED, first_fault, text_of, yaml_of
 
@@ -51,7 +50,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         if line.strip():
             where = f"{path}, line {number}"
             try:
-                yield where, json.loads(line, object_pairs_hook=once_each)
+                yield where, read_json(line)
             except (ValueError, RecursionError) as error:
                 raise ProjectError(f"{where}: {_line(error)}") from None
 

@@ -15,8 +15,8 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from activities.topic import NotAwaited, publish
+from contracts.strict_json import read_json
 from contracts.topic import MESSAGE_CREATED, Event
-from contracts.value import once_each
 from decisions.faults import fault_line
 from decisions.narrate import cut
 from decisions.topic import event_id
@@ -103,8 +103,8 @@ async def _published(client: Client, task_queue: str, line: int, written: bytes)
 def _read(written: bytes) -> Event:
     """Raises NotAwaited."""
     try:
-        from_json(written)  # refuses at once what is nested too deep
-        found = json.loads(written, object_pairs_hook=once_each)
+        found = read_json(written)
+        from_json(written)  # refuses what is nested too deep for a run
     except ValueError as error:
         raise NotAwaited(f"not JSON: {error}") from None
     if not isinstance(found, dict) or found.get("type") != MESSAGE_CREATED:

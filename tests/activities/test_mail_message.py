@@ -100,8 +100,10 @@ MALFORMED = [
     (as_json(body=None), "body: expected a text"),
     (as_json(body="a\0b"), "body: "),
     (as_json(to="\x1b[31m"), "to: expected characters"),
-    (b'{"type": "task", "to": "\\ud800"}', "not JSON"),
-    (b'{"type": NaN}', "not JSON"),
+    (b'{"type": "task", "to": "\\ud800"}', "to: half of a"),
+    (b'{"type": NaN}', "type: NaN is no number of JSON"),
+    (b'{"type": "task", "n": [1e400]}', "n.0: a number is too large"),
+    (b'{"type": "task", "n": %b}' % (b"9" * 5000), "n: a number has more than"),
 ]
 
 

@@ -29,6 +29,15 @@ def test_json_that_says_no_one_thing_is_refused(name: str) -> None:
     with pytest.raises(Failure) as failure:
         read_json(BAD[name])
     assert failure.value.status_code == 400
+    assert "limit" not in failure.value.detail
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400", "9" * 5000])
+def test_the_place_of_what_no_reader_agrees_on_is_told(number: str) -> None:
+    with pytest.raises(Failure) as failure:
+        read_json(f'{{"payload": {{"context": {{"sums": [{{"of": {number}}}]}}}}}}'.encode())
+    assert failure.value.field == "payload.context.sums.0.of"
+    assert failure.value.detail.startswith("the body: payload.context.sums.0.of: ")
 
 
 def test_what_is_plain_is_taken() -> None:

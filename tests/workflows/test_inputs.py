@@ -21,6 +21,15 @@ TWICE = RawValue(
         data=b'{"type": "agentic.start", "payload": {"goal": "a", "goal": "b"}, "text": "a", "text": "b"}',
     )
 )
+NUMBERS = tuple(
+    RawValue(
+        Payload(
+            metadata={"encoding": b"json/plain"},
+            data=b'{"type": "agentic.start", "payload": {"goal": "x", "context": {"sums": [{"of": %b}]}}}' % number,
+        )
+    )
+    for number in (b"NaN", b"-Infinity", b"1e400", b"9" * 5000)
+)
 ODD = RawValue(Payload(metadata={"encoding": b"json/odd"}, data=b"?"))
 REFERENCE = {"encoding": b"json/protobuf", "messageType": b"temporal.api.sdk.v1.ExternalStorageReference"}
 NOWHERE = RawValue(Payload(metadata=REFERENCE, data=b'{"driverName": "perdure", "claimData": {"key": "no/such"}}'))
@@ -69,7 +78,8 @@ async def failure_of(it: Any, run: Any) -> ApplicationError:
         ([start_with(goal="x", agent="")], "payload.agent"),
         ([start_with(goal="x" * 200_001)], "payload.goal"),
         ([DEEP], "not readable as JSON"),
-        ([TWICE], "not readable as JSON: 'goal' is there twice"),
+        ([TWICE], "not readable as JSON: payload.goal: it is there twice"),
+        *(([number], "not readable as JSON: payload.context.sums.0.of: ") for number in NUMBERS),
         ([ODD], "not readable as JSON"),
         ([NOWHERE], "kept outside of Temporal, and cannot be had"),
         ([TORN], "kept outside of Temporal, and cannot be had"),

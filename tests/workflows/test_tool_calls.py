@@ -178,15 +178,11 @@ async def test_odd_results_never_stop_a_run(world: Any, result: Any) -> None:
     assert len(look.calls) == 2
 
 
-@pytest.mark.parametrize("kind", [ToolKind.python, ToolKind.signal])
-async def test_what_is_no_number_of_json_is_told_by_its_name_and_carried_so(world: Any, kind: ToolKind) -> None:
+async def test_what_is_no_number_of_json_is_told_by_its_name_and_carried_so(world: Any) -> None:
     """History would have null for it, and who reads the run from there another conversation than the worker had."""
-    look = ScriptedTool("look", lambda *_: {"mean": [math.nan, math.inf, 0.5]}, kind=kind)
+    look = ScriptedTool("look", lambda *_: {"mean": [math.nan, math.inf, 0.5]}, kind=ToolKind.python)
     async with world([calls(("look", {})), FINISH], look) as it:
         run = await it.start(run_id=it.queue)
-        if kind is ToolKind.signal:
-            await it.until_pending(run, 1)
-            await it.send_result(run, 1, "look", result={"mean": [math.nan, math.inf, 0.5]})
         await run.result()
         again = await fork(it.client, it.queue, it.queue, 1, None)
         await again.result()
@@ -195,6 +191,29 @@ async def test_what_is_no_number_of_json_is_told_by_its_name_and_carried_so(worl
         blocks = [block for message in request["messages"] for block in message["content"]]
         told = [block["content"] for block in blocks if block["type"] == "tool_result"]
         assert told == ['{"mean":["NaN","Infinity",0.5]}']
+
+
+async def test_a_result_from_outside_that_is_no_json_is_ignored_and_its_place_is_told(world: Any) -> None:
+    look = ScriptedTool("look", lambda *_: None, kind=ToolKind.signal)
+    async with world([calls(("look", {})), FINISH], look) as it:
+        run = await it.start()
+        await it.until_pending(run, 1)
+        await it.send_result(run, 1, "look", result={"mean": [0.5, math.nan]})
+        told = "tool_result: not readable as JSON: payload.result.mean.1: NaN is no number of JSON"
+        assert (await it.state(run))["ignored"] == [told]
+        await it.send_result(run, 1, "look", result={"mean": [0.5, None]})
+        await run.result()
+        assert (await it.results(run))[0][1] == '{"mean":[0.5,null]}'
+
+
+async def test_a_number_that_cannot_be_written_is_told_with_its_place(world: Any) -> None:
+    look = ScriptedTool("look", lambda *_: {"sums": [1, 10**5000]}, kind=ToolKind.python)
+    async with world([calls(("look", {})), FINISH], look) as it:
+        run = await it.start()
+        await run.result()
+        [(_, told), _] = await it.results(run)
+    assert "result.sums.1: a number has more than 4,300 digits" in told
+    assert "limit" not in told
 
 
 async def test_a_large_result_from_outside_is_refused_and_the_run_goes_on(world: Any) -> None:
