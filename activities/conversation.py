@@ -150,7 +150,7 @@ class Conversations:
     async def answer_turn(self, request: TurnAnswer) -> bool:
         """Whether the run took the answer to its question."""
         handle = self._client.get_workflow_handle(run_workflow_id(request.run_id))
-        body = HumanInput(question_id=request.question_id, text=request.text)
+        body = HumanInput(**request.model_dump(include={"question_id", "text", "sender", "signature"}))
         said = body.model_dump(mode="json", exclude_none=True)
         try:
             await handle.execute_update("answer", said, id=request.request_id)

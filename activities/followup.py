@@ -62,6 +62,7 @@ class FollowUps:
         return ToolOutcome(result=shown(commands))
 
     async def _create(self, create: CreateCommand, task: TaskCommand | None) -> None:
+        create = create.model_copy(update={"answer_keys": dict(self._project.answer_keys)})
         with suppress(WorkflowAlreadyStartedError):  # by an attempt before this one; it is over by now
             await self._client.start_workflow(
                 "FollowUp",

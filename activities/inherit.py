@@ -63,7 +63,9 @@ class Inheritances:
                 raise _not_resumable(f"what run {request.run_id} kept is gone: {error}") from None
             segments = await _segments(ours, parts, snapshot.segments)
         workspace = str(self._project.workspace(own).root)
-        return Inherited(state=state.model_copy(update={"workspace": workspace}), segments=segments)
+        keys = dict(self._project.answer_keys) or state.answer_keys  # of now; without any here, the origin's bind it on
+        changes = {"workspace": workspace, "answer_keys": keys}
+        return Inherited(state=state.model_copy(update=changes), segments=segments)
 
     def _copy_files(self, origin: str, own: str) -> None:
         """The conversation speaks of them by their paths."""

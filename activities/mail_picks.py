@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from temporalio.client import Client, WorkflowQueryFailedError, WorkflowUpdateFailedError
@@ -14,6 +15,7 @@ from activities.mail_told import REQUEST, Told
 from activities.update import answered
 from contracts.question import QuestionKind
 from contracts.run import QuestionView, RunStatus, RunView
+from contracts.sender import MAILBOX
 from contracts.signals import HumanInput
 from decisions.ids import mailbox_workflow_id, run_workflow_id
 from decisions.narrate import cut
@@ -24,12 +26,19 @@ ANSWERED_WITHIN = 10.0  # seconds; the folder's bridge waits for it
 LOOK_EVERY = 5  # looks at a file until its run is asked whether it still waits
 
 
+def _unsigned(_: RunView, answer: HumanInput) -> HumanInput:
+    return answer
+
+
 class Picks:
     """What was asked is known from a copy; of the request itself only `pick` is read, as a person writes there."""
 
-    def __init__(self, client: Client, told: Told) -> None:
+    def __init__(
+        self, client: Client, told: Told, sign: Callable[[RunView, HumanInput], HumanInput] = _unsigned
+    ) -> None:
         self._client = client
         self._told = told
+        self._sign = sign
         self._looks: dict[str, int] = {}
         self._spoiled: dict[str, str] = {}  # by task, what is wrong with its request
 
@@ -90,13 +99,15 @@ class Picks:
         if picked is not None and picked not in question.options:
             await self._fault(task, request, f"{name}: expected one of the options, not {cut(picked, 200)!r}")
         elif picked is not None:
-            await self._answer(task, request, question, picked)
+            await self._answer(task, request, view, picked)
 
-    async def _answer(self, task: str, request: dict[str, Any], question: QuestionView, picked: str) -> None:
+    async def _answer(self, task: str, request: dict[str, Any], view: RunView, picked: str) -> None:
         handle = self._client.get_workflow_handle(run_workflow_id(str(request.get("run_id"))))
+        if (question := view.question) is None:
+            return
         name, _ = _picked(request, question)
-        said = HumanInput(question_id=question.id, text=picked, by="the request's file")
-        update = handle.execute_update("answer", said.model_dump(mode="json", exclude_none=True))
+        said = HumanInput(question_id=question.id, text=picked, by="the request's file", sender=MAILBOX)
+        update = handle.execute_update("answer", self._sign(view, said).model_dump(mode="json", exclude_none=True))
         try:
             await answered(update, ANSWERED_WITHIN)
         except TimeoutError:

@@ -21,6 +21,7 @@ from contracts.conversation import Choice, LaneFault, SubmitRequest
 from contracts.letter import Ack, Letter, LetterEnding, TaskState, Transition
 from contracts.mail import ReplyHead, TaskHead
 from contracts.mail_outside import MailReply, ReplyVerdict
+from contracts.sender import MAILBOX
 from decisions import ids
 from decisions.letter import BAD_MESSAGE
 from decisions.narrate import cut
@@ -88,6 +89,7 @@ class Takes:
             raw=head.model_dump(mode="json", by_alias=True, exclude_none=True),
             choices=tuple(Choice(name=name, options=options) for name, options in resolved.undecided.items()),
             mailbox=self._folder.agent,
+            sender=MAILBOX,
         )
         fair = _fairness_key(head.plan_id)
         try:

@@ -48,6 +48,7 @@ class Project:
 
     secrets: Secrets = NO_SECRETS
     outbox: Outbox | None = None  # by which messages go out
+    answer_keys: Mapping[str, str] = field(default_factory=dict)  # public keys by id, of those who may answer
 
     def window_of(self, *models: str) -> int:
         """The smallest context window, in tokens: as the project sets it, else as the models are known to have it."""

@@ -61,6 +61,7 @@ class Runs:
             limits=limits,
             workspace=str(workspace.root),
             secret=secrets.token_hex(16),
+            answer_keys=dict(self._project.answer_keys),
         )
 
     @activity.defn

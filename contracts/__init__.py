@@ -13,6 +13,7 @@ carry       what bridges are to do in a folder, and what came of it
 mailbox     what a mailbox is told, keeps and shows
 mail_outside  subtasks for peers that live outside, and their replies
 delegation  subtasks, how they stand, what they have used
+sender      where something came in, as Perdure knows it
 signals     what people send to a run: answers and cancel requests
 question    the one open question of a run
 agent       an agent's definition and the snapshot a run keeps of it

@@ -67,6 +67,7 @@ class Opening(Value):
     peers: tuple[str, ...] = sparse(())  # that it may delegate to here
     mailboxes: tuple[str, ...] = sparse(())  # those that live outside
     secret: str = sparse("")  # random; the nonces of the run's requests derive from it
+    answer_keys: dict[str, str] = sparse({})  # public keys by id, of those who may answer
 
 
 class OpeningRequest(Value):

@@ -9,6 +9,7 @@ from pydantic_core import to_json
 
 from contracts.journal import Journal
 from contracts.limits import limits_in
+from contracts.sender import Sender
 from contracts.transcript import Segment
 from contracts.value import Edge, Value, sparse
 
@@ -96,6 +97,10 @@ class SubmitRequest(Edge):
         default=None, min_length=1, max_length=MAX_ID_LENGTH, exclude_if=lambda mailbox: mailbox is None
     )
     """The mailbox of this agent hears how it ended."""
+    sender: Sender | None = sparse(None)
+    """Where it came in. Perdure's doors set it."""
+    signature: str | None = Field(default=None, max_length=200, exclude_if=lambda signature: signature is None)
+    """Of the answer that it is to `question_id`, as of `human_input`."""
 
     @field_validator("context")
     @classmethod
@@ -270,7 +275,9 @@ class DropRequest(Edge):
     request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
     """That waits in the queue."""
     by: str | None = Field(default=None, max_length=200)
-    """Who drops it."""
+    """Who drops it, as they say."""
+    sender: Sender | None = sparse(None)
+    """Where it came in. Perdure's doors set it."""
 
 
 class SteerRequest(Edge):
@@ -280,6 +287,8 @@ class SteerRequest(Edge):
     """Of the request that says it."""
     text: str = Field(min_length=1, max_length=MOST_TEXT)
     """For the next model call."""
+    sender: Sender | None = sparse(None)
+    """Where it came in. Perdure's doors set it."""
 
 
 class Steered(Edge):
@@ -350,3 +359,5 @@ class TurnAnswer(Value):
     question_id: str
     text: str
     request_id: str
+    sender: Sender | None = sparse(None)
+    signature: str | None = sparse(None)

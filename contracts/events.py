@@ -8,6 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from contracts.conversation import MAX_ID_LENGTH, Choice, Headers
 from contracts.delegation import Assignment
 from contracts.limits import LimitOverrides, limits_in
+from contracts.sender import Sender
 from contracts.tool import ToolError
 from contracts.value import Edge, JsonResult, Value, sparse
 
@@ -47,6 +48,8 @@ class StartEvent(Edge):
     payload: StartPayload
     dedupe_key: str | None = Field(default=None, min_length=1, max_length=1000)
     """Two starts with one key are one run. It counts where the run has no id of its own."""
+    sender: Sender | None = sparse(None)
+    """Where it came in. Perdure's doors set it."""
 
 
 class ResumePayload(Edge):
@@ -72,6 +75,8 @@ class ResumeEvent(Edge):
 
     type: Literal["agentic.resume"]
     payload: ResumePayload
+    sender: Sender | None = sparse(None)
+    """Where it came in. Perdure's doors set it."""
 
 
 class BeginEvent(Value):
@@ -91,6 +96,7 @@ class BeginEvent(Value):
     raw: dict[str, Any] | None = None
     assignment: Assignment | None = sparse(None)
     choices: tuple[Choice, ...] = sparse(())
+    sender: Sender | None = sparse(None)
 
 
 class ToolRequestPayload(Value):
@@ -147,6 +153,8 @@ class ToolResultEvent(Edge):
     """May be left out: a result counts once, by its step."""
     nonce: str | None = Field(default=None, max_length=200)
     """As the request had it. The gateway takes no result without it; the signal does not look at it."""
+    sender: Sender | None = sparse(None)
+    """Where it came in. Perdure's doors set it."""
 
 
 class CompletedPayload(Value):

@@ -11,7 +11,7 @@ from pydantic_core import to_json
 
 from contracts.conversation import MAX_ID_LENGTH, Headers, SubmitRequest
 from contracts.topic import Event
-from contracts.value import CamelEdge, CamelValue, Edge, Value
+from contracts.value import CamelEdge, CamelValue, Edge, Value, sparse
 
 MOST_TASKS = 50  # of a follow-up: with their inputs and results they have to fit one payload
 MOST_DESCRIPTION = 1000  # characters
@@ -92,6 +92,8 @@ class CreateCommand(Edge):
     type: Literal["cmd.workflow.create"] = "cmd.workflow.create"
     headers: Headers = Headers()
     data: CreateData
+    answer_keys: dict[str, str] = sparse({})
+    """Public keys by id: only answers signed with one of them are taken. The worker of the run sets it."""
 
 
 class TaskData(CamelEdge):
@@ -217,6 +219,7 @@ class FollowUpState(CamelValue):
     idle_until: int | None = None
     execution: str = ""  # the first Temporal execution: the ledger is kept by it
     agent: str | None = None  # who goes on, unless the conversation has somebody
+    answer_keys: dict[str, str] = sparse({})  # public keys by id: only answers signed with one of them are taken
     resume_seq: int = 0
     late: tuple[Late, ...] = ()
     events: tuple[LifecycleEvent, ...] = ()  # the latest, bounded

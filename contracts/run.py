@@ -12,6 +12,7 @@ from contracts.delegation import Assignment, Spent
 from contracts.journal import Journal
 from contracts.limits import Limits
 from contracts.question import Question, QuestionKind
+from contracts.sender import Sender
 from contracts.thrash import Made
 from contracts.tool import Effect, ToolKind, ToolOutcome, ToolTable
 from contracts.transcript import Segment
@@ -101,6 +102,8 @@ class RunState(Value):
     conversation_id: str | None
     is_turn: bool = sparse(False)  # of that conversation, by its lane
     headers: Headers = sparse(Headers())
+    sender: Sender | None = sparse(None)  # of its start, or of the request that it is a turn for
+    answer_keys: dict[str, str] = sparse({})  # public keys by id: only answers signed with one of them are taken
     created_at: datetime
     updated_at: datetime
     limits: Limits
@@ -256,6 +259,9 @@ class RunView(Value):
     last_finding: str = ""
     origin: str | None = None  # the run that this one resumes, or was forked from
     parent: str | None = sparse(None)  # whose subtask it is
+    sender: Sender | None = sparse(None)  # where its start came in
+    execution: str = sparse("")  # its first Temporal execution
+    answer_keys: dict[str, str] = sparse({})  # public keys by id: only answers signed with one of them are taken
     delegated: Spent | None = sparse(None)  # by its subtasks, not above
 
 

@@ -4,7 +4,8 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from contracts.value import Edge
+from contracts.sender import Sender
+from contracts.value import Edge, sparse
 
 
 class Decision(StrEnum):
@@ -37,7 +38,11 @@ class HumanInput(Edge):
     decision: Decision | None = None
     """What the [question](#decisions) takes."""
     by: str | None = Field(default=None, max_length=200)
-    """Who answers."""
+    """Who answers, as they say."""
+    sender: Sender | None = sparse(None)
+    """Where it came in. Perdure's doors set it."""
+    signature: str | None = Field(default=None, max_length=200, exclude_if=lambda signature: signature is None)
+    """`KEY:BASE64`, over all of this, the run and its execution. Needed where the run names `answer_keys`."""
 
 
 class CancelRequest(Edge):
@@ -46,4 +51,6 @@ class CancelRequest(Edge):
     reason: str | None = Field(default=None, max_length=2000)
     """Shown with the run."""
     by: str | None = Field(default=None, max_length=200)
-    """Who asks."""
+    """Who asks, as they say."""
+    sender: Sender | None = sparse(None)
+    """Where it came in. Perdure's doors set it."""

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from contracts.conversation import MAX_ID_LENGTH
+from contracts.sender import Sender
 from contracts.value import MOST_DEPTH, CamelValue, Value, depth, sparse
 
 MOST_EVENT = 256 * 1024  # bytes of an event; a signal of 2 MiB would be refused by the server
@@ -53,6 +54,8 @@ class Event(Value):
     headers: dict[str, Any] = Field(default_factory=dict)
     """Kept with it, and read by nobody here."""
     data: PostedMessage
+    sender: Sender | None = sparse(None)
+    """Where it came in. Perdure's doors set it."""
 
     @field_validator("headers")
     @classmethod

@@ -25,6 +25,7 @@ from contracts.conversation import (
     Word,
 )
 from contracts.events import BeginEvent, StartPayload
+from contracts.sender import Sender
 from contracts.signals import HumanInput
 from decisions.ids import turn_run_id
 from decisions.illegal import IllegalMove
@@ -68,6 +69,7 @@ class Cancel:
 
     run_id: str
     reason: str
+    sender: Sender | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def admit(state: LaneState, request: SubmitRequest, now: datetime) -> Accepted |
     """Judged in this order: known, too much, busy; then where it goes."""
     run_id = turn_run_id(state.conversation_id, request.request_id)
     data = to_json(request)
-    key, body = _hashed(request.request_id.encode(errors="surrogatepass")), _hashed(data)
+    key, body = _hashed(request.request_id.encode(errors="surrogatepass")), _hashed(to_json(_unsigned(request)))
     if (known := state.seen.get(key)) is not None:
         if known != body:
             used = f"request id {cut(request.request_id, 80)!r} was used with another body"
@@ -105,6 +107,11 @@ def admit(state: LaneState, request: SubmitRequest, now: datetime) -> Accepted |
     seen = dict(list(state.seen.items())[-MOST_SEEN + 1 :]) if len(state.seen) >= MOST_SEEN else dict(state.seen)
     state = state.model_copy(update={"seen": {**seen, key: body}, "accepted": state.accepted + 1})
     return _placed(state, message)
+
+
+def _unsigned(request: SubmitRequest) -> SubmitRequest:
+    """Return what the caller said: the same request may come again through another door."""
+    return request.model_copy(update={"sender": None, "signature": None})
 
 
 def _no_room(state: LaneState, message: Queued) -> Refusal | None:
@@ -132,7 +139,7 @@ def _placed(state: LaneState, message: Queued) -> Accepted:
     if active and request.when_busy is WhenBusy.interrupt:
         state = state.model_copy(update={"queue": (message, *state.queue)})
         why = f"interrupted by request {cut(request.request_id, 80)}"
-        errand = Cancel(active.queued.run_id, why)
+        errand = Cancel(active.queued.run_id, why, request.sender)
         return Accepted(state, Submitted(run_id=message.run_id, position=1, duplicate=False), errand)
     state = queued(state, message)
     position = position_of(state, message.run_id)
@@ -198,6 +205,13 @@ def spoken(request: SubmitRequest) -> str:
     return "\n\n".join(text for text in (request.brief, request.text) if text)[:MOST_TEXT]
 
 
+def answer_of(request: SubmitRequest) -> HumanInput:
+    """Return the answer that the request is to the question it names."""
+    return HumanInput(
+        question_id=request.question_id, text=request.text, sender=request.sender, signature=request.signature
+    )
+
+
 def begin_event(state: LaneState, message: Queued) -> BeginEvent:
     """The input of the turn's run."""
     request, origin = message.request, message.request.origin or Headers()
@@ -219,6 +233,7 @@ def begin_event(state: LaneState, message: Queued) -> BeginEvent:
         after=state.after,
         raw=request.raw,
         choices=request.choices,
+        sender=request.sender,
     )
 
 

@@ -28,6 +28,8 @@ from contracts.tool import ToolOutcome, failed
 from contracts.topic import Event
 from contracts.value import MOST_DEPTH, depth
 from decisions import kinds
+from decisions.ids import follow_up_workflow_id
+from decisions.signature import Asked, signature_error
 from decisions.topic import event_id
 
 FIRST_TASK_WITHIN = 3600 * 1000  # where no run is named that will have made them
@@ -85,6 +87,7 @@ def opened(command: CreateCommand, now: int, execution: str) -> FollowUpState:
         idle_until=None if run else now + FIRST_TASK_WITHIN,
         execution=execution,
         agent=command.data.agent,
+        answer_keys=command.answer_keys,
     )
 
 
@@ -207,8 +210,12 @@ def sent(state: FollowUpState, task_id: str, outcome: ToolOutcome, now: int) -> 
 def took(state: FollowUpState, brought: TaskResolved, now: int) -> tuple[FollowUpState, str | None]:
     """What an event, or a result from outside, makes of a task; or why it makes nothing of it."""
     task, why = task_of(state, brought.task_id), misdirected(state, brought.workflow_id)
+    if task is None:
+        why = why or f"there is no task {brought.task_id[:100]}"
+    elif brought.event is None and state.answer_keys and kinds.KINDS[task.kind].asks is not None:
+        why = why or f"task {task.task_id} asks a person: only a signed answer resolves it"
     if why or task is None:
-        return state, why or f"there is no task {brought.task_id[:100]}"
+        return state, why
     result, by = brought.result, brought.resolved_by or "task_resolved"
     if brought.event is not None:
         result, by = _judged(task, brought.event), event_id(brought.event)
@@ -243,7 +250,9 @@ def answer_refusal(state: FollowUpState, answer: HumanInput) -> str | None:
         return f"question {answer.question_id} is not open; open: {', '.join(task.task_id for task in asked)}"
     if answer.decision is not None or not (answer.text or "").strip():
         return "the question takes a text"
-    return None
+    about = answer.question_id or asked[0].task_id
+    asked_here = Asked(follow_up_workflow_id(state.workflow_id), state.execution, about)
+    return signature_error(state.answer_keys, asked_here, answer)
 
 
 def answered(state: FollowUpState, answer: HumanInput, now: int) -> FollowUpState:

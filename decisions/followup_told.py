@@ -7,6 +7,7 @@ from pydantic_core import to_json
 
 from contracts.conversation import Message, SubmitRequest, WhenBusy
 from contracts.followup import FollowUpState, FollowUpStatus, LifecycleEvent, Task
+from contracts.sender import FOLLOW_UP
 from decisions import kinds
 from decisions.followup import open_tasks, questions, timed_out
 from decisions.ids import resume_request_id
@@ -77,6 +78,7 @@ def resume_request(state: FollowUpState) -> SubmitRequest:
         origin=state.definition.origin,
         request_client=target.request_client,
         raw={"workflow": _context(state)},
+        sender=FOLLOW_UP,
     )
 
 

@@ -249,6 +249,9 @@ def view(state: RunState) -> RunView:
         last_finding=state.last_finding,
         origin=state.inherited[-1].run_id if state.inherited else None,
         parent=state.assignment.by if state.assignment else None,
+        sender=state.sender,
+        execution=state.execution,
+        answer_keys=state.answer_keys,
         delegated=None if state.delegated == Spent() else state.delegated,
     )
 

@@ -11,12 +11,14 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from pydantic import AfterValidator
 
+from contracts.sender import Sender
 from gateway.access_log import note_refused_login
 from gateway.bodies import StrictRequest
 from gateway.problems import AGAIN, Failure
 from gateway.schemes import Webhook
 from gateway.slashes import restore
 from gateway.tokens import Scope, Token, Tokens, Unreadable
+from perdure.client.door import speak_as
 from perdure.client.runs import MOST_ID_BYTES, has_length_of_id
 from perdure.session import Session
 
@@ -68,6 +70,7 @@ class Route(APIRoute):
             request = StrictRequest(given.scope, given.receive)
             for scope in scopes:
                 _admitted(request, scope)
+                speak_as(Sender(door="gateway", token=request.state.token.name))
             if takes_json and _has_body(request) and not _says_json(request):
                 raise Failure(415, "the body has to come with Content-Type: application/json")
             try:

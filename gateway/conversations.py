@@ -50,7 +50,7 @@ async def submit_request(
         settings.check_agent(request.agent)
     except ProjectError as error:
         raise Failure(422, str(error), field="agent") from None
-    submitted = await submit(here.session.client, settings.task_queue, conversation_id, request)
+    submitted = await submit(here.session.client, settings.task_queue, conversation_id, request, settings.answer_keys)
     response.headers["Location"] = f"/v1/runs/{quote(submitted.run_id, safe='')}"
     if submitted.duplicate:
         response.status_code = 200

@@ -3,13 +3,13 @@
 from fastapi import APIRouter
 from pydantic import ConfigDict
 
-from activities.topic import publish
 from contracts.topic import Event, PostedMessage
 from contracts.value import Value
 from decisions.topic import event_id, platform_name
 from gateway.access import Here, Holder, Route, needs
 from gateway.problems import Failure, described
 from gateway.tokens import Scope
+from perdure.client.events import publish
 
 router = APIRouter(prefix="/v1", tags=["events"], route_class=Route)
 

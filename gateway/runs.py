@@ -259,7 +259,8 @@ async def cancel_run(here: Here, by: By, run_id: RunId, body: Reason | None = No
 async def answer_run(here: Here, by: By, holder: Holder, run_id: RunId, body: Answer) -> Begun:
     """Answers the open question of a run, or of a follow-up (`wf:…`); 409 with its own reason where it does not fit."""
     try:
-        await answer(here.session.client, run_id, HumanInput(**body.model_dump(), by=by))
+        said = HumanInput(**body.model_dump(), by=by)
+        await answer(here.session.client, run_id, said, here.session.settings.answer_keys)
     except AnswerRefused:
         if Scope.read in holder.scopes:
             raise

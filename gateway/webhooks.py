@@ -4,7 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
 
-from activities.topic import NotAwaited, publish
+from activities.topic import NotAwaited
+from contracts.sender import Sender
 from contracts.value import Value, sparse
 from decisions.topic import event_id
 from gateway.access import Here, Route
@@ -12,6 +13,8 @@ from gateway.access_log import note_refused_login
 from gateway.bodies import read_json
 from gateway.problems import Failure, described
 from gateway.schemes import Challenge, Forged, Ignored, Unusable, WrongPlatform
+from perdure.client.door import speak_as
+from perdure.client.events import publish
 
 router = APIRouter(prefix="/v1/webhooks", tags=["events"], route_class=Route)
 BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}}
@@ -45,6 +48,7 @@ async def take_webhook(here: Here, name: Annotated[str, Path(max_length=64)], re
         raise Failure(403, str(wrong), field="data.platform") from None
     except Unusable as unusable:
         raise Failure(422, str(unusable)) from None
+    speak_as(Sender(door=f"webhook:{name}"))
     match read:
         case Challenge(challenge):
             return Taken(accepted=True, challenge=challenge)

@@ -107,18 +107,28 @@ def unreadable(why: str) -> Payload:
 
 def read_codec(text: str) -> AesGcmCodec:
     """The codec of "k2:<base64 of 32 bytes>,k1:<…>". Raises BadKeys."""
-    keys: dict[str, bytes] = {}
+    return AesGcmCodec({key_id: key for key_id, key, _ in key_entries(text)})
+
+
+def key_entries(text: str, mark: str = "") -> list[tuple[str, bytes, bool]]:
+    """Return each key's id, its 32 bytes, and whether `mark` stands before them. Raises BadKeys."""
+    found: dict[str, tuple[str, bytes, bool]] = {}
     for number, entry in enumerate(text.split(","), 1):
         key_id, _, encoded = entry.strip().partition(":")
         if not encoded or not _ID.fullmatch(key_id):
             raise BadKeys(f'entry {number}: expected "id:key", the id of at most 32 letters, digits, "_", "." and "-"')
-        if key_id in keys:
+        if key_id in found:
             raise BadKeys(f"key {key_id} stands there twice")
-        try:
-            key = b64decode(encoded.translate(str.maketrans("-_", "+/")), validate=True)
-        except (binascii.Error, ValueError):
-            raise BadKeys(f"key {key_id} is not base64") from None
-        if len(key) != _KEY_BYTES:
-            raise BadKeys(f"key {key_id} has {len(key)} bytes, and {_KEY_BYTES} are needed (openssl rand -base64 32)")
-        keys[key_id] = key
-    return AesGcmCodec(keys)
+        is_marked = bool(mark) and encoded.startswith(mark)
+        found[key_id] = (key_id, _key_of(key_id, encoded.removeprefix(mark) if is_marked else encoded), is_marked)
+    return list(found.values())
+
+
+def _key_of(key_id: str, encoded: str) -> bytes:
+    try:
+        key = b64decode(encoded.translate(str.maketrans("-_", "+/")), validate=True)
+    except (binascii.Error, ValueError):
+        raise BadKeys(f"key {key_id} is not base64") from None
+    if len(key) != _KEY_BYTES:
+        raise BadKeys(f"key {key_id} has {len(key)} bytes, and {_KEY_BYTES} are needed (openssl rand -base64 32)")
+    return key

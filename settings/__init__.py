@@ -21,11 +21,13 @@ from activities.mcp_server import McpServer
 from activities.secrets import NO_SECRETS, Secrets, secrets_of
 from contracts.agent import Agent
 from decisions.providers import DEFAULT, provider_of
+from perdure.answer_keys import NO_KEYS, AnswerKeys
 from perdure.codec import AesGcmCodec
 from settings.access import base_url_of, key_of
 from settings.agents import Roster, read_agents
 from settings.environment import (
     Deployment,
+    answer_keys_of,
     codec_of,
     deployment_of,
     exports_spans,
@@ -103,6 +105,7 @@ class Settings:
     metrics: str | None = None
     exports_spans: bool = False
     codec: AesGcmCodec | None = None
+    answer_keys: AnswerKeys = NO_KEYS
     payloads: "PayloadStore | None" = None
     secrets: Secrets = NO_SECRETS
     servers: Mapping[str, McpServer] = field(default_factory=dict)  # of MCP, by name
@@ -189,6 +192,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         metrics=metrics_of(env),
         exports_spans=exports_spans(env),
         codec=codec_of(env),
+        answer_keys=answer_keys_of(env),
         payloads=payloads_of(env),
         secrets=secrets_of(
             env,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from contracts.value import is_utf8
+from perdure.answer_keys import NO_KEYS, AnswerKeys, read_answer_keys
+from perdure.answer_keys import VARIABLE as ANSWER_KEY
 from perdure.codec import VARIABLE, AesGcmCodec, BadKeys, read_codec
 from settings.problems import ProjectError
 
@@ -106,3 +108,11 @@ def codec_of(env: Mapping[str, str]) -> AesGcmCodec | None:
         return read_codec(env[VARIABLE]) if env.get(VARIABLE) else None
     except BadKeys as error:
         raise ProjectError(f"{VARIABLE}: {error}") from None
+
+
+def answer_keys_of(env: Mapping[str, str]) -> AnswerKeys:
+    """Return the keys that sign answers, or check them. Raises ProjectError."""
+    try:
+        return read_answer_keys(env[ANSWER_KEY]) if env.get(ANSWER_KEY) else NO_KEYS
+    except BadKeys as error:
+        raise ProjectError(f"{ANSWER_KEY}: {error}") from None

@@ -139,7 +139,7 @@ class Conversation:
         request = read_optional(CancelRequest, args)
         by = f" by {request.by}" if request.by else ""
         reason = (request.reason or "cancelled in its conversation") + by
-        self._live.errands.append(lane.Cancel(self._live.running(), reason))
+        self._live.errands.append(lane.Cancel(self._live.running(), reason, request.sender))
 
     @workflow.signal(description='Take a request out of the queue: {"request_id", "by"?}')
     @ignoring_refusals

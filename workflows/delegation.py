@@ -30,6 +30,7 @@ from contracts.delegation import (
 from contracts.events import BeginEvent, StartPayload
 from contracts.limits import LimitOverrides
 from contracts.mail_outside import MailReply, MessageQuery
+from contracts.sender import DELEGATION
 from decisions import delegation, ids, narrate
 from workflows.halt import Halt
 from workflows.handlers import invalid, read
@@ -125,6 +126,7 @@ class Delegation:
                     type="agentic.begin",
                     payload=StartPayload(goal=goal, agent=subtask.agent, limits=limits),
                     assignment=assignment,
+                    sender=DELEGATION,
                 ),
                 id=workflow_id,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,

@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Any, Concatenate, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from contracts.failures import RunFailure
@@ -56,6 +57,12 @@ def read(model: type[M], args: Sequence[Any]) -> M:
 def read_optional(model: type[M], args: Sequence[Any]) -> M:
     """As `read`, with the model's defaults where no argument (or null) is given."""
     return read(model, [{}]) if not args or list(args) == [None] else read(model, args)
+
+
+def must_continue() -> None:
+    """Raises ApplicationError `InvalidInput` for a carried state that no earlier execution handed on."""
+    if workflow.info().continued_run_id is None:
+        raise invalid("state: a start cannot bring a state of its own; it is only carried over continue-as-new")
 
 
 def invalid(message: str) -> ApplicationError:

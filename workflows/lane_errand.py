@@ -19,10 +19,11 @@ LEAVES_ANSWERS = "lane-leaves-answers"  # the name of a patch (docs/upgrading.md
 async def bring(live: LiveLane, errand: lane.Errand) -> None:
     """To the turn that runs."""
     match errand:
-        case lane.Cancel(run_id, reason):
-            await _signal(live, run_id, "cancel", CancelRequest(reason=reason[:2000]))
+        case lane.Cancel(run_id, reason, sender):
+            await _signal(live, run_id, "cancel", CancelRequest(reason=reason[:2000], sender=sender))
         case lane.Steer(message):
-            body = SteerRequest(request_id=message.request.request_id, text=lane.spoken(message.request))
+            request = message.request
+            body = SteerRequest(request_id=request.request_id, text=lane.spoken(request), sender=request.sender)
             await _signal(live, live.active_id, "steer", body)
         case lane.Answer(message):
             await _answer(live, message)
@@ -55,7 +56,7 @@ async def _answer(live: LiveLane, message: Queued) -> None:
             workflow.logger.warning("run %s takes no answers for now: %s", run_id, error.cause)
             # Lanes that began before this was so have queued it behind the question that it answers.
             if workflow.patched(LEAVES_ANSWERS):
-                said = HumanInput(question_id=message.request.question_id, text=message.request.text)
+                said = lane.answer_of(message.request)
                 is_left = await _signal(live, run_id, "human_input", said)
     if is_left:
         live.become(lane.left(live.state, message, workflow.now()))
@@ -67,7 +68,12 @@ async def _taken(run_id: str, message: Queued) -> bool:
     """Raises ActivityError where the run answers nobody, as one that is wedged, or that no worker has."""
     request = message.request
     answer = TurnAnswer(
-        run_id=run_id, question_id=request.question_id or "", text=request.text, request_id=request.request_id
+        run_id=run_id,
+        question_id=request.question_id or "",
+        text=request.text,
+        request_id=request.request_id,
+        sender=request.sender,
+        signature=request.signature,
     )
     took: bool = await workflow.execute_activity_method(
         Conversations.answer_turn, answer, summary=f"answer {cut(answer.question_id, 40)}", **ANSWER

@@ -10,7 +10,7 @@ from contracts.followup import CreateCommand, FollowUpState, LifecycleEvent
 from decisions import followup, followup_told, ids, narrate
 from workflows import attributes
 from workflows.halt import Halt
-from workflows.handlers import invalid, read
+from workflows.handlers import invalid, must_continue, read
 
 KEPT_EVENTS = 50
 
@@ -52,7 +52,9 @@ class LiveFollowUp:
 def begin(args: Sequence[Any]) -> LiveFollowUp:
     """The follow-up of a command, or what an earlier execution carried over. Raises ApplicationError InvalidInput."""
     if len(args) == 1 and isinstance(args[0], dict) and args[0].get("type") == "followup.continue":
-        return LiveFollowUp(read(FollowUpState, args), is_new=False)
+        state = read(FollowUpState, args)
+        must_continue()
+        return LiveFollowUp(state, is_new=False)
     command, named = read(CreateCommand, args), workflow.info().workflow_id
     if named != ids.follow_up_workflow_id(command.data.workflow_id):
         raise invalid(f"follow-up {command.data.workflow_id} has to be started as wf:{command.data.workflow_id}")

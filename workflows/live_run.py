@@ -28,6 +28,7 @@ from contracts.failures import Escalation
 from contracts.limits import limits_in
 from contracts.question import Question, QuestionKind
 from contracts.run import Call, Continuation, RunState, RunStatus, TurnClose
+from contracts.sender import Sender
 from contracts.signals import HumanInput
 from contracts.tool import Effect, ToolOutcome
 from contracts.transcript import Part, Segment
@@ -37,11 +38,12 @@ from decisions.correlate import ESCALATES, Verdict, outcome_of
 from decisions.journal import handed_on
 from decisions.limits import DEFAULTS, in_force, set_in
 from decisions.question import DECISIONS, is_same, refusal
+from decisions.signature import Asked, signature_error
 from decisions.transcript import Transcript, brief_part, goal_part, too_large
 from decisions.visible_text import render_visible
 from workflows import attributes
 from workflows.halt import Halt
-from workflows.handlers import invalid, read
+from workflows.handlers import invalid, must_continue, read
 from workflows.sharing import share
 
 SHOWN_WAIT = timedelta(days=365)
@@ -142,6 +144,7 @@ class LiveRun:
             "steered": (*state.steered, *own.steered)[-MOST_STEERED:],
             "ignored": (*state.ignored, *own.ignored)[-KEPT_NOTICES:],
             "ending": own.ending,
+            "sender": own.sender,
         }
         self.take_over(state.model_copy(update=changes), transcript, segments)
 
@@ -357,7 +360,11 @@ class LiveRun:
 
     def refusal(self, answer: HumanInput) -> str | None:
         question = None if self._answer is not None or self.halt.reason is not None else self.state.question
-        return refusal(question, answer, expired=self.state.expired, now=workflow.now())
+        why = refusal(question, answer, expired=self.state.expired, now=workflow.now())
+        if why is not None or question is None:
+            return why
+        asked = Asked(self.state.run_id, self.state.execution, question.id, question.call)
+        return signature_error(self.state.answer_keys, asked, answer)
 
     def take_answer(self, answer: HumanInput) -> None:
         self._answer = answer
@@ -367,16 +374,19 @@ def begin(args: Sequence[Any]) -> LiveRun:
     """The run of a start event, or of what an earlier execution carried over. Raises ApplicationError InvalidInput."""
     if _type_of(args) == "agentic.continue":
         carried = read(Continuation, args)
+        must_continue()
         last = carried.segments[-1]
         run = LiveRun(carried.state, Transcript(last.end, last.head), carried.segments)
         run.said.extend(carried.said)
         return run
     if _type_of(args) == "agentic.resume":
-        origin = read(ResumeEvent, args).payload
-        return LiveRun(_new(StartPayload(goal=f"go on from {origin.run_id}")), Transcript(), (), origin)
+        event = read(ResumeEvent, args)
+        state = _new(StartPayload(goal=f"go on from {event.payload.run_id}"), event.sender)
+        return LiveRun(state, Transcript(), (), event.payload)
     if _type_of(args) == "agentic.begin":
         return _begun(read(BeginEvent, args))
-    return _begun(BeginEvent(type="agentic.begin", payload=read(StartEvent, args).payload))
+    start = read(StartEvent, args)
+    return _begun(BeginEvent(type="agentic.begin", payload=start.payload, sender=start.sender))
 
 
 def _begun(event: BeginEvent) -> LiveRun:
@@ -396,7 +406,7 @@ def _begun(event: BeginEvent) -> LiveRun:
         transcript.append(part)
     if why := too_large(parts):
         raise invalid(why)
-    state = _new(payload).model_copy(update=changes)
+    state = _new(payload, event.sender).model_copy(update=changes)
     run = LiveRun(state.model_copy(update={"limits": in_force(state, DEFAULTS)}), transcript, ())
     run.after, run.opening = event.after, tuple(parts)
     return run
@@ -406,7 +416,7 @@ def _type_of(args: Sequence[Any]) -> Any:
     return args[0].get("type") if len(args) == 1 and isinstance(args[0], dict) else None
 
 
-def _new(payload: StartPayload) -> RunState:
+def _new(payload: StartPayload, sender: Sender | None) -> RunState:
     now = workflow.now()
     return RunState(
         run_id=ids.run_id_of(workflow.info().workflow_id),
@@ -414,6 +424,7 @@ def _new(payload: StartPayload) -> RunState:
         agent=payload.agent or DEFAULT_AGENT,
         context=payload.context,
         conversation_id=payload.conversation_id,
+        sender=sender,
         created_at=now,
         updated_at=now,
         limits=DEFAULTS,

@@ -2,7 +2,9 @@
 
 connection  where Temporal is, and what it must know of us first
 runs        what is done with one: start, resume, fork, ask, speak to, wait for its end
+door        where this process sends from: written into all that it sends
 lanes       the same with a conversation
+events      what happened outside, to its topic
 schedules   runs that begin by the clock
 found       runs as the server lists them
 watch       a run as a stream of what happens in it (happenings: what can)

@@ -16,9 +16,12 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities import conversation
 from contracts.conversation import LaneFault, LaneView, SubmitRequest, Submitted
 from decisions import ids
+from decisions.conversation import answer_of
 from decisions.narrate import cut
-from perdure.client.refusals import NotReachable, Refused, translated, unanswered
-from perdure.client.runs import QUERY_PATIENCE
+from perdure.answer_keys import NO_KEYS, AnswerKeys
+from perdure.client.door import stamp
+from perdure.client.refusals import NoSuchRun, NotReachable, Refused, translated, unanswered
+from perdure.client.runs import QUERY_PATIENCE, sign_answer
 
 PATIENCE = 30.0  # seconds in which a submit is tried again
 PAUSE, MOST_PAUSE = 0.25, 4.0  # seconds between tries, which grow: callers of other processes try again too
@@ -33,11 +36,16 @@ class NotTaken(Refused):
         self.kind = LaneFault(kind) if kind in set(LaneFault) else None
 
 
-async def submit(client: Client, task_queue: str, conversation_id: str, request: SubmitRequest) -> Submitted:
+async def submit(
+    client: Client, task_queue: str, conversation_id: str, request: SubmitRequest, keys: AnswerKeys = NO_KEYS
+) -> Submitted:
     """Hands a request to a lane, which is opened where there is none; sent again, it is the same request.
+
+    One that answers a question is signed by one of `keys`, where the running turn wants that.
 
     Raises NotTaken with the lane's reason, Refused by the server, NotReachable where nobody has taken it in time.
     """
+    request = await _sign(client, conversation_id, stamp(request), keys)
     deadline, why = time.monotonic() + PATIENCE, "no worker took the request: is one running? (perdure worker)"
     pause = PAUSE
     while (left := deadline - time.monotonic()) > 0:
@@ -60,6 +68,24 @@ async def submit(client: Client, task_queue: str, conversation_id: str, request:
             await asyncio.sleep(min(uniform(pause / 2, pause), left))  # noqa: S311 - nothing secret
             pause = min(2 * pause, MOST_PAUSE)
     raise NotReachable(f"{why}; it may have been accepted, and can be sent again with the same request id")
+
+
+async def _sign(client: Client, conversation_id: str, request: SubmitRequest, keys: AnswerKeys) -> SubmitRequest:
+    """Raises Refused, NotReachable."""
+    if request.question_id is None or not keys.public:
+        return request.model_copy(update={"signature": None})
+    try:
+        view = await look(client, conversation_id)
+    except NoSuchRun:
+        return request
+    if view is None:
+        raise NotReachable(
+            f"no worker answers for conversation {conversation_id} now: is one running? (perdure worker)"
+        )
+    if view.active is None:
+        return request
+    signed = await sign_answer(client, view.active.run_id, answer_of(request), keys)
+    return request.model_copy(update={"signature": signed.signature})
 
 
 async def look(client: Client, conversation_id: str) -> LaneView | None:

@@ -28,9 +28,12 @@ from contracts.signals import CancelRequest, HumanInput
 from contracts.value import printable
 from decisions import ids
 from decisions.correlate import Verdict
+from decisions.followup import questions
 from decisions.narrate import cut, markdown
 from decisions.resume import refusal
 from decisions.transcript import goal_part, too_large
+from perdure.answer_keys import NO_KEYS, AnswerKeys
+from perdure.client.door import stamp
 from perdure.client.found import Found, find, find_any
 from perdure.client.refusals import (
     AnswerRefused,
@@ -141,7 +144,7 @@ async def _start(
     try:
         return await client.start_workflow(
             "AgentRun",
-            event.model_dump(mode="json", exclude_defaults=True),
+            stamp(event).model_dump(mode="json", exclude_defaults=True),
             id=workflow_id,
             task_queue=task_queue,
             id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
@@ -202,9 +205,13 @@ async def follow_up_state(client: Client, named: str, patience: timedelta = QUER
     return await _asked(client, named, FollowUpState, patience)
 
 
-async def answer(client: Client, run_id: str, body: HumanInput) -> None:
-    """Accepted, or Refused with the run's own reason. Raises NoSuchRun, NotReachable where no worker is there."""
-    said = body.model_dump(mode="json", exclude_none=True)
+async def answer(client: Client, run_id: str, body: HumanInput, keys: AnswerKeys = NO_KEYS) -> None:
+    """Accepted, or Refused with the run's own reason; signed by one of `keys`, where the run wants that.
+
+    Raises NoSuchRun, NotReachable where no worker is there.
+    """
+    signed = await sign_answer(client, run_id, stamp(body), keys)
+    said = signed.model_dump(mode="json", exclude_none=True)
     try:
         await _update(client, run_id, "answer", said)
     except WorkflowUpdateFailedError as error:
@@ -230,9 +237,37 @@ async def _update(client: Client, run_id: str, name: str, body: Mapping[str, Any
         raise Refused(f"run {run_id} has ended") from None
 
 
+async def sign_answer(client: Client, run_id: str, body: HumanInput, keys: AnswerKeys) -> HumanInput:
+    """Return the answer as the run takes it: signed for its open question, where the run takes signed answers only.
+
+    Without keys it goes unsigned, and the run judges it. Raises NoSuchRun, Refused, NotReachable.
+    """
+    if not keys.public:
+        return body
+    if run_id.startswith(ids.FOLLOW_UP):
+        return await _sign_for_follow_up(client, run_id, body, keys)
+    view = await state(client, run_id)
+    if view is None:
+        raise NotReachable(f"no worker answers for run {run_id} now, so it cannot be answered: perdure worker")
+    if view.question is None:
+        return body
+    about = {"question_id": body.question_id or view.question.id, "call": body.call or view.question.call}
+    return keys.signed(view.run_id, view.execution, view.answer_keys, body.model_copy(update=about))
+
+
+async def _sign_for_follow_up(client: Client, named: str, body: HumanInput, keys: AnswerKeys) -> HumanInput:
+    view = await follow_up_state(client, named)
+    if view is None:
+        raise NotReachable(f"no worker answers for {named} now, so it cannot be answered: perdure worker")
+    if not (asked := questions(view)):
+        return body
+    about = {"question_id": body.question_id or asked[0].task_id}
+    return keys.signed(named, view.execution, view.answer_keys, body.model_copy(update=about))
+
+
 async def cancel(client: Client, run_id: str, body: CancelRequest) -> None:
     """Asks the run to stop. Raises NoSuchRun, Refused where it has ended."""
-    await _signal(client, run_id, "cancel", body.model_dump(mode="json", exclude_none=True))
+    await _signal(client, run_id, "cancel", stamp(body).model_dump(mode="json", exclude_none=True))
 
 
 async def deliver_result(client: Client, run_id: str, event: ToolResultEvent) -> bool:
@@ -241,7 +276,7 @@ async def deliver_result(client: Client, run_id: str, event: ToolResultEvent) ->
     The run judges it and takes it in one step, so it never ends by it, as it may by the signal `tool_result`. Raises
     ResultRefused with the run's reason, Refused if the run has ended, NoSuchRun, and NotReachable without a worker.
     """
-    body = event.model_dump(mode="json", exclude_unset=True) | {"type": event.type}
+    body = stamp(event).model_dump(mode="json", exclude_unset=True) | {"type": event.type}
     try:
         await _update(client, run_id, "deliver_result", body)
     except WorkflowUpdateFailedError as error:

@@ -29,6 +29,7 @@ from temporalio.client import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.events import StartEvent
+from contracts.sender import SCHEDULE
 from decisions import ids
 from decisions.narrate import cut, markdown
 from perdure.client.refusals import NotReachable, Refused, unanswered
@@ -100,7 +101,7 @@ async def add(client: Client, task_queue: str, wanted: Wanted) -> Scheduled:
     must_fit(wanted.event)
     start = ScheduleActionStartWorkflow(
         "AgentRun",
-        wanted.event.model_dump(mode="json", exclude_defaults=True),
+        wanted.event.model_copy(update={"sender": SCHEDULE}).model_dump(mode="json", exclude_defaults=True),
         id=ids.run_workflow_id(wanted.name),  # to which the server adds the time
         task_queue=task_queue,
         static_summary=markdown(cut(wanted.event.payload.goal, 200)),

@@ -244,7 +244,7 @@ class Talk:
                 said = read_answer(question, text)
             except ValidationError as error:
                 raise Refused(fault_line(error)) from None
-            await answer(self._here.client, run_id, self._page.says(said))
+            await answer(self._here.client, run_id, self._page.says(said), self._here.settings.answer_keys)
         else:
             await self._ask(text, WhenBusy.queue)
 

@@ -18,10 +18,12 @@ from temporalio.service import RPCError
 
 from activities.secrets import secrets_of
 from contracts.duration import Duration
+from contracts.sender import CLI
 from contracts.value import is_utf8
 from decisions.faults import fault_line
 from decisions.narrate import cut
 from devserver import ServerDidNotStart
+from perdure.client.door import speak_as
 from perdure.client.refusals import NoSuchRun, NotReachable, Refused
 from perdure.codec import UnknownKey
 from perdure.commands.completion import run_ids
@@ -70,6 +72,7 @@ def go(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) 
         if project := _project_above(Path.cwd()):
             complain(f"no perdure.toml here, but in {project}: a command works on the project of its own folder")
         quiet_core(load().metrics if stays else None)
+        speak_as(CLI)
         code = asyncio.run(command())
     except (NoSuchRun, Refused, NotReachable, ProjectError, ServerDidNotStart, UnknownKey, NoMetrics) as error:
         complain(str(error))

@@ -125,7 +125,7 @@ async def _learn(here: Session, run_id: str, screen: Screen) -> None:
 async def _ask(here: Session, run_id: str, screen: Screen, question: QuestionView) -> None:
     while said := await screen.ask(question):
         try:
-            await answer(here.client, run_id, said)
+            await answer(here.client, run_id, said, here.settings.answer_keys)
             return
         except (Refused, NoSuchRun) as refused:
             screen.console.print(f"  [red]{escape(str(refused))}[/]")

@@ -122,7 +122,7 @@ async def _bridge(here: Session, folder: MailFolder, patience: Patience, *, once
         stop.set()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted)
-    bridge = Bridge(here.client, here.settings.task_queue, folder, patience)
+    bridge = Bridge(here.client, here.settings.task_queue, folder, patience, keys=here.settings.answer_keys)
     _say(f"mailbox of {folder.agent}: {folder.root / folder.incoming}", as_json=as_json, folder=folder.id)
     async with carrying(here.client, here.settings, folder):
         running = asyncio.create_task(bridge.run(stop))

@@ -5,6 +5,8 @@ import sys
 
 import click
 
+from contracts.sender import MCP
+from perdure.client.door import speak_as
 from perdure.commands.common import examples, go
 from perdure.commands.follow import stopping
 from perdure.session import Needs, session
@@ -31,6 +33,7 @@ def mcp_(may_approve: bool) -> None:
         from perdure.commands.mcp_runs import serve, server_of
 
         settings = load()
+        speak_as(MCP)
         stop = asyncio.create_task(stopping().wait())
         async with session(settings, Needs.work) as here:
             serving = asyncio.create_task(serve(server_of(here, may_approve=may_approve), received, sent))

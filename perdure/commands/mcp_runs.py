@@ -294,7 +294,7 @@ class Door:
                 "it; an MCP client may only where the server was started with --may-approve"
             )
         said = HumanInput(question_id=question_id, text=text, decision=decision, by=BY)
-        await answer(self._client, run_id, said)
+        await answer(self._client, run_id, said, self._here.settings.answer_keys)
         return "accepted"
 
     async def list_waiting(self) -> list[WaitingRun]:

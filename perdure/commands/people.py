@@ -104,7 +104,7 @@ def _send(run_id: str, **said: str | None) -> None:
 
     async def main() -> int:
         async with session(load(), Needs.answers) as here:
-            await answer(here.client, run_id, body)
+            await answer(here.client, run_id, body, here.settings.answer_keys)
             lack = await here.no_worker(run_id)
         console.print(escape(f"accepted; {lack}" if lack else "accepted"), soft_wrap=True)
         return 0

@@ -98,7 +98,7 @@ class Screen:
                 print_question(self.console, question)
             case Answered(answer):
                 own, self._own = self._own, None
-                if answer != own:
+                if own is None or (answer.decision, answer.text) != (own.decision, own.text):
                     self._print(lines.told(happening, self._width))
             case Held() if self._held:
                 pass  # a lasting line for the first of a turn; the live area tells how long it takes

@@ -85,6 +85,6 @@ def of_runs(client: Client) -> list[Interceptor]:
 
 def workflow_runner(converter: DataConverter) -> Sandbox:
     """Our own modules hold constants only, so they need not be loaded anew for each run."""
-    ours = ("contracts", "decisions", "activities", "workflows", "perdure", "pydantic_core")
+    ours = ("contracts", "decisions", "activities", "workflows", "perdure", "pydantic_core", "cryptography")
     restrictions = SandboxRestrictions.default
     return Sandbox(restrictions.with_passthrough_modules(*ours), stores=converter.external_storage is not None)

@@ -28,8 +28,12 @@ from activities.mail_told import Told
 from activities.mail_watch import Watcher
 from activities.mailbox import deliver, opened
 from contracts.mailbox import MOST_DELIVERIES, Delivered, DeliverRequest, Delivery, Verdict
+from contracts.run import RunView
+from contracts.signals import HumanInput
 from decisions.mail_mode import Mode, Pace, Patience, after_cycle, woken
 from decisions.narrate import cut
+from perdure.answer_keys import NO_KEYS, AnswerKeys
+from perdure.client.refusals import Refused
 
 PAGES_EVERY = 5  # cycles
 LOST = "its file is gone"
@@ -54,6 +58,7 @@ class Bridge:
     task_queue: str
     folder: MailFolder
     patience: Patience = field(default_factory=Patience)
+    keys: AnswerKeys = NO_KEYS
     pace: Pace = field(default_factory=lambda: Pace(since=_now()))
     cycle: int = 0
     open: int = 0  # messages in hand, as the mailbox said last
@@ -91,10 +96,17 @@ class Bridge:
         """Something is there that is looked at once it has come to rest."""
         return self.folder.has_fresh or self._inputs_due is not None
 
+    def _signed(self, view: RunView, answer: HumanInput) -> HumanInput:
+        """Return the answer signed; without the run's key as it is, and the run says what it lacks."""
+        try:
+            return self.keys.signed(view.run_id, view.execution, view.answer_keys, answer)
+        except Refused:
+            return answer
+
     async def run(self, stop: asyncio.Event) -> None:
         """Until it is stopped. Nothing that a disk or a server does ends it."""
         own = Told(self.folder, self.folder.agent)
-        watcher, picks, pages = Watcher(self.folder), Picks(self.client, own), Pages(self.client, own)
+        watcher, picks, pages = Watcher(self.folder), Picks(self.client, own, self._signed), Pages(self.client, own)
         stopped = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():

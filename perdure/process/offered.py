@@ -74,6 +74,7 @@ def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None 
         summary_model=settings.file.model.summary,
         secrets=settings.secrets,
         outbox=_outbox(settings, client),
+        answer_keys=settings.answer_keys.public,
         on_delegation=_prompt("delegate"),
     )
 

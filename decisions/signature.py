@@ -1,0 +1,75 @@
+"""Signed answers: what a signature covers, and whether an answer to a run's question carries a valid one.
+
+The run keeps public keys alone, in its state, so the check is part of the run's history: it comes out the same in every
+replay, whatever keys a worker has by then, and a worker holds nothing with which an answer could be forged.
+"""
+
+import json
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from contracts.signals import HumanInput
+
+FORMAT = "perdure.answer.1"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The question that a signature must be for: of which run, in which first Temporal execution, about which call."""
+
+    run: str
+    execution: str
+    question: str
+    call: str | None = None
+
+
+def public_text(key: Ed25519PublicKey | Ed25519PrivateKey) -> str:
+    """Return a key's public half as base64."""
+    public = key.public_key() if isinstance(key, Ed25519PrivateKey) else key
+    return b64encode(public.public_bytes_raw()).decode()
+
+
+def signed_bytes(run: str, execution: str, answer: HumanInput) -> bytes:
+    """Return what a signature covers: run and first execution, question, call, decision, text and who answers.
+
+    As canonical JSON: names in order, no blanks, ASCII.
+    """
+    said = answer.model_dump(mode="json", exclude={"signature"}, exclude_none=True)
+    claims = {"format": FORMAT, "run": run, "execution": execution, **said}
+    return json.dumps(claims, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def sign(run: str, execution: str, answer: HumanInput, key_id: str, key: Ed25519PrivateKey) -> HumanInput:
+    """Return the answer with its signature. It must name its question, and its call where there is one."""
+    value = b64encode(key.sign(signed_bytes(run, execution, answer))).decode()
+    return answer.model_copy(update={"signature": f"{key_id}:{value}"})
+
+
+def signature_error(keys: Mapping[str, str], asked: Asked, answer: HumanInput) -> str | None:
+    """Return why the answer is not signed for what is asked; None if it is, or if no keys are named."""
+    if not keys:
+        return None
+    takes = f"only answers signed with key {' or '.join(keys)} are taken"
+    if answer.signature is None:
+        return f"{takes}, and this one is not signed: answer by the terminal or the gateway, with PERDURE_ANSWER_KEY"
+    key_id, _, value = answer.signature.partition(":")
+    if key_id not in keys:
+        return f"{takes}, and this one is signed with another key"
+    names_it = (answer.question_id, answer.call) == (asked.question, asked.call)
+    if not names_it or not _is_valid(keys[key_id], value, signed_bytes(asked.run, asked.execution, answer)):
+        return "the signature is not valid for this run, question, call and answer"
+    return None
+
+
+def _is_valid(public: str, value: str, data: bytes) -> bool:
+    try:
+        key = Ed25519PublicKey.from_public_bytes(b64decode(public, validate=True))
+        key.verify(b64decode(value, validate=True), data)
+    except (InvalidSignature, Base64Error, ValueError):
+        return False
+    return True

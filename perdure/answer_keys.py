@@ -1,0 +1,55 @@
+"""The keys of `PERDURE_ANSWER_KEY`: who may answer signs with the secret half, a run checks by the public one.
+
+`id:<base64 of 32 bytes>`, several with commas: the first that a run names signs, and runs take all of them.
+`id:public:<base64>` is the public half alone, for a worker that only checks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from contracts.signals import HumanInput
+from decisions.signature import public_text, sign
+from perdure.client.refusals import Refused
+from perdure.codec import BadKeys, key_entries
+
+VARIABLE = "PERDURE_ANSWER_KEY"
+PUBLIC = "public:"
+
+
+@dataclass(frozen=True)
+class AnswerKeys:
+    """`public` is what runs are told, by key id; `secret` are those that can sign here."""
+
+    public: Mapping[str, str] = field(default_factory=dict)
+    secret: Mapping[str, Ed25519PrivateKey] = field(default_factory=dict, repr=False)
+
+    def signed(self, run: str, execution: str, accepted: Mapping[str, str], answer: HumanInput) -> HumanInput:
+        """Return the answer as a run takes it that accepts these keys. Raises Refused where none of them is here."""
+        if not accepted:
+            return answer
+        for key_id, key in self.secret.items():
+            if accepted.get(key_id) == self.public[key_id]:
+                return sign(run, execution, answer, key_id, key)
+        names = " or ".join(accepted)
+        raise Refused(f"{run} takes only answers signed with key {names}: set {VARIABLE} to it where you answer")
+
+
+NO_KEYS = AnswerKeys()
+
+
+def read_answer_keys(text: str) -> AnswerKeys:
+    """Raises BadKeys."""
+    public: dict[str, str] = {}
+    secret: dict[str, Ed25519PrivateKey] = {}
+    for key_id, data, is_public in key_entries(text, PUBLIC):
+        if is_public:
+            public[key_id] = public_text(Ed25519PublicKey.from_public_bytes(data))
+        else:
+            secret[key_id] = Ed25519PrivateKey.from_private_bytes(data)
+            public[key_id] = public_text(secret[key_id])
+    return AnswerKeys(public, secret)
+
+
+__all__ = ["NO_KEYS", "VARIABLE", "AnswerKeys", "BadKeys", "read_answer_keys"]

@@ -1,0 +1,174 @@
+"""A run that began with answer keys takes signed answers alone, whoever reaches Temporal and whatever way they go."""
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+
+from contracts.conversation import SubmitRequest
+from contracts.sender import CLI
+from contracts.signals import Decision, HumanInput
+from contracts.tool import Approval
+from perdure.answer_keys import read_answer_keys
+from perdure.client import lanes
+from perdure.client.door import speak_as
+from perdure.client.refusals import Refused
+from perdure.client.runs import answer, fork, sign_answer
+from perdure.testkit.model_server import calls
+from perdure.testkit.tools import ScriptedTool
+from tests.workflows.conftest import MakeWorld
+from tests.workflows.following import Following, followings
+from tests.workflows.lane import asking, lane_of, new_id, run_of, say
+
+KEYS = read_answer_keys("k1:QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=")
+NEXT = read_answer_keys("k2:QkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkJCQkI=")
+ASK = calls(("ask_human", {"question": "Which one?"}))
+FINISH = calls(("finish", {"outcome": "done"}))
+PROMPT = {"kind": "prompt", "description": "Which colour?", "input": {"text": "Which colour?"}}
+
+
+def promises(body: dict[str, Any]) -> Any:
+    """Creates a follow-up with one question to a person, and finishes."""
+    name = str(body["messages"]).partition('"workflowId":"')[2].partition('"')[0]
+    if not name:
+        return calls(("workflow_create", {"definition": {"summary": "A colour is to be chosen."}}))
+    is_asked = sum(message["role"] == "assistant" for message in body["messages"]) > 1
+    return FINISH if is_asked else calls(("workflow_task_create", {"workflowId": name, **PROMPT}))
+
+
+def replies(body: dict[str, Any]) -> Any:
+    """Each run pays twice, or asks twice, and finishes."""
+    turn = sum(message["role"] == "assistant" for message in body["messages"])
+    if turn >= 2:
+        return FINISH
+    return calls(("pay", {"cents": 5})) if any(tool["name"] == "pay" for tool in body["tools"]) else ASK
+
+
+@pytest.fixture
+def following(world: MakeWorld) -> Following:
+    return followings(world)
+
+
+@asynccontextmanager
+async def signed(world: Any, script: Any, *tools: ScriptedTool, keys: Any = KEYS) -> Any:
+    async with world(script, *tools, works=False) as it:
+        it.project = replace(it.project, answer_keys=keys.public)
+        async with it.worker():
+            yield it
+        await it.replay()
+
+
+async def refusal_of(run: Any, body: dict[str, Any]) -> str:
+    with pytest.raises(WorkflowUpdateFailedError) as failure:
+        await run.execute_update("answer", body)
+    assert isinstance(failure.value.cause, ApplicationError)
+    return failure.value.cause.message
+
+
+async def test_no_answer_counts_but_a_signed_one_for_this_run_question_and_call(world: Any) -> None:
+    pay = ScriptedTool("pay", approval=Approval.always)
+    async with signed(world, replies, pay) as it:
+        run, twin = await it.start(), await it.start()
+        name = run.id.removeprefix("run:")
+        call = (await it.until_state(run, question=True))["question"]["call"]
+        await it.until_state(twin, question=True)
+        forged = {"question_id": "q1", "call": call, "decision": "approve", "by": "ann", "sender": {"door": "cli"}}
+        assert "not signed" in await refusal_of(run, forged)
+        assert "not valid" in await refusal_of(run, {**forged, "signature": "k1:AAAA"})
+        await run.signal("human_input", forged)
+        assert "human_input: only answers signed" in (await it.until_state(run, ignored=True))["ignored"][0]
+
+        speak_as(CLI)
+        said = HumanInput(decision=Decision.approve)
+        theirs = (await sign_answer(it.client, name, said, KEYS)).model_dump(mode="json", exclude_none=True)
+        other = twin.id.removeprefix("run:")
+        elsewhere = (await sign_answer(it.client, other, said, KEYS)).model_dump(mode="json", exclude_none=True)
+        assert "not valid" in await refusal_of(run, {**elsewhere, "call": call})
+        assert not pay.calls
+        await answer(it.client, name, said, KEYS)
+        state = await it.until_state(run, question=True, step=2)
+        assert state["question"]["id"] == "q2"
+        again = {**theirs, "question_id": "q2", "call": state["question"]["call"]}
+        assert "not valid" in await refusal_of(run, again)
+        assert "not open" in await refusal_of(run, theirs)
+        assert len(pay.calls) == 1
+        with pytest.raises(Refused, match="set PERDURE_ANSWER_KEY"):
+            await answer(it.client, name, said, NEXT)
+        await answer(it.client, name, said, KEYS)
+        await run.result()
+        assert len(pay.calls) == 2
+
+
+async def test_a_run_keeps_the_keys_that_it_began_with_and_a_fork_takes_those_of_now(world: Any) -> None:
+    async with world(replies, works=False) as it:
+        it.project = replace(it.project, answer_keys=KEYS.public)
+        async with it.worker():
+            run = await it.start()
+            await it.until_state(run, question=True)
+        it.project = replace(it.project, answer_keys=NEXT.public)
+        async with it.worker():
+            name = run.id.removeprefix("run:")
+            assert (await it.state(run))["answer_keys"] == KEYS.public
+            heir = await fork(it.client, it.queue, name, 0, None)
+            it.started.append(heir.id)
+            state = await it.until_state(heir, question=True)
+            assert state["answer_keys"] == NEXT.public
+            assert "not signed" in await refusal_of(heir, {"text": "b"})
+            await answer(it.client, state["run_id"], HumanInput(text="b"), NEXT)
+            await it.until_state(heir, question=True, step=2)
+            await answer(it.client, state["run_id"], HumanInput(text="b"), NEXT)
+            await heir.result()
+            await answer(it.client, name, HumanInput(text="b"), KEYS)
+            await it.until_state(run, question=True, step=2)
+        await it.replay()
+
+
+async def test_a_lane_hands_a_signed_answer_on_and_queues_one_that_is_not(world: Any) -> None:
+    async with signed(world, [ASK, FINISH, FINISH]) as it:
+        lane = new_id()
+        first = await say(it, lane, "ask me")
+        await asking(it, first)
+        run = run_of(it, first)
+        await lane_of(it, lane).signal("human_input", {"text": "forged"})
+        await it.until_state(run, ignored=True)
+        unsigned = await say(it, lane, "unsigned", question_id="q1")
+        assert unsigned.run_id == first.run_id  # for now: the run refuses it, and it waits its turn
+        assert (await it.state(run))["question"]["id"] == "q1"
+        request = {"request_id": "signed", "goal": "blue", "question_id": "q1"}
+        await lanes.submit(it.client, it.queue, lane, SubmitRequest.model_validate(request), KEYS)
+        await run.result()
+        assert (await it.results(run))[0][1] == "blue"
+
+
+async def test_a_follow_ups_question_takes_signed_answers_and_no_result_from_elsewhere(following: Following) -> None:
+    async with following(promises, works=False) as here:
+        it = here.it
+        it.project = replace(it.project, answer_keys=KEYS.public)
+        async with it.worker():
+            turn = await it.start()
+            await turn.result()
+            run = await here.follow_up_of(turn)
+            task_id = (await it.state(run))["tasks"][0]["taskId"]
+            assert "not signed" in await refusal_of(run, {"text": "red", "question_id": task_id})
+            await run.signal("task_resolved", {"taskId": task_id, "result": {"status": "answered", "text": "red"}})
+            await it.until_state(run, ignored=True)
+            assert "only a signed answer resolves it" in (await it.state(run))["ignored"][0]
+            await answer(it.client, run.id, HumanInput(text="blue"), KEYS)
+            await run.result()
+            assert here.task_in(await it.state(run), task_id)["result"]["text"] == "blue"
+
+
+async def test_no_start_brings_a_state_of_its_own_with_other_keys(world: Any) -> None:
+    async with signed(world, replies) as it:
+        run = await it.start()
+        await it.until_state(run, question=True)
+        snapshot = await run.query("snapshot")
+        segment = {"ref": "a", "start": 0, "end": 1, "head": "b", "owner": ""}
+        state = {**snapshot["state"], "answer_keys": {}}
+        forged = await it.start_raw({"type": "agentic.continue", "state": state, "segments": [segment]})
+        with pytest.raises(WorkflowFailureError) as failure:
+            await forged.result()
+        assert "cannot bring a state of its own" in str(failure.value.cause)
