@@ -41,6 +41,7 @@ from activities.turn import Turns
 from perdure.client.connection import connect, register_search_attributes
 from perdure.client.refusals import NotReachable
 from perdure.process.answering import RECOVERY, WORKFLOWS, build_id, of_runs, workflow_runner
+from perdure.process.concealing import concealed
 from perdure.process.leaving import leave
 from perdure.process.mcp_tools import offering
 from perdure.process.models import model_of
@@ -141,17 +142,18 @@ async def working(
     client: Client, settings: Settings, deployment: Deployment | None = None
 ) -> AsyncIterator[Observation]:
     """A worker for as long as the block runs. Raises ProjectError before anything is started."""
-    async with httpx.AsyncClient(trust_env=False) as http, offering(settings) as mcp:
-        project = project_of(settings, http, mcp)
-        queue, observation = settings.task_queue, Observation()
-        async with (
-            model_of(settings) as model,
-            observing(client, settings) as observers,
-            build(client, project, queue, model, deployment, [observation, *observers], settings.file.worker),
-            reconciling(client, queue),
-        ):
-            gc.freeze()  # what is loaded stays: to look it all through took 0.15 s, in which no run went on
-            yield observation
+    with concealed(os.environ):
+        async with httpx.AsyncClient(trust_env=False) as http, offering(settings) as mcp:
+            project = project_of(settings, http, mcp)
+            queue, observation = settings.task_queue, Observation()
+            async with (
+                model_of(settings) as model,
+                observing(client, settings) as observers,
+                build(client, project, queue, model, deployment, [observation, *observers], settings.file.worker),
+                reconciling(client, queue),
+            ):
+                gc.freeze()  # what is loaded stays: to look it all through took 0.15 s, in which no run went on
+                yield observation
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from contracts.agent import Definition
 from contracts.run import RunView
+from contracts.sender import Sender, SentBy
 from contracts.transcript import Part
 from contracts.turn import Usage
 from contracts.value import Value
@@ -78,11 +79,21 @@ class ExportedAnswer(Value):
 
     at: datetime
     via: Literal["update", "signal"]
+    sender: Sender | None = None  # the door it came in by, as that door wrote it
     by: str | None = None
     identity: str = ""
     decision: str | None = None
     text: str | None = None
     call: str | None = None
+    signature: str | None = None  # checked by the run where its state names `answer_keys`
+
+
+class ExportedArrival(SentBy):
+    """Something that was sent to the run: its start, a signal, an update, or Temporal's own cancel."""
+
+    at: datetime
+    kind: Literal["start", "signal", "update", "cancel"]
+    name: str = ""  # of the signal or update
 
 
 class ExportedQuestion(Value):
@@ -134,6 +145,7 @@ class Export(Value):
     calls: list[ExportedCall]
     questions: list[ExportedQuestion]
     notices: list[dict[str, Any]]
+    received: list[ExportedArrival]
     transcript: ExportedTranscript
     definitions: dict[str, Definition]
     artifacts: list[ExportedArtifact]

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from contracts.value import Edge
+from contracts.value import Edge, Value
 
 
 class Sender(Edge):
@@ -24,3 +24,13 @@ SCHEDULE = Sender(door="schedule")
 MAILBOX = Sender(door="mailbox")
 FOLLOW_UP = Sender(door="follow-up")
 DELEGATION = Sender(door="delegation")
+
+
+class SentBy(Value):
+    """Who sent something. Without a `sender` it was a client of Temporal itself, which no door knows."""
+
+    sender: Sender | None = None
+    by: str | None = None
+    """As they call themselves."""
+    identity: str = ""
+    """The name of the Temporal client, as it calls itself."""

@@ -33,6 +33,7 @@ kinds       the kinds of task (kind: what one is; kind_reply, kind_prompt, kind_
 correlate   what a `tool_result` means to this run (A5)
 requests    what a tool outside is asked
 question    which answers a question takes
+sender      who sent something: what is known, what is claimed
 signature   what a signed answer covers, and whether its signature holds
 transcript  the conversation as a hash chain of parts
 endings     how a run ends, and how that is told: completion and escalation events, hand-off

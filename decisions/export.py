@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from contracts.export import (
     ExportedAnswer,
+    ExportedArrival,
     ExportedAttempt,
     ExportedCall,
     ExportedExecution,
@@ -24,6 +25,7 @@ from decisions.builtins import ASK_HUMAN
 from decisions.ids import call_digest, generation_of, question_id
 from decisions.narrate import cut
 from decisions.requests import PREFIX
+from decisions.sender import sent_by
 
 Event = Mapping[str, Any]
 MODEL = ("plan", "reflect", "summarize")
@@ -49,6 +51,7 @@ class Told:
     calls: dict[str, ExportedCall] = field(default_factory=dict)
     questions: list[ExportedQuestion] = field(default_factory=list)
     notices: list[dict[str, Any]] = field(default_factory=list)
+    received: list[ExportedArrival] = field(default_factory=list)
     definitions: list[str] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     conversation: str | None = None  # the store in which a turn of a conversation has left its record
@@ -110,6 +113,7 @@ class _Fold:
             "marker_recorded": self._marked,
             "workflow_execution_signaled": self._signalled,
             "workflow_execution_update_accepted": self._updated,
+            "workflow_execution_cancel_requested": self._cancelled,
             "upsert_workflow_search_attributes": self._status,
         }
 
@@ -120,10 +124,11 @@ class _Fold:
         if handler := self._takes.get(event["type"]):
             handler(event, datetime.fromisoformat(event["at"]))
 
-    def _started(self, event: Event, _: datetime) -> None:
+    def _started(self, event: Event, at: datetime) -> None:
         given = _first(event.get("input"))
         if self._is_first:
             self.told.start = given
+            self._receive("start", "", given, event.get("identity", ""), at)
         if event.get("continued_execution_run_id"):
             self._carried(given)
 
@@ -262,6 +267,7 @@ class _Fold:
 
     def _signalled(self, event: Event, at: datetime) -> None:
         body = _first(event.get("input"))
+        self._receive("signal", event["signal_name"], body, event.get("identity", ""), at)
         if event["signal_name"] == "human_input":
             self._answered(body, at, "signal", event.get("identity", ""))
         elif event["signal_name"] == "tool_result" and isinstance(body, Mapping):
@@ -279,11 +285,21 @@ class _Fold:
     def _updated(self, event: Event, at: datetime) -> None:
         request = event.get("accepted_request") or {}
         given = request.get("input") or {}
-        body = _first(given.get("args"))
+        body, identity = _first(given.get("args")), (request.get("meta") or {}).get("identity", "")
+        self._receive("update", given.get("name", ""), body, identity, at)
         if given.get("name") == "answer":
-            self._answered(body, at, "update", (request.get("meta") or {}).get("identity", ""))
+            self._answered(body, at, "update", identity)
         elif given.get("name") == "deliver_result" and isinstance(body, Mapping):
             self._add_result(body, at)
+
+    def _cancelled(self, event: Event, at: datetime) -> None:
+        self._receive("cancel", "", None, event.get("identity", ""), at)
+
+    def _receive(self, kind: str, name: str, body: Any, identity: str, at: datetime) -> None:
+        sent = sent_by(body, identity)
+        self.told.received.append(
+            ExportedArrival.model_validate({"at": at, "kind": kind, "name": name, **sent.model_dump()})
+        )
 
     def _answered(self, body: Any, at: datetime, via: str, identity: str) -> None:
         try:
@@ -292,7 +308,7 @@ class _Fold:
             return  # it has answered nothing; the event tells of it
         if not self._is_open or said.question_id not in (None, self.told.questions[-1].id):
             return
-        kept = said.model_dump(mode="json", include={"by", "decision", "text", "call"})
+        kept = said.model_dump(mode="json", include={"sender", "by", "decision", "text", "call", "signature"})
         answer = ExportedAnswer.model_validate({"at": at, "via": via, "identity": identity, **kept})
         question = self.told.questions[-1]
         self.told.questions[-1] = question.model_copy(update={"answers": (*question.answers, answer)})

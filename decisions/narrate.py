@@ -120,7 +120,12 @@ def waiting_for(question: Question) -> str:
 
 def details(state: RunState) -> str:
     """The Web UI's current details, in Markdown: what needs a person first."""
-    blocks = [_facts(state), *_asked(state.question), f"**Goal** {markdown(cut(state.goal, 400))}", *_pending(state)]
+    blocks = [
+        _facts(state),
+        *_asked(state.question, takes_signed=bool(state.answer_keys)),
+        f"**Goal** {markdown(cut(state.goal, 400))}",
+        *_pending(state),
+    ]
     if state.passed_over:
         instead = "; ".join(f"{each.model} ({cut(each.why, 200)})" for each in state.passed_over)
         blocks.append(f"**Fallback** {markdown(f'{state.model} answered in place of {instead}')}")
@@ -153,7 +158,7 @@ def _facts(state: RunState) -> str:
     return " · ".join(facts)
 
 
-def _asked(question: Question | None) -> list[str]:
+def _asked(question: Question | None, *, takes_signed: bool) -> list[str]:
     """The open question, and the JSON that answers it from the dialog "Send an Update"."""
     if question is None:
         return []
@@ -162,8 +167,10 @@ def _asked(question: Question | None) -> list[str]:
     quoted = "\n".join(f"> {markdown(line)}  " for line in text.splitlines())
     said = quoted if by_text else _code(text)  # arguments are shown as they are, with no quote made typographic
     offered = ", ".join(markdown(cut(option, 100)) for option in question.options)
-    title = TITLES[question.kind]
     until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
+    heading = f"**Waiting for a person: {TITLES[question.kind]}**, question {question.id}{until}:"
+    if takes_signed:
+        return [heading, said, "Only signed answers are taken, and none from here: `perdure show RUN` tells how"]
     is_free = question.kind is QuestionKind.question
     choice = f", {'suggested' if is_free else 'one of'}: {offered}" if offered else ""
     # What has to be decided is not suggested: what stands here is sent as it is.
@@ -172,7 +179,7 @@ def _asked(question: Question | None) -> list[str]:
     body = {"question_id": question.id, **about, **chosen}
     told = f"Answer with More Actions → Send an Update → `answer`{choice}"
     return [
-        f"**Waiting for a person: {title}**, question {question.id}{until}:",
+        heading,
         said,
         told,
         _code(json.dumps(body, ensure_ascii=False)),

@@ -14,6 +14,7 @@ from temporalio.client import WorkflowHandle
 
 from contracts.events import StartEvent, ToolResultEvent
 from contracts.run import RunView
+from contracts.sender import SentBy
 from contracts.signals import CancelRequest, Decision, HumanInput
 from contracts.value import Edge, Value
 from decisions import ids
@@ -24,6 +25,7 @@ from gateway.tokens import Scope
 from perdure.client.found import Found, find, grown_at, page
 from perdure.client.refusals import AnswerRefused, Refused
 from perdure.client.runs import answer, cancel, deliver_result, digest_of, ended, recorded_digest, start, state
+from perdure.client.starter import starter_of
 from settings import ProjectError
 
 QUERY_PATIENCE = timedelta(seconds=1.5)  # of two that a reader waits where no worker is
@@ -75,6 +77,7 @@ class Told(Value):
     answered: bool  # a worker did
     age_seconds: float
     state: RunView | None
+    started_by: SentBy | None = None  # null where the server has forgotten the start
 
 
 class Result(Value):
@@ -201,7 +204,13 @@ async def read_run(here: Here, run_id: RunId) -> Told:
     found = await find(client, run_id)
     view = await state(client, run_id, QUERY_PATIENCE)
     age = 0.0 if view else (datetime.now(UTC) - await grown_at(client, found)).total_seconds()
-    return Told(known=known(found), answered=view is not None, age_seconds=max(age, 0.0), state=view)
+    return Told(
+        known=known(found),
+        answered=view is not None,
+        age_seconds=max(age, 0.0),
+        state=view,
+        started_by=await starter_of(client, found),
+    )
 
 
 @router.get(

@@ -12,6 +12,7 @@ from rich.console import Console
 from activities.outcome import RunEnd
 from contracts.context import ContextFull, Summary
 from contracts.run import QuestionView, RunStatus
+from contracts.sender import CLI, Sender
 from contracts.signals import Decision, HumanInput
 from contracts.tool import ToolCall, ToolOutcome
 from contracts.turn import ModelTurn, Usage
@@ -129,8 +130,9 @@ def test_what_was_answered_here_is_not_told_again() -> None:
         (Noticed({"event": "agent.exhaustion.soft_limit"}), "one last turn"),
         (Noticed({"event": "agent.guardrail.escalated", "ladder": "recovery", "stage": "prune"}), ""),
         (Noticed(REFUSED), "✗ delegate  unknown_agent: no such peer"),
-        (Answered(HumanInput(decision=Decision.approve, by="eva")), "← eva  approve"),
-        (Answered(HumanInput(text="the second one")), "← a person  the second one"),
+        (Answered(HumanInput(decision=Decision.approve, by="eva")), "← temporal, as eva  approve"),
+        (Answered(HumanInput(text="the second one", sender=CLI)), "← cli  the second one"),
+        (Answered(HumanInput(text="5", by="eva", sender=Sender(door="gateway", token="eva"))), "← eva (gateway)  5"),
     ],
 )
 def test_what_a_run_does_about_itself_is_told_in_a_line(happening: Happening, says: str) -> None:

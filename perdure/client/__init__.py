@@ -8,6 +8,7 @@ events      what happened outside, to its topic
 schedules   runs that begin by the clock
 found       runs as the server lists them
 watch       a run as a stream of what happens in it (happenings: what can)
+starter     who started a run
 history     every event of a run, its payloads decoded
 export      one run as one record
 refusals    why something could not be done, as whoever asked should hear it

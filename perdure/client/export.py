@@ -76,6 +76,7 @@ class Exporter:
             calls=shown(tale.calls, transcript.parts),
             questions=tale.questions,
             notices=tale.notices,
+            received=tale.received,
             transcript=transcript,
             definitions=await self._definitions(found.run_id, tale.definitions, missing),
             artifacts=await asyncio.to_thread(self._artifacts, found.run_id, _named(end, tale), missing),

@@ -14,11 +14,13 @@ from rich.markup import escape
 from activities.outcome import RunEnd
 from contracts.context import Summary
 from contracts.delegation import DelegationRequest, DelegationState, DelegationStatus
+from contracts.sender import SentBy
 from contracts.thrash import Rung
 from contracts.tool import ToolOutcome
 from contracts.turn import ModelTurn
 from decisions.calls import text_of
 from decisions.narrate import call_line, cut
+from decisions.sender import format_sent_by
 from perdure.client.happenings import (
     Answered,
     Called,
@@ -84,7 +86,8 @@ def told(happening: Happening, width: int | None) -> Told:
             yield from _thought(happening, width)
         case Answered(answer):
             said = ": ".join(filter(None, (answer.decision, answer.text)))
-            yield Line(f"  [yellow]←[/] {escape(cut(answer.by or 'a person', 60))}  ", cut(said, 300))
+            who = format_sent_by(SentBy(sender=answer.sender, by=answer.by))
+            yield Line(f"  [yellow]←[/] {escape(cut(who, 60))}  ", cut(said, 300))
         case Crowded(full):
             yield Line(f"  [yellow]![/] the context is full: about {full.tokens:,} of {full.window:,} tokens")
         case Shortened(summary):

@@ -12,6 +12,7 @@ from decisions.endings import handoff_sections
 from perdure.client.found import Found, below, find, find_any, grown_at, listing
 from perdure.client.happenings import Over, happening_json
 from perdure.client.runs import ended, follow_up_state, state
+from perdure.client.starter import starter_of
 from perdure.client.watch import Watch
 from perdure.commands.common import as_json_option, console, examples, go, run_argument
 from perdure.commands.export import STDOUT, export_run
@@ -93,14 +94,19 @@ def show(run_id: str, as_json: bool) -> None:
             end = None if found.is_open else await ended(here.client, run_id)
             as_of = None if view else await grown_at(here.client, found)
             tree = await below(here.client, found)
+            starter = await starter_of(here.client, found)
         if as_json:
             said = view.model_dump(mode="json") if view else run_row(found)
             said |= {"as_of": as_of.isoformat()} if as_of else {}
             told = {"end": dataclasses.asdict(end), "handoff": handoff_sections(end.handoff) or None} if end else {}
+            started = starter.model_dump(mode="json") if starter else None
             rows = [subtask_row(depth, each) for depth, each in tree]
-            click.echo(json.dumps({**said, "end": None, "handoff": None, **told, "subtasks": rows}))
+            click.echo(
+                json.dumps({**said, "end": None, "handoff": None, **told, "subtasks": rows, "started_by": started})
+            )
         else:
-            print_run(console, found, view, end, settings.workspaces / folder_name(found.run_id), as_of=as_of)
+            files = settings.workspaces / folder_name(found.run_id)
+            print_run(console, found, view, end, files, as_of=as_of, starter=starter)
             if tree:
                 print_tree(console, tree)
         return 0

@@ -16,11 +16,13 @@ from contracts.agent import Agent
 from contracts.followup import FollowUpState
 from contracts.question import QuestionKind
 from contracts.run import QuestionView, RunStatus, RunView
+from contracts.sender import SentBy
 from decisions.endings import handoff_sections, said_in
 from decisions.followup import questions
 from decisions.narrate import cut
 from decisions.question import DIRECTED, TEXTUAL, TITLES
 from decisions.reconcile import MEND
+from decisions.sender import format_sent_by
 from decisions.visible_text import render_visible
 from perdure.client.found import Found
 
@@ -81,9 +83,12 @@ def print_run(
     files: Path,
     *,
     as_of: datetime | None = None,
+    starter: SentBy | None = None,
 ) -> None:
     colour, started = COLOURS.get(RunStatus(found.status), "white"), age(found.execution.start_time)
     console.print(f"[bold]{escape(found.run_id)}[/]  [{colour}]{found.status}[/]  started {started} ago")
+    if starter is not None:
+        console.print(f"  by       {escape(cut(format_sent_by(starter), 200))}", soft_wrap=True)
     if view is None and found.is_open:
         silent = "a wedged run does not answer" if found.is_wedged else "no worker answers now"
         old = f", {age(as_of)} old" if as_of else ""
@@ -143,6 +148,8 @@ def _print_view(console: Console, view: RunView) -> None:
     if view.delegated:
         spent = f", USD {view.delegated.usd:.4f}" if view.delegated.usd else ""
         console.print(f"  subtasks {view.delegated.steps} steps, {view.delegated.tokens:,} tokens{spent}")
+    if view.answer_keys:
+        console.print(f"  answers  only signed ones, with key {escape(' or '.join(view.answer_keys))}")
     for pending in view.pending:
         console.print(f"  pending  step {pending.step} {escape(pending.tool)}, since {age(pending.since)}")
     if view.question:

@@ -3,6 +3,7 @@
 offered     what a project offers its runs: agents, tools, models, limits, where files and messages go
 models      a client for each provider
 mcp_tools   tools of MCP servers, as they were accepted
+concealing  what a worker keeps from its tools: where Temporal is, and keys
 answering   a worker that answers for runs and makes no call; every worker has its workflows and its sandbox from here
 reconcile   the reconciler's schedule
 bridge      between a folder and its mailbox

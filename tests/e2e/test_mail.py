@@ -27,6 +27,9 @@ def message(number: int, plan: str = "p", more: str = "", body: str = "Say hello
     return f"---\n{head}---\n{body} {number}\n"
 
 
+ANSWER_KEY = "k1:QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE="
+
+
 class Box:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -161,7 +164,7 @@ async def test_a_killed_bridge_loses_nothing_and_a_dormant_one_wakes(project: An
 
 async def test_a_person_picks_one_of_several_files(project: Any, box: Box, until: Any) -> None:
     async with embedded(project.home) as server:
-        there = {"TEMPORAL_ADDRESS": server.address}
+        there = {"TEMPORAL_ADDRESS": server.address, "PERDURE_ANSWER_KEY": ANSWER_KEY}
         with project.running(script="worker.py", **there) as worker:
             worker.until("worker ready")
             (box.folder / "inputs").mkdir(parents=True)
@@ -179,6 +182,9 @@ async def test_a_person_picks_one_of_several_files(project: Any, box: Box, until
                 asked["pick"]["data"] = "b.csv"
                 request.write_text(json.dumps(asked))
                 await until(lambda: box.names(".processed") == ["one.md"])
+        record = json.loads(project.perdure("trace", asked["run_id"], "--export", **there).out)
+    assert [each["sender"] for each in record["received"]] == [{"door": "mailbox"}] * 2
+    assert record["questions"][0]["answers"][0]["signature"].startswith("k1:")
     assert not request.exists()
     states = [each["state"] for each in box.told("task_state_t1.json")["history"]]
     assert states == ["BLOCKED_WAITING_INPUT", "CONSUMED", "BLOCKED_WAITING_INPUT", "RUNNING", "SUCCEEDED"]

@@ -161,6 +161,8 @@ async def test_an_approval_is_left_to_a_person_unless_the_server_may_approve(cle
         line = await refused(it, "answer_question", run_id=run_id, question_id="q1", decision="approve")
         early = await refused(it, "answer_question", run_id=run_id, question_id="q2", decision="approve")
         still = await told(it, "run_state", run_id=run_id)
+    shown = json.loads(clerk.perdure("show", run_id, "--json").out)
+    assert shown["started_by"]["sender"] == {"door": "mcp"}
     assert (asked["kind"], asked["answered_by"]) == ("approval", "a person")
     assert "is for a person (approval)" in line
     assert "--may-approve" in line

@@ -110,7 +110,7 @@ async def test_a_call_is_approved_by_its_digest_and_another_denied_with_a_reason
     told = [part["content"][0]["content"] for part in page["parts"] if part["kind"] == "result"]
     assert told[:2] == ["noted milk", "denied: a person denied this call: one is enough"]
     traced = shop.perdure("trace", "noting").out.splitlines()
-    assert [line for line in traced if "←" in line] == ["  ← eva  approve", "  ← a person  deny: one is enough"]
+    assert [line for line in traced if "←" in line] == ["  ← cli, as eva  approve", "  ← cli  deny: one is enough"]
     assert "  ✗ note milk  step 2  denied: a person denied this call: one is enough" in traced
     assert [line.partition("  ")[0] for line in traced if line.startswith("■")] == ["■ completed"]
     late = shop.perdure("deny", "noting")

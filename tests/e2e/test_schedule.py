@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from contracts.run import RunStatus
+from contracts.sender import SCHEDULE
 from perdure.client.found import listing
 from perdure.client.runs import ended
+from perdure.client.starter import starter_of
 
 QUEUE = "by-the-clock"  # nobody works on it
 
@@ -42,6 +44,9 @@ async def test_the_clock_starts_a_run_and_the_next_is_skipped_while_it_is_at_wor
     await until(skipped)
     (run,) = [each async for each in listing(served.client) if each.run_id.startswith("often-")]
     assert re.fullmatch(r"often-\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", run.run_id)
+    starter = await starter_of(served.client, run)
+    assert starter is not None
+    assert starter.sender == SCHEDULE
     row = listed(schedule)["often"]
     assert (row["latest"], row["at_work"], row["goal"]) == (run.run_id, [run.run_id], "say hello")
     assert row["skipped"] >= 1

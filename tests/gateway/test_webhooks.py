@@ -90,6 +90,7 @@ async def test_an_event_that_is_signed_is_published_once(door: Door) -> None:
     known = await topic(door, channel)
     assert known is not None
     assert [event["id"] for event in known["events"]] == ["msg_1"]
+    assert known["events"][0]["sender"] == {"door": "webhook:mine"}
 
 
 @pytest.mark.parametrize("fault", ["none", "wrong", "other body", "stale", "early", "broken", "no base64", "no time"])
@@ -189,6 +190,11 @@ async def test_the_same_event_from_a_webhook_and_from_a_token_counts_once(door: 
     assert known is not None
     assert len(known["events"]) == 1
     assert (await door.post("/v1/events", {**whole, "colour": 1})).json()["field"] == "colour"
+    other = uuid4().hex
+    await door.post("/v1/events", {**message(other), "sender": {"door": "webhook:mine"}})
+    published = await topic(door, other)
+    assert published is not None
+    assert published["events"][0]["sender"] == {"door": "gateway", "token": "tester"}
     plain = message(channel)
     del plain["data"]["raw"]
     refused = await door.post("/v1/events", plain)

@@ -318,6 +318,7 @@ async def test_a_spawn_bomb_uses_no_more_than_the_budget_of_the_first_run(world:
         found = await tree(it, run)
         states = [await it.client.get_workflow_handle(name).query("state") for name in found if "/" not in name[-14:]]
         steps = sum(state["step"] for state in states if "step" in state)
+        assert {"door": "delegation"} in [state.get("sender") for state in states]
         assert steps <= 25
         assert all(each.status is not WorkflowExecutionStatus.RUNNING for each in found.values())
         root = await it.state(run)

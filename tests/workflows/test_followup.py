@@ -337,6 +337,7 @@ async def test_a_prompt_is_a_question_to_people_and_answered_as_one(following: F
         assert (task["result"], task["resolvedBy"]) == ({"status": "answered", "text": "yes", "by": "eva"}, "eva")
         (request,) = await here.requests()
         assert "eva was asked: Book the table?\n\nThe answer: yes" in request["messages"][1]["content"]
+        assert request["sender"] == {"door": "follow-up"}
 
 
 async def test_a_wait_is_resolved_by_the_clock(following: Following) -> None:

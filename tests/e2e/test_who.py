@@ -1,0 +1,198 @@
+"""Who did it, and who may answer: a door records what it knows, apart from what its caller says."""
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from temporalio.client import Client, WorkflowUpdateFailedError
+
+from devserver import embedded
+from perdure.client.runs import ended, state
+from perdure.converter import data_converter
+from perdure.testkit.model_server import ScriptedModel, calls
+
+KEY = "k1:QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE="
+PROJECT = """
+[tools.pay]
+kind = "python"
+effect = "once"
+approval = "always"
+target = "till:pay"
+
+[tools.look]
+kind = "python"
+effect = "read"
+target = "till:look"
+
+[tools.tell]
+kind = "signal"
+effect = "read"
+description = "Asks outside."
+input_schema = { type = "object" }
+"""
+CODE = '''
+import os
+import subprocess
+import sys
+
+
+def pay() -> str:
+    """Pays."""
+    return "paid"
+
+
+def look() -> str:
+    """Shows the environment of a tool, and of a program that it starts."""
+    program = [sys.executable, "-c", "import os; print(sorted(os.environ))"]
+    return f"{sorted(os.environ)} {subprocess.run(program, capture_output=True, text=True).stdout}"
+'''
+FINISH = calls(("finish", {"outcome": "done"}))
+HIDDEN = ("TEMPORAL_ADDRESS", "PERDURE_ANSWER_KEY", "PERDURE_CODEC_KEYS", "PERDURE_TOKENS")
+
+
+def replies(body: dict[str, Any]) -> Any:
+    """The first word of the goal is the tool that is called, once."""
+    is_called = any(message["role"] == "assistant" for message in body["messages"])
+    return FINISH if is_called else calls((body["messages"][0]["content"][0]["text"].split()[0], {}))
+
+
+@dataclass(frozen=True)
+class Till:
+    project: Any
+    client: Client
+    http: httpx.AsyncClient
+    until: Any
+
+    async def waits(self, run_id: str) -> Any:
+        async def asks() -> bool:
+            view = await state(self.client, run_id)
+            return view is not None and view.question is not None
+
+        await self.until(asks)
+        return await state(self.client, run_id)
+
+
+@pytest.fixture(scope="module")
+async def till(make_project: Any, until: Any) -> AsyncIterator[Till]:
+    with ScriptedModel(replies) as model:
+        project = make_project(ANTHROPIC_API_KEY="sk-none", PERDURE_MODEL="scripted", ANTHROPIC_BASE_URL=model.base_url)
+        project.write("perdure.toml", PROJECT)
+        project.write("till.py", CODE)
+        project.write("agents/default.md", "---\ntools: [pay, look, tell]\n---\n")
+        async with embedded(project.home) as server:
+            client = await Client.connect(server.address, data_converter=data_converter)
+            scopes = ("runs:start", "runs:read", "human:answer", "tools:result")
+            flags = [flag for scope in scopes for flag in ("--scope", scope)]
+            token = project.perdure("token", "create", "ann", *flags).out.strip()
+            project.env |= {"TEMPORAL_ADDRESS": server.address, "PERDURE_ANSWER_KEY": KEY}
+            with (
+                project.running(script="worker.py") as worker,
+                project.running("gateway", "--port", "0") as gateway,
+            ):
+                worker.until("worker ready")
+                url = gateway.until("gateway").split()[1]
+                headers = {"Authorization": f"Bearer {token}"}
+                async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False) as http:
+                    yield Till(project, client, http, until)
+
+
+async def test_a_door_records_what_it_knows_whatever_its_caller_writes(till: Till) -> None:
+    forged = {"door": "cli", "token": "root"}
+    begun = await till.http.post("/v1/runs", json={"payload": {"goal": "pay it"}, "sender": forged})
+    run_id = begun.json()["run_id"]
+    question = (await till.waits(run_id)).question
+    assert till.project.perdure("deny", run_id, "--by", "root").code == 0
+    assert (await ended(till.client, run_id)).status == "completed"
+    assert question.call
+    told = (await till.http.get(f"/v1/runs/{run_id}")).json()
+    known = {"door": "gateway", "token": "ann"}
+    assert (told["started_by"]["sender"], told["state"]["sender"]) == (known, known)
+    shown = till.project.perdure("show", run_id).out.splitlines()
+    assert "  by       ann (gateway)" in shown
+    assert "  answers  only signed ones, with key k1" in shown
+    record = json.loads(till.project.perdure("trace", run_id, "--export").out)
+    start, update = record["received"]
+    assert (start["kind"], start["sender"], bool(start["identity"])) == ("start", known, True)
+    assert (update["name"], update["sender"], update["by"]) == ("answer", {"door": "cli"}, "root")
+    assert record["questions"][0]["answers"][0]["sender"] == {"door": "cli"}
+
+
+async def test_results_cancels_and_requests_say_it_too(till: Till) -> None:
+    submitted = await till.http.post(
+        "/v1/conversations/who/requests",
+        json={"request_id": "r1", "goal": "tell it", "sender": {"door": "mailbox"}, "origin": {"user_id": "boss"}},
+    )
+    run_id = submitted.json()["run_id"]
+
+    async def is_told() -> bool:
+        told = (await till.http.get(f"/v1/runs/{run_id}")).json()
+        return bool(told.get("state") and told["state"]["status"] == "waiting_on_tool")
+
+    await till.until(is_told)
+    result = {"run_id": run_id, "step": 1, "tool": "tell", "status": "error", "error": {"kind": "x", "message": "y"}}
+    event = {"type": "agentic.tool_result", "payload": result, "sender": {"door": "cli"}}
+    await till.http.post(f"/v1/runs/{run_id}/tool-results", json=event)
+    again = await till.http.post(
+        "/v1/conversations/who/requests", json={"request_id": "r1", "goal": "tell it", "origin": {"user_id": "boss"}}
+    )
+    assert again.status_code == 200  # the same request, whatever was claimed of its sender
+    await ended(till.client, run_id)
+    waits = (await till.http.post("/v1/runs", json={"payload": {"goal": "pay it"}})).json()["run_id"]
+    await till.waits(waits)
+    await till.http.post(f"/v1/runs/{waits}/cancel", json={"reason": "no"})
+    assert (await ended(till.client, waits)).status == "cancelled"
+    known = {"door": "gateway", "token": "ann"}
+    for named, signal in ((run_id, "tool_result"), (waits, "cancel")):
+        record = json.loads(till.project.perdure("trace", named, "--export").out)
+        came = [each for each in record["received"] if each["name"] in ("", signal)]
+        assert [each["sender"] for each in came if each["kind"] != "cancel"] == [known, known]
+
+
+async def test_only_a_door_with_the_key_answers(till: Till) -> None:
+    run_ids = [(await till.http.post("/v1/runs", json={"payload": {"goal": "pay it"}})).json()["run_id"] for _ in "ab"]
+    for run_id in run_ids:
+        await till.waits(run_id)
+    first, second = run_ids
+    handle = till.client.get_workflow_handle(f"run:{first}")
+    with pytest.raises(WorkflowUpdateFailedError):
+        await handle.execute_update("answer", {"decision": "approve", "by": "ann", "sender": {"door": "cli"}})
+    without = till.project.perdure("approve", first, PERDURE_ANSWER_KEY="")
+    assert (without.code, without.err.count("\n")) == (1, 1)
+    assert "only answers signed with key k1 are taken" in without.err
+    other = till.project.perdure("approve", first, PERDURE_ANSWER_KEY="k2:" + KEY[3:])
+    assert other.err == (
+        f"perdure: {first} takes only answers signed with key k1: set PERDURE_ANSWER_KEY to it where you answer\n"
+    )
+    assert till.project.perdure("approve", first).out == "accepted\n"
+    answered = await till.http.post(f"/v1/runs/{second}/answer", json={"decision": "approve"})
+    assert answered.status_code == 200, answered.text
+    for run_id in run_ids:
+        assert (await ended(till.client, run_id)).status == "completed"
+    record = json.loads(till.project.perdure("trace", second, "--export").out)
+    (said,) = record["questions"][0]["answers"]
+    assert (said["by"], said["sender"], said["signature"][:3]) == ("ann", {"door": "gateway", "token": "ann"}, "k1:")
+
+
+async def test_a_tool_and_what_it_starts_get_no_address_of_temporal_and_no_key(till: Till) -> None:
+    run_id = (await till.http.post("/v1/runs", json={"payload": {"goal": "look around"}})).json()["run_id"]
+    await ended(till.client, run_id)
+    page = await till.client.get_workflow_handle(f"run:{run_id}").query("transcript")
+    seen = next(part["content"][0]["content"] for part in page["parts"] if part["kind"] == "result")
+    assert seen.count("PATH") >= 2
+    assert [name for name in HIDDEN if name in seen] == []
+
+
+def test_an_mcp_server_gets_neither_but_what_its_entry_names(make_project: Any) -> None:
+    project = make_project(**dict.fromkeys(HIDDEN[:1] + HIDDEN[3:], ""), TEMPORAL_NAMESPACE="secret-space", NAMED="yes")
+    project.env |= {"PERDURE_ANSWER_KEY": KEY}
+    dump = "import json, os, pathlib; pathlib.Path('seen.json').write_text(json.dumps(dict(os.environ)))"
+    entry = {"command": sys.executable, "args": ["-c", dump], "env": {"NAMED": "${NAMED}"}}
+    project.write(".mcp.json", json.dumps({"mcpServers": {"dump": entry}}))
+    project.perdure("tools", "--check")
+    seen = json.loads((project.folder / "seen.json").read_text())
+    assert seen["NAMED"] == "yes"
+    assert [name for name in seen if name.startswith(("TEMPORAL_", "PERDURE_"))] == []
