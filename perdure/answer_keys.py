@@ -11,11 +11,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from contracts.signals import HumanInput
 from decisions.signature import public_text, sign
-from perdure.client.refusals import Refused
-from perdure.codec import BadKeys, key_entries
+from perdure.codec import key_entries
 
 VARIABLE = "PERDURE_ANSWER_KEY"
 PUBLIC = "public:"
+
+
+class MissingKeyError(Exception):
+    """A run takes only answers signed with a key that is not here. The message says which."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,16 @@ class AnswerKeys:
     secret: Mapping[str, Ed25519PrivateKey] = field(default_factory=dict, repr=False)
 
     def signed(self, run: str, execution: str, accepted: Mapping[str, str], answer: HumanInput) -> HumanInput:
-        """Return the answer as a run takes it that accepts these keys. Raises Refused where none of them is here."""
+        """Return the answer as a run takes it that accepts these keys. Raises MissingKeyError."""
         if not accepted:
             return answer
         for key_id, key in self.secret.items():
             if accepted.get(key_id) == self.public[key_id]:
                 return sign(run, execution, answer, key_id, key)
         names = " or ".join(accepted)
-        raise Refused(f"{run} takes only answers signed with key {names}: set {VARIABLE} to it where you answer")
+        raise MissingKeyError(
+            f"{run} takes only answers signed with key {names}: set {VARIABLE} to it where you answer"
+        )
 
 
 NO_KEYS = AnswerKeys()
@@ -50,6 +55,3 @@ def read_answer_keys(text: str) -> AnswerKeys:
             secret[key_id] = Ed25519PrivateKey.from_private_bytes(data)
             public[key_id] = public_text(secret[key_id])
     return AnswerKeys(public, secret)
-
-
-__all__ = ["NO_KEYS", "VARIABLE", "AnswerKeys", "BadKeys", "read_answer_keys"]

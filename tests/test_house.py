@@ -25,6 +25,7 @@ NOT_SHIPPED = {"bench", "tests", "docs", "examples", "agents", "build"}
 LAYERS = {"contracts", "decisions", "activities", "workflows", "perdure.testkit"}
 ORDER = (
     ("telemetry", "perdure.codec"),
+    ("perdure.answer_keys",),
     ("perdure.converter", "settings"),
     ("perdure.client",),
     ("perdure.process",),

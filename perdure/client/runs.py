@@ -32,7 +32,7 @@ from decisions.followup import questions
 from decisions.narrate import cut, markdown
 from decisions.resume import refusal
 from decisions.transcript import goal_part, too_large
-from perdure.answer_keys import NO_KEYS, AnswerKeys
+from perdure.answer_keys import NO_KEYS, AnswerKeys, MissingKeyError
 from perdure.client.door import stamp
 from perdure.client.found import Found, find, find_any
 from perdure.client.refusals import (
@@ -244,8 +244,15 @@ async def sign_answer(client: Client, run_id: str, body: HumanInput, keys: Answe
     """
     if not keys.public:
         return body
-    if run_id.startswith(ids.FOLLOW_UP):
-        return await _sign_for_follow_up(client, run_id, body, keys)
+    try:
+        if run_id.startswith(ids.FOLLOW_UP):
+            return await _sign_for_follow_up(client, run_id, body, keys)
+        return await _sign_for_run(client, run_id, body, keys)
+    except MissingKeyError as missing:
+        raise Refused(str(missing)) from None
+
+
+async def _sign_for_run(client: Client, run_id: str, body: HumanInput, keys: AnswerKeys) -> HumanInput:
     view = await state(client, run_id)
     if view is None:
         raise NotReachable(f"no worker answers for run {run_id} now, so it cannot be answered: perdure worker")

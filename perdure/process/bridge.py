@@ -32,8 +32,7 @@ from contracts.run import RunView
 from contracts.signals import HumanInput
 from decisions.mail_mode import Mode, Pace, Patience, after_cycle, woken
 from decisions.narrate import cut
-from perdure.answer_keys import NO_KEYS, AnswerKeys
-from perdure.client.refusals import Refused
+from perdure.answer_keys import NO_KEYS, AnswerKeys, MissingKeyError
 
 PAGES_EVERY = 5  # cycles
 LOST = "its file is gone"
@@ -100,7 +99,7 @@ class Bridge:
         """Return the answer signed; without the run's key as it is, and the run says what it lacks."""
         try:
             return self.keys.signed(view.run_id, view.execution, view.answer_keys, answer)
-        except Refused:
+        except MissingKeyError:
             return answer
 
     async def run(self, stop: asyncio.Event) -> None:
