@@ -1,9 +1,11 @@
 """The keys of `PERDURE_ANSWER_KEY`: who may answer signs with the secret half, a run checks by the public one.
 
 `id:<base64 of 32 bytes>`, several with commas: the first that a run names signs, and runs take all of them.
-`id:public:<base64>` is the public half alone, for a worker that only checks.
+`id:public:<base64>` is the public half alone, for a worker that only checks: `python -m perdure.answer_keys` prints it.
 """
 
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -11,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from contracts.signals import HumanInput
 from decisions.signature import public_text, sign
-from perdure.codec import key_entries
+from perdure.codec import BadKeys, key_entries
 
 VARIABLE = "PERDURE_ANSWER_KEY"
 PUBLIC = "public:"
@@ -55,3 +57,15 @@ def read_answer_keys(text: str) -> AnswerKeys:
             secret[key_id] = Ed25519PrivateKey.from_private_bytes(data)
             public[key_id] = public_text(secret[key_id])
     return AnswerKeys(public, secret)
+
+
+def format_public(keys: AnswerKeys) -> str:
+    """Format the public halves as `PERDURE_ANSWER_KEY` of a worker that only checks."""
+    return ",".join(f"{key_id}:{PUBLIC}{public}" for key_id, public in keys.public.items())
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(f"{format_public(read_answer_keys(os.environ.get(VARIABLE) or ''))}\n")
+    except BadKeys as error:
+        sys.exit(f"{VARIABLE}: {error}")

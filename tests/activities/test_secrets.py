@@ -227,6 +227,12 @@ def test_each_of_several_keys_in_one_variable_is_a_secret() -> None:
         assert secrets.redact(f"<{said}>") == "<[redacted PERDURE_CODEC_KEYS]>"
 
 
+def test_of_the_keys_of_answers_the_secret_halves_are_secrets() -> None:
+    one, two = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
+    secrets = secrets_of({"PERDURE_ANSWER_KEY": f"k2:{two},k1:public:{one}"})
+    assert secrets.redact(f"{one} {two}") == f"{one} [redacted PERDURE_ANSWER_KEY]"
+
+
 def test_the_secrets_inside_a_json_variable_are_found_by_their_names() -> None:
     secrets = secrets_of({"GCP_CREDENTIALS": json.dumps({"project": "our-project", "private_key": "LINE-1\nLINE-2"})})
     assert secrets.redact("our-project LINE-1\nLINE-2") == "our-project [redacted GCP_CREDENTIALS]"

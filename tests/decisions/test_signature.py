@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from contracts.sender import Sender
 from contracts.signals import Decision, HumanInput
 from decisions.signature import Asked, sign, signature_error
-from perdure.answer_keys import MissingKeyError, read_answer_keys
+from perdure.answer_keys import AnswerKeys, MissingKeyError, format_public, read_answer_keys
 from perdure.codec import BadKeys
 
 ONE = "k1:" + "QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE="
@@ -85,7 +85,7 @@ def test_who_lacks_the_secret_key_is_told_which(held: str) -> None:
 
 
 def test_a_public_key_checks_what_its_secret_one_signs() -> None:
-    assert read_answer_keys(f"k1:public:{KEYS.public['k1']}").public == KEYS.public
+    assert read_answer_keys(format_public(KEYS)) == AnswerKeys(KEYS.public)
 
 
 @pytest.mark.parametrize("text", ["k1", "k1:public:", "k1:short", f"{ONE},{ONE}", "k1:private:" + ONE[3:]])

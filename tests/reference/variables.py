@@ -77,6 +77,13 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
             "([how](architecture.md#secrets-and-encryption)).",
         ),
     ),
+    "Answers": (
+        Variable(
+            "PERDURE_ANSWER_KEY",
+            "Signs answers, and runs that begin with it take no others: `id:key,…`, each key 32 bytes in base64, "
+            "or `id:public:key` for a worker that only checks ([how](approvals.md#signed-answers)).",
+        ),
+    ),
     "The gateway": (
         Variable(
             "PERDURE_TOKENS",
