@@ -15,6 +15,7 @@ from contracts.reconcile import Finding, Problem, ReconcileReport
 from decisions.narrate import cut
 from decisions.providers import DEFAULT, provider_of
 from devserver import ServerDidNotStart
+from perdure.answer_keys import VARIABLE as ANSWER_KEY
 from perdure.client.connection import configured_address, register_search_attributes
 from perdure.client.refusals import NotReachable
 from perdure.codec import VARIABLE
@@ -59,6 +60,7 @@ async def examine() -> AsyncIterator[Check]:
     yield _modules(settings.folder)
     yield _model(settings)
     yield _encryption(settings)
+    yield _answers(settings)
     yield await _tools(settings)
     async for check in _object_stores(settings):
         yield check
@@ -125,6 +127,16 @@ def _encryption(settings: Settings) -> Check:
         return Check("encryption", ok=True, found=f"off: {VARIABLE} turns it on")
     reads = f"; {', '.join(settings.codec.key_ids[1:])} can be read too" if settings.codec.key_ids[1:] else ""
     return Check("encryption", ok=True, found=f"payloads are encrypted with key {settings.codec.key_id}{reads}")
+
+
+def _answers(settings: Settings) -> Check:
+    keys = settings.answer_keys
+    if not keys.public:
+        return Check(
+            "answers", ok=True, found=f"whoever reaches Temporal may answer: {ANSWER_KEY} asks for signed ones"
+        )
+    signs = "" if keys.secret else "; this process only checks them"
+    return Check("answers", ok=True, found=f"runs take those signed with key {' or '.join(keys.public)}{signs}")
 
 
 async def _tools(settings: Settings) -> Check:

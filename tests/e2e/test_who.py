@@ -11,11 +11,13 @@ import pytest
 from temporalio.client import Client, WorkflowUpdateFailedError
 
 from devserver import embedded
+from perdure.answer_keys import format_public, read_answer_keys
 from perdure.client.runs import ended, state
 from perdure.converter import data_converter
 from perdure.testkit.model_server import ScriptedModel, calls
 
 KEY = "k1:QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE="
+PUBLIC = format_public(read_answer_keys(KEY))  # all that the worker has, and so its tools
 PROJECT = """
 [tools.pay]
 kind = "python"
@@ -90,7 +92,7 @@ async def till(make_project: Any, until: Any) -> AsyncIterator[Till]:
             token = project.perdure("token", "create", "ann", *flags).out.strip()
             project.env |= {"TEMPORAL_ADDRESS": server.address, "PERDURE_ANSWER_KEY": KEY}
             with (
-                project.running(script="worker.py") as worker,
+                project.running(script="worker.py", PERDURE_ANSWER_KEY=PUBLIC) as worker,
                 project.running("gateway", "--port", "0") as gateway,
             ):
                 worker.until("worker ready")
@@ -167,6 +169,7 @@ async def test_only_a_door_with_the_key_answers(till: Till) -> None:
     assert other.err == (
         f"perdure: {first} takes only answers signed with key k1: set PERDURE_ANSWER_KEY to it where you answer\n"
     )
+    assert "runs take those signed with key k1" in " ".join(till.project.perdure("doctor").out.split())
     assert till.project.perdure("approve", first).out == "accepted\n"
     answered = await till.http.post(f"/v1/runs/{second}/answer", json={"decision": "approve"})
     assert answered.status_code == 200, answered.text
