@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from io import TextIOWrapper
 from logging.handlers import QueueHandler, QueueListener, WatchedFileHandler
 from pathlib import Path
 from queue import SimpleQueue
@@ -150,7 +151,14 @@ def log_to_stderr(secrets: Secrets) -> None:
     log_to(logging.StreamHandler(sys.stderr), secrets)
 
 
+class _OwnFile(WatchedFileHandler):
+    """A log that only its owner may read, also after a rotation."""
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding=self.encoding)
+
+
 def log_to_file(path: Path, secrets: Secrets) -> None:
     """To a file of the owner's, which may be rotated. Raises OSError."""
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-    log_to(WatchedFileHandler(path, encoding="utf-8"), secrets)
+    log_to(_OwnFile(path, encoding="utf-8"), secrets)

@@ -17,7 +17,7 @@ from contracts.value import MOST_DEPTH, Edge, depth
 from decisions import builtins
 from decisions.providers import DEFAULT
 from settings.access import checked_url
-from settings.problems import NESTED, ProjectError, first_fault, text_of
+from settings.problems import NESTED, ProjectError, first_fault, plain_reason, text_of
 
 NATIVE_TOOLS = ("fetch", "read_file", "write_file", "list_files")
 TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # what the Messages API takes
@@ -285,7 +285,8 @@ def read_file(path: Path) -> ProjectFile:
         where, expected = first_fault(error, ProjectFile)
         raise ProjectError(f"{_place(path, text, where)}: {expected}") from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, or thousands of brackets
-        raise ProjectError(f"{path}: {NESTED if isinstance(error, RecursionError) else error}") from None
+        reason = NESTED if isinstance(error, RecursionError) else plain_reason(error)
+        raise ProjectError(f"{path}: {reason}") from None
 
 
 def _with_schemas(tables: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -53,7 +53,13 @@ def yaml_of(text: str) -> Any:
         _must_be_bounded(text)
         return yaml.load(text, _Unique)  # noqa: S506 - it is a SafeLoader
     except (yaml.YAMLError, ValueError) as error:  # a number or a date that is none is a ValueError
-        raise ValueError(_OF_TEXT.sub(",", " ".join(str(error).split()))) from None
+        raise ValueError(_OF_TEXT.sub(",", " ".join(plain_reason(error).split()))) from None
+
+
+def plain_reason(error: Exception) -> str:
+    """Return what a parser says, but not what Python says of a number that has too many digits for it."""
+    is_long = "integer string conversion" in str(error)
+    return "a number has more digits than can be read" if is_long else str(error)
 
 
 def yaml_line(text: str, where: Sequence[str], item: str | None = None) -> int | None:

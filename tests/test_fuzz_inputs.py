@@ -167,6 +167,7 @@ def must_be_taken_or_told(kind: str, folder: Path, data: bytes) -> str | None:
         why = str(refused)
         assert why.strip()
         assert why == printable(why)
+        assert "integer string conversion" not in why
     assert time.monotonic() - began < MOST_SECONDS
     return why
 
