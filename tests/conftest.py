@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -22,6 +23,12 @@ TEMPORAL = str(Path(sys.executable).parent / "temporal")
 
 # A history is "long" after this many events, so that a short run rotates several times where a test wants it.
 SHORT_HISTORY = 120
+
+
+def pytest_configure() -> None:
+    """A background job of a shell ignores SIGINT, and so would every process that a test starts and interrupts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

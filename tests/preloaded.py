@@ -30,13 +30,16 @@ READ_AT_START = ("PYTHON", "LC_", "LANG", "TZ")
 HARMLESS = "PYTHONDONTWRITEBYTECODE"
 A_NEW_PYTHON = {"PYTHONHASHSEED": "random"}  # what it is without it
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGWINCH)
+# The kernel ends the path in a first line at a blank, and cuts a long one, so it names a link in a folder of ours.
 STAND_IN = """\
-#!{python} -IS
+#!{link} -IS
 import sys
+sys.executable = {python!r}
 sys.path.append({here!r})
 import preloaded
 preloaded.stand_in({address!r}, {name!r}, {start!r})
 """
+MAX_FOLDER = 60  # characters, with which a first line and a socket's address are short enough everywhere
 Given = tuple[str, list[str], dict[str, str], list[int], int]
 
 
@@ -63,7 +66,12 @@ def _program(name: str) -> str:
     start = start_of(os.environ)
     place = folder / {"cli": "perdure"}.get(name, name)
     text = STAND_IN.format(
-        python=sys.executable, here=str(Path(__file__).parent), address=str(folder / "socket"), name=name, start=start
+        link=folder / "python",
+        python=sys.executable,
+        here=str(Path(__file__).parent),
+        address=str(folder / "socket"),
+        name=name,
+        start=start,
     )
     place.write_text(text, encoding="utf-8")
     place.chmod(0o700)
@@ -76,7 +84,8 @@ def _loaded() -> Path:
     import subprocess
     import tempfile
 
-    folder = tempfile.TemporaryDirectory(prefix="preloaded-")
+    folder = tempfile.TemporaryDirectory(prefix="preloaded-", dir=short_folder(tempfile.gettempdir(), "/tmp"))
+    (Path(folder.name) / "python").symlink_to(sys.executable)
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(f"{folder.name}/socket")
         door.listen(100)
@@ -96,6 +105,11 @@ def _loaded() -> Path:
 
     atexit.register(end)
     return Path(folder.name)
+
+
+def short_folder(*folders: str) -> str:
+    """The first whose path can stand in a script's first line and in a socket's address."""
+    return next(folder for folder in folders if len(folder) <= MAX_FOLDER and not any(map(str.isspace, folder)))
 
 
 # Of the stand-in, which imports little, as it is there to be quick.
