@@ -10,6 +10,7 @@ ledger       claims and results of `once` calls
 attempts     which attempts of an activity count, and whether the one before was lost with its worker
 toolkit      what every tool looks like to it
 run          `open_run` and `close_segment`: a run's files and its store
+first_run    which run had an id first: a later one has keys of its own
 definition   the snapshot of its agent, and how another one differs from it
 conversation `join_conversation` and `answer_turn`: what turns of a conversation hand on to each other
 with_start   an update of a lane or a mailbox that is opened where there is none (update: one that is answered in time)
@@ -47,6 +48,7 @@ heartbeat    how an activity says that it is alive
 
 fetch        the tool that fetches pages (guard, addresses: only public ones; webpage: HTML to Markdown)
 files        the tools that read, write and list files of the workspace
+speaking     whether a tool of this process speaks just now
 python_tool, http_tool, signal_tool, queue_tool   the kinds of `perdure.toml`
 mcp_tool     the kind `mcp` (mcp_server: where a server is; mcp_connection: the one to it, over mcp_stdio or mcp_http;
              mcp_listing: its tools; mcp_result: what it answers; mcp_lock: `mcp.lock.json`)

@@ -12,6 +12,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.conversation import submit
 from activities.effect import Effects
+from activities.first_run import find_key_id
 from activities.heartbeat import beating
 from activities.ledger import Doubtful, Entry, LedgerUnavailable
 from activities.outbox import Outbox
@@ -103,15 +104,20 @@ class FollowUps:
         outbox = self._project.outbox
         if outbox is None:
             return NO_OUTBOX
-        key = ids.notify_key(_self().removeprefix("wf:"), request.task_id)
+        key = ids.notify_key(await self._key_id(request.execution), request.task_id)
         async with beating(lambda: key):
             if outbox.effect is Effect.once:
                 return await self._once(outbox, request, key)
             return redacted(await _keyed(outbox, request.message, key), self._project.secrets)
 
+    async def _key_id(self, execution: str) -> str:
+        """The follow-up's id for its keys: marked where an earlier follow-up had the same id."""
+        workspace, store = self._project.workspace(_self()), self._project.stores.of(_self())
+        found = await asyncio.to_thread(find_key_id, store, workspace, _self(), execution)
+        return (found or _self()).removeprefix(ids.FOLLOW_UP)
+
     async def _once(self, outbox: Outbox, request: NotifyRequest, key: str) -> ToolOutcome:
         try:
-            await asyncio.to_thread(self._project.workspace(_self()).create)  # a follow-up has none before
             outcome = await self._effects.once(
                 self._page(request, key),
                 NOTIFY,
@@ -138,8 +144,11 @@ class FollowUps:
 
         What a lane will never take is not tried again.
         """
+        seq = work.request.request_id.rpartition(":")[2]
+        request_id = ids.resume_request_id(await self._key_id(work.execution), int(seq))
+        request = work.request.model_copy(update={"request_id": request_id})
         try:
-            await submit(self._client, activity.info().task_queue, work.session_id, work.request)
+            await submit(self._client, activity.info().task_queue, work.session_id, request)
         except WorkflowUpdateFailedError as refused:
             raise ApplicationError(
                 f"conversation {work.session_id} does not take it: {_why(refused)}",

@@ -12,6 +12,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.definition import definition_of, keep
+from activities.first_run import find_key_id
 from activities.heartbeat import beating
 from activities.project import Project
 from activities.snapshot import snapshot_of
@@ -52,6 +53,7 @@ class Inheritances:
             snapshot, execution = await _read(origin, request)
             theirs, ours = self._project.stores.of(request.run_id), self._project.stores.of(own)
             wanted = Wanted(origin.id, execution, snapshot.length, snapshot.head, theirs)
+            key_id = await asyncio.to_thread(find_key_id, ours, self._project.workspace(own), own, request.execution)
             await asyncio.to_thread(self._copy_files, request.run_id, own)
             try:
                 conversation = (await self._transcripts.at(wanted)).transcript
@@ -64,7 +66,7 @@ class Inheritances:
             segments = await _segments(ours, parts, snapshot.segments)
         workspace = str(self._project.workspace(own).root)
         keys = dict(self._project.answer_keys) or state.answer_keys  # of now; without any here, the origin's bind it on
-        changes = {"workspace": workspace, "answer_keys": keys}
+        changes = {"workspace": workspace, "answer_keys": keys, "key_id": key_id}
         return Inherited(state=state.model_copy(update=changes), segments=segments)
 
     def _copy_files(self, origin: str, own: str) -> None:

@@ -11,6 +11,7 @@ from temporalio.client import Client
 from activities import trace
 from activities.conversation import keep_turn
 from activities.definition import agent_of, defined, keep
+from activities.first_run import find_key_id
 from activities.heartbeat import beating
 from activities.project import Project
 from activities.store import Store
@@ -47,6 +48,7 @@ class Runs:
             limits = effective(agent.limits, self._project.limits)
             most = limits.max_depth if request.max_depth is None else request.max_depth
             definition = defined(self._project, agent, may_delegate=request.depth < most)
+            key_id = await asyncio.to_thread(find_key_id, store, workspace, _run_id(), request.execution)
             await asyncio.to_thread(_lay_out, workspace, goal, definition)
             ref = await asyncio.to_thread(keep, store, definition)
         peers = agent.peers if definition.may_delegate else ()
@@ -62,6 +64,7 @@ class Runs:
             workspace=str(workspace.root),
             secret=secrets.token_hex(16),
             answer_keys=dict(self._project.answer_keys),
+            key_id=key_id,
         )
 
     @activity.defn

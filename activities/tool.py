@@ -200,7 +200,8 @@ class ToolCalls:
         if tool is None or tool.route.kind is not ToolKind.signal:
             part = result_part(call.tool_use_id, call.tool, call.step, outcome)
             self._transcripts.feed_result(activity.info().workflow_id or "", call.tool_use_id, part)
-        key = result_key(_run_id(), call.step, call.attempt)
+        own = call.key_id if call.owner is None and call.key_id else _run_id()
+        key = result_key(own, call.step, call.attempt)
         record(workspace, call_trace(key, call.step, call.tool, call.arguments or {}, outcome))
 
 
@@ -214,7 +215,7 @@ def _run_id() -> str:
 
 def _key(call: ToolCall, generation: int | None = None) -> str:
     """The same on every attempt, and in a run that resumes the one that first made the call."""
-    return request_key(call.owner or _run_id(), call.step, generation or call.attempt)
+    return request_key(call.key_id or call.owner or _run_id(), call.step, generation or call.attempt)
 
 
 def _timeout() -> timedelta:

@@ -68,12 +68,14 @@ class Opening(Value):
     mailboxes: tuple[str, ...] = sparse(())  # those that live outside
     secret: str = sparse("")  # random; the nonces of the run's requests derive from it
     answer_keys: dict[str, str] = sparse({})  # public keys by id, of those who may answer
+    key_id: str = sparse("")  # as in `RunState`
 
 
 class OpeningRequest(Value):
     """The goal is read from the transcript, which a cursor names.
 
-    `depth` is how many delegations lie above the run, `max_depth` what the run itself sets of that limit.
+    `depth` is how many delegations lie above the run, `max_depth` what the run itself sets of that limit. `execution`
+    is as in `RunState`.
     """
 
     agent: str
@@ -81,3 +83,4 @@ class OpeningRequest(Value):
     head: str
     depth: int = sparse(0)
     max_depth: int | None = sparse(None)
+    execution: str = sparse("")

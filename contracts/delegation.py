@@ -112,6 +112,7 @@ class DelegationRequest(Value):
     `budget` is what all of them may use together. `max_depth` is the first run's, and holds for the whole tree.
     `mailboxes` names the agents that live outside: their subtasks are no runs, but messages and replies. `heir` is the
     run that makes it, where it goes on from `run_id`: what the subtasks bring has to be in its workspace, too.
+    `key_id` stands for `run_id` in the ids of what is delegated, where an earlier run had the same id.
     """
 
     type: Literal["agentic.delegate"] = "agentic.delegate"
@@ -125,6 +126,12 @@ class DelegationRequest(Value):
     join: Join = Join.all
     mailboxes: tuple[str, ...] = sparse(())
     heir: str = sparse("")
+    key_id: str = sparse("")
+
+    @property
+    def named(self) -> str:
+        """The id that the ids of what is delegated are made of."""
+        return self.key_id or self.run_id
 
 
 class DelegationState(Value):

@@ -261,10 +261,14 @@ class NotifyRequest(Value):
 
 
 class ResumeWork(Value):
-    """The input of the activity `resume_work`: a new request for the lane of `session_id` (E6)."""
+    """The input of the activity `resume_work`: a new request for the lane of `session_id` (E6).
+
+    `execution` is the follow-up's first Temporal execution: another follow-up may be started under the same id.
+    """
 
     session_id: str
     request: SubmitRequest
+    execution: str = ""
 
 
 class CloseFollowUp(Value):

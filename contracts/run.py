@@ -91,11 +91,13 @@ class Inheritance(Value):
     run_id: str
     through: int
     execution: str = ""  # its first Temporal execution
+    key_id: str = sparse("")  # as in `RunState`
 
 
 class RunState(Value):
     run_id: str
-    execution: str = ""  # the first Temporal execution: another run may be started under the same id
+    execution: str = ""  # what it began with (`ids.start_of`): another run may be started under the same id
+    key_id: str = sparse("")  # stands for `run_id` in keys and ids where an earlier run had the same id
     goal: str
     agent: str
     context: dict[str, Any]
@@ -174,7 +176,7 @@ class Continuation(Value):
 class InheritRequest(Value):
     """The input of the activity `inherit`: continue `run_id`, or fork it after `step`, and `say` something more.
 
-    `execution` is the heir's first Temporal execution.
+    `execution` is the heir's, as in `RunState`.
     """
 
     run_id: str

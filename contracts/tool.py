@@ -79,10 +79,11 @@ class ToolCall(Terse):
     a byte of conversation enters history once. The activity then looks `tool_use_id` up there, in the transcript
     of `length` parts whose hash is `head`. `owner` is the run under whose id the call was first made, where it is
     not this one: a resumed run keeps its origin's keys, and its page of the ledger. `execution`, of `once` calls, is
-    the first Temporal execution of that run: another run may be started under the same id. `approval` is the digest
-    of the call that a person approved, where this one needed it: no other is made. `accepts` is the digest of the
-    tool's definition that a person accepted for it, where that is not the pinned one. `nonce`, of the kind `signal`, is
-    what the result must bring back at the gateway.
+    the first Temporal execution of that run: another run may be started under the same id. `key_id` stands for that
+    run's id in the call's keys, where an earlier run had the same id. `approval` is the digest of the call that a
+    person approved, where this one needed it: no other is made. `accepts` is the digest of the tool's definition that
+    a person accepted for it, where that is not the pinned one. `nonce`, of the kind
+    `signal`, is what the result must bring back at the gateway.
     """
 
     step: int
@@ -95,6 +96,7 @@ class ToolCall(Terse):
     head: str = ""
     owner: str | None = None
     execution: str | None = None
+    key_id: str | None = None
     approval: str | None = None
     accepts: str | None = None
     nonce: str | None = None

@@ -30,6 +30,7 @@ from contracts.tool import ToolOutcome, failed
 from decisions import ids
 from decisions.faults import fault_line
 from decisions.limits import spent
+from decisions.resume import key_id_of
 
 MOST_OUTCOME = 16 * 1024  # bytes of a subtask's outcome, as others are told of it
 MOST_OUTCOMES = 160 * 1024  # of all of them together
@@ -51,14 +52,14 @@ FAILED = {
 def planned(state: RunState, call: Call, owner: str) -> DelegationRequest | ToolOutcome:
     """What the call delegates; or the error that tells the model why it cannot, and what could be.
 
-    `owner` is the run under whose id it is made.
+    `owner` is the run under whose id it is made; its ids are made of the run's `key_id`.
     """
     try:
         asked = DelegateArguments.model_validate(call.arguments)
     except ValidationError as error:
         return failed(ToolFault.invalid_arguments, fault_line(error))
-    left = _left(state)
-    return _refusal(state, asked.subtasks, left, owner) or DelegationRequest(
+    left, key_id = _left(state), key_id_of(state, call.step or 0)
+    return _refusal(state, asked.subtasks, left, key_id) or DelegationRequest(
         run_id=owner,
         agent=state.agent,
         step=call.step or 0,
@@ -69,6 +70,7 @@ def planned(state: RunState, call: Call, owner: str) -> DelegationRequest | Tool
         join=asked.join,
         mailboxes=state.mailboxes,
         heir=state.run_id if state.run_id != owner else "",
+        key_id=key_id if key_id != owner else "",
     )
 
 
@@ -168,7 +170,7 @@ def begun(request: DelegationRequest) -> DelegationState:
 
 def _run_id(request: DelegationRequest, subtask: Subtask) -> str:
     is_outside = subtask.agent in request.mailboxes
-    return "" if is_outside else ids.subtask_run_id(request.run_id, request.step, subtask.id)
+    return "" if is_outside else ids.subtask_run_id(request.named, request.step, subtask.id)
 
 
 def ready(request: DelegationRequest, state: DelegationState) -> tuple[Subtask, ...]:
@@ -277,10 +279,10 @@ def dependents(request: DelegationRequest, state: DelegationState, subtask: str)
 
 def message(request: DelegationRequest, state: DelegationState, subtask: Subtask) -> str:
     """All that the peer is told: Markdown with front matter, the instructions, the results that it builds on (D1)."""
-    task, is_outside = ids.delegated_task_id(request.run_id, request.step), subtask.agent in request.mailboxes
+    task, is_outside = ids.delegated_task_id(request.named, request.step), subtask.agent in request.mailboxes
     head = {
         "type": "task",
-        **({"message_id": f"{task}-{subtask.id}", "plan_id": request.run_id} if is_outside else {}),
+        **({"message_id": f"{task}-{subtask.id}", "plan_id": request.named} if is_outside else {}),
         "task_id": task,
         "subtask_id": subtask.id,
         "from": request.agent,

@@ -13,7 +13,7 @@ from decisions import ids, kind_reply, kinds
 from decisions.builtins import WORKFLOW_CREATE, WORKFLOW_TASK_CREATE
 from decisions.faults import fault_line
 from decisions.narrate import cut
-from decisions.resume import origin_of
+from decisions.resume import key_id_of
 from decisions.topic import platform_name
 
 CLIENT = "perdure"
@@ -82,10 +82,9 @@ def _task(state: RunState, call: Call, given: dict[str, Any]) -> TaskCommand:
 
 
 def _maker(state: RunState, call: Call) -> tuple[str, int]:
-    """The run that first made this call, and its step."""
+    """The id of the run that first made this call, as its keys have it, and the step."""
     step = call.step or 0
-    origin = origin_of(state, step)
-    return (origin.run_id if origin else state.run_id), step
+    return key_id_of(state, step), step
 
 
 def headers_of(state: RunState) -> Headers:

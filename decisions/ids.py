@@ -1,6 +1,7 @@
 """Every id and dedupe key, made in one place."""
 
 import json
+import re
 from collections.abc import Mapping
 from hashlib import blake2b, sha256
 from typing import Any
@@ -11,6 +12,7 @@ RUN = "run:"
 FOLLOW_UP = "wf:"
 SCHEDULE = "schedule:"
 _DELEGATION = "/delegation:"
+_AGAIN = re.compile(r"~[0-9a-f]{12}$")  # of a `key_id`
 MOST_AGENT = 160  # characters of an agent's name in the id of a conversation, which has 200
 MOST_KEY = 400  # characters of a topic's key; a longer one is its digest
 MOST_WORKFLOW_ID = 1000  # bytes that the server takes
@@ -29,6 +31,28 @@ def run_id_of(workflow_id: str) -> str:
 def addressed(named: str) -> str:
     """The workflow that a person names: a run by its id, a follow-up as `wf:<workflowId>`."""
     return named if named.startswith(FOLLOW_UP) else run_workflow_id(run_id_of(named))
+
+
+def start_of(first_execution: str, continued: str | None, *, is_retry: bool) -> str:
+    """Identify the start of a run: its first Temporal execution, except for a later tick of a cron workflow.
+
+    All ticks have one first execution, but each continues another one. A retry by Temporal is the same run again.
+    """
+    return first_execution if continued is None or is_retry else _start_digest(continued)
+
+
+def _start_digest(continued: str) -> str:
+    return blake2b(f"tick\0{continued}".encode(), digest_size=6).hexdigest()
+
+
+def key_id(run_id: str, start: str) -> str:
+    """Make the id that stands for `run_id` in keys and ids where an earlier run had that id: unique over time."""
+    return f"{run_id}~{blake2b(start.encode(), digest_size=6).hexdigest()}"
+
+
+def without_start(key_id: str) -> str:
+    """Return the run id that a `key_id` was made of; a plain run id as it is."""
+    return _AGAIN.sub("", key_id)
 
 
 def conversation_workflow_id(conversation_id: str) -> str:
@@ -103,7 +127,7 @@ def delegation_workflow_id(run_id: str, step: int) -> str:
 def delegating_run_id(workflow_id: str) -> str | None:
     """The run that made this delegation, or its `stand_in`; None of another workflow."""
     owner, mark, _ = workflow_id.rpartition(_DELEGATION)
-    return run_id_of(owner) if mark else None
+    return without_start(run_id_of(owner)) if mark else None
 
 
 def subtask_run_id(run_id: str, step: int, subtask: str) -> str:

@@ -51,11 +51,18 @@ def origin_of(state: RunState, step: int) -> Inheritance | None:
     return next((each for each in state.inherited if step <= each.through), None)
 
 
+def key_id_of(state: RunState, step: int) -> str:
+    """The id that the keys of a step are made of: its origin's where the step was first made there."""
+    maker = origin_of(state, step) or state
+    return maker.key_id or maker.run_id
+
+
 def resumed(origin: RunState, run_id: str, execution: str, now: datetime) -> RunState:
     """The origin's state at its last safe point. Calls without an outcome are made, or looked up, under its keys."""
     changes = {
         "run_id": run_id,
         "execution": execution,
+        "key_id": "",
         "created_at": now,
         "updated_at": now,
         "status": RunStatus.running if origin.definition else RunStatus.queued,
@@ -146,7 +153,7 @@ def forked(origin: RunState, kept: Sequence[Part], step: int, run_id: str, execu
 
 
 def _heritage(origin: RunState, through: int) -> Inheritance:
-    return Inheritance(run_id=origin.run_id, through=through, execution=origin.execution)
+    return Inheritance(run_id=origin.run_id, through=through, execution=origin.execution, key_id=origin.key_id)
 
 
 def _through(parts: Sequence[Part], step: int) -> list[Part]:

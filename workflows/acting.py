@@ -236,6 +236,7 @@ async def _schedule(run: LiveRun, call: Call, *, was_lost: bool) -> ToolOutcome:
         head=run.transcript.head if large else "",
         owner=origin.run_id if origin else None,
         execution=(origin or run.state).execution if call.effect is Effect.once else None,
+        key_id=(origin or run.state).key_id or None,
         approval=call.approval,
         accepts=call.accepts or run.state.accepted.get(call.tool),
         nonce=nonce_of(run.state, call),

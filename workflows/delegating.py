@@ -39,7 +39,7 @@ async def _joined(request: DelegationRequest, summary: str) -> DelegationState |
 
     None where that cannot be told.
     """
-    workflow_id = ids.delegation_workflow_id(request.run_id, request.step)
+    workflow_id = ids.delegation_workflow_id(request.named, request.step)
     try:
         joined: DelegationState = await workflow.execute_child_workflow(
             "Delegation",

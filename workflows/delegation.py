@@ -118,7 +118,7 @@ class Delegation:
         assignment = Assignment(by=request.run_id, depth=request.depth + 1, share=share)
         goal = delegation.message(request, self._state, subtask)
         limits = LimitOverrides(max_depth=request.max_depth)
-        workflow_id = ids.run_workflow_id(ids.subtask_run_id(request.run_id, request.step, subtask.id))
+        workflow_id = ids.run_workflow_id(ids.subtask_run_id(request.named, request.step, subtask.id))
         try:
             child = await workflow.start_child_workflow(
                 "AgentRun",
@@ -150,7 +150,7 @@ class Delegation:
 
     async def _collected(self, request: DelegationRequest, subtask: Subtask, share: Share) -> Collected:
         wanted = CollectRequest(
-            run_id=ids.subtask_run_id(request.run_id, request.step, subtask.id),
+            run_id=ids.subtask_run_id(request.named, request.step, subtask.id),
             subtask=subtask.id,
             into=delegation.dependents(request, self._state, subtask.id),
             share=share,

@@ -138,7 +138,9 @@ class FollowUp:
 
     async def _resume(self) -> None:
         request = followup_told.resume_request(self._live.state)
-        work = ResumeWork(session_id=self._live.state.definition.resume_target.session_id, request=request)
+        state = self._live.state
+        session = state.definition.resume_target.session_id
+        work = ResumeWork(session_id=session, request=request, execution=state.execution)
         try:
             await self._do(FollowUps.resume_work, work, f"resume in {work.session_id}")
         except ActivityError as error:

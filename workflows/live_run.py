@@ -417,9 +417,10 @@ def _type_of(args: Sequence[Any]) -> Any:
 
 
 def _new(payload: StartPayload, sender: Sender | None) -> RunState:
-    now = workflow.now()
+    now, info = workflow.now(), workflow.info()
+    is_retry = info.attempt > 1 and info.cron_schedule is None
     return RunState(
-        run_id=ids.run_id_of(workflow.info().workflow_id),
+        run_id=ids.run_id_of(info.workflow_id),
         goal=payload.goal,
         agent=payload.agent or DEFAULT_AGENT,
         context=payload.context,
@@ -428,5 +429,5 @@ def _new(payload: StartPayload, sender: Sender | None) -> RunState:
         created_at=now,
         updated_at=now,
         limits=DEFAULTS,
-        execution=workflow.info().first_execution_run_id,
+        execution=ids.start_of(info.first_execution_run_id, info.continued_run_id, is_retry=is_retry),
     )

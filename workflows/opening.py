@@ -94,6 +94,7 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
         head=run.transcript.head,
         depth=run.state.assignment.depth if run.state.assignment else 0,
         max_depth=run.state.requested.get("max_depth"),
+        execution=run.state.execution,
     )
     try:
         opening: Opening = await run.halt.stoppable(filed(Runs.open_run, request, "read agent, tools and limits"))
@@ -110,6 +111,7 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
         workspace=opening.workspace,
         peers=opening.peers,
         mailboxes=opening.mailboxes,
+        key_id=run.state.key_id if run.state.definition else opening.key_id,
         limits=in_force(run.state, opening.limits),
         secret=run.state.secret or opening.secret,  # what has been handed out keeps its nonce
         answer_keys=run.state.answer_keys or opening.answer_keys,  # those that the run began with bind it

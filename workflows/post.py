@@ -71,8 +71,8 @@ class Post:
 async def _send(request: DelegationRequest, subtask: Subtask, *, withdraw: bool = False) -> None:
     dispatch = Dispatch(
         delegation=workflow.info().workflow_id,
-        plan_id=request.run_id,
-        task_id=ids.delegated_task_id(request.run_id, request.step),
+        plan_id=request.named,
+        task_id=ids.delegated_task_id(request.named, request.step),
         subtask_id=subtask.id,
         sender=request.agent,
     )

@@ -22,7 +22,7 @@ from contracts.value import Undecodable
 from decisions import narrate
 from decisions.ids import request_key, result_key
 from decisions.requests import request_event
-from decisions.resume import origin_of
+from decisions.resume import key_id_of
 from workflows.confidential import readable
 from workflows.fate import Fate, fate, told
 from workflows.live_run import LiveRun
@@ -53,7 +53,7 @@ async def queued(run: LiveRun, call: Call, route: ToolRoute) -> ToolOutcome | No
 
 def _trace(run: LiveRun, call: Call, outcome: ToolOutcome, took: timedelta) -> None:
     """The line that `call_tool` writes of its calls; the next activity of the run writes this one."""
-    key = result_key(run.state.run_id, call.step or 0, call.generation)
+    key = result_key(run.state.key_id or run.state.run_id, call.step or 0, call.generation)
     told = narrate.call_trace(key, call.step or 0, call.tool, call.arguments, outcome)
     ms = round(took / timedelta(milliseconds=1))
     line = {**told, "at": workflow.now().isoformat(timespec="milliseconds"), "ms": ms}
@@ -79,8 +79,8 @@ async def _scheduled(run: LiveRun, call: Call, route: ToolRoute, queue: QueueRou
 
 
 def _request(run: LiveRun, call: Call) -> ToolRequestEvent:
-    step, origin = call.step or 0, origin_of(run.state, call.step or 0)
-    key = request_key(origin.run_id if origin else run.state.run_id, step, call.generation)
+    step = call.step or 0
+    key = request_key(key_id_of(run.state, step), step, call.generation)
     payload = ToolRequestPayload(
         run_id=run.state.run_id,
         step=step,
