@@ -1,6 +1,7 @@
 """What next: pure functions and values. No clock, no randomness, no I/O; these come in as facts.
 
 ids         every id and dedupe key, one function each
+cron        a cron line: the zone that holds, its words, and what is refused
 visibility  what a visibility query says of them
 limits      which limit is in force, and which is used up
 builtins    the tools that are decisions themselves, and their schemas

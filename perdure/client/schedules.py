@@ -6,7 +6,8 @@ A schedule of the name `nightly` is Temporal's schedule `schedule:nightly`, and 
 import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -30,7 +31,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.events import StartEvent
 from contracts.sender import SCHEDULE
-from decisions import ids
+from decisions import cron, ids
 from decisions.narrate import cut, markdown
 from perdure.client.refusals import NotReachable, Refused, unanswered
 from perdure.client.runs import must_fit
@@ -72,12 +73,24 @@ class Wanted:
             return f"every {_written(self.every)}"
         return f"{self.cron} ({self.time_zone or 'UTC'})"
 
+    def checked(self) -> "Wanted":
+        """With the time zone that holds, wherever it was named. Raises Refused for a line that is not taken."""
+        if self.cron is None:
+            return self
+        try:
+            line, zone = cron.split_zone(self.cron, self.time_zone)
+            cron.check(line)
+        except cron.CronError as error:
+            raise Refused(str(error)) from None
+        return replace(self, cron=line, time_zone=zone)
+
 
 @dataclass(frozen=True)
 class Scheduled:
     """A schedule as the server has it. `next` is None of one that never comes; `latest` is a run id, as in `at_work`.
 
-    `skipped` counts starts that found the run before still at work, `missed` those that came too late.
+    `when` is as it was given, `words` what that means, `time_zone` the zone that it is read in. `skipped` counts starts
+    that found the run before still at work, `missed` those that came too late.
     """
 
     name: str
@@ -91,6 +104,8 @@ class Scheduled:
     at_work: tuple[str, ...]
     skipped: int
     missed: int
+    words: str
+    time_zone: str
 
 
 async def add(client: Client, task_queue: str, wanted: Wanted) -> Scheduled:
@@ -99,6 +114,7 @@ async def add(client: Client, task_queue: str, wanted: Wanted) -> Scheduled:
         name = cut(wanted.name, 110)
         raise Refused(f"{name!r} is no name of a schedule: letters, digits, - _ and . are taken, up to 100")
     must_fit(wanted.event)
+    wanted = wanted.checked()
     start = ScheduleActionStartWorkflow(
         "AgentRun",
         wanted.event.model_copy(update={"sender": SCHEDULE}).model_dump(mode="json", exclude_defaults=True),
@@ -200,9 +216,10 @@ async def _found(client: Client, task_queue: str, name: str) -> tuple[ScheduleHa
 async def _scheduled(client: Client, described: ScheduleDescription) -> Scheduled:
     info, schedule = described.info, described.schedule
     payload, memo = await _start_payload(client, _action(described)), await described.memo()
+    when, zone = str(memo.get(WHEN, "as Temporal has it")), schedule.spec.time_zone_name or "UTC"
     return Scheduled(
         name=described.id.removeprefix(ids.SCHEDULE),
-        when=str(memo.get(WHEN, "as Temporal has it")),
+        when=when,
         goal=str(payload.get("goal", "")),
         agent=payload.get("agent"),
         overlap=next((name for name, policy in OVERLAPS.items() if policy == schedule.policy.overlap), "other"),
@@ -212,7 +229,18 @@ async def _scheduled(client: Client, described: ScheduleDescription) -> Schedule
         at_work=tuple(ids.run_id_of(each.workflow_id) for each in _started(info.running_actions)),
         skipped=info.num_actions_skipped_overlap,
         missed=info.num_actions_missed_catchup_window,
+        words=_words(when, zone),
+        time_zone=zone,
     )
+
+
+def _words(when: str, zone: str) -> str:
+    line, mark, _ = when.rpartition(" (")
+    if not mark:
+        return when
+    with suppress(cron.CronError):  # of a schedule that was made elsewhere
+        line, _ = cron.split_zone(line, None)
+    return cron.describe(line, zone)
 
 
 def _action(described: ScheduleDescription) -> ScheduleActionStartWorkflow:

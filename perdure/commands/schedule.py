@@ -3,8 +3,9 @@
 import dataclasses
 import json
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, timedelta, tzinfo
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import click
 from rich.markup import escape
@@ -92,8 +93,8 @@ def add(
         if as_json:
             click.echo(_json(made))
             return 0
-        state = "paused; to start it: perdure schedule resume " + name if paused else f"next {_moment(made.next)}"
-        console.print(f"[bold]{escape(name)}[/]  {escape(made.when)}, overlap {made.overlap}, {escape(state)}")
+        state = "paused; to start it: perdure schedule resume " + name if paused else f"next: {_moment(made)}"
+        console.print(f"[bold]{escape(name)}[/]  {escape(made.words)}, {escape(state)}, overlap {made.overlap}")
         _say_when_it_works(here)
         return 0
 
@@ -182,7 +183,7 @@ def _say_when_it_works(here: Session) -> None:
 
 def _json(each: Scheduled) -> str:
     told: dict[str, Any] = dataclasses.asdict(each)
-    return json.dumps({**told, "next": each.next.isoformat() if each.next else None}, ensure_ascii=False)
+    return json.dumps({**told, "next": each.next.isoformat() if each.next else None})
 
 
 def _table(found: list[Scheduled]) -> Table:
@@ -193,12 +194,19 @@ def _table(found: list[Scheduled]) -> Table:
     table.add_column("latest run", no_wrap=True)
     table.add_column("goal", overflow="ellipsis", no_wrap=True)
     for each in found:
-        moment = "[yellow]paused[/]" if each.is_paused else _moment(each.next)
+        moment = "[yellow]paused[/]" if each.is_paused else _moment(each)
         overlap = f"{each.overlap}{f', {each.skipped} skipped' if each.skipped else ''}"
         latest = f"{each.latest or ''}{' …' if each.latest in each.at_work else ''}"
-        table.add_row(escape(each.name), escape(each.when), moment, overlap, escape(latest), escape(each.goal[:200]))
+        table.add_row(escape(each.name), escape(each.words), moment, overlap, escape(latest), escape(each.goal[:200]))
     return table
 
 
-def _moment(at: datetime | None) -> str:
-    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if at else "never"
+def _moment(schedule: Scheduled) -> str:
+    """The next start in the schedule's own time zone."""
+    if schedule.next is None:
+        return "never"
+    try:
+        zone: tzinfo = ZoneInfo(schedule.time_zone)
+    except (OSError, ValueError):  # this machine does not know it
+        zone = UTC
+    return f"{schedule.next.astimezone(zone):%a %Y-%m-%d %H:%M:%S} {schedule.time_zone if zone is not UTC else 'UTC'}"

@@ -34,7 +34,7 @@ async def test_the_clock_starts_a_run_and_the_next_is_skipped_while_it_is_at_wor
 ) -> None:
     added = schedule("add", "often", "--every", "1s", "--goal", "say hello")
     assert (added.code, added.err) == (0, "")
-    assert "often  every 1s, overlap skip, next 20" in added.out
+    assert re.search(r"often  every 1s, next: \w{3} 20\S+ \S+ UTC, overlap skip", added.out)
     assert "only while the embedded server is up" in added.out
 
     async def skipped() -> bool:
@@ -56,8 +56,10 @@ async def test_the_clock_starts_a_run_and_the_next_is_skipped_while_it_is_at_wor
 def test_a_schedule_is_paused_triggered_resumed_and_removed(schedule: Callable[..., Any]) -> None:
     cron = ("--cron", "0 9 1 1 *", "--time-zone", "Asia/Tokyo")
     added = schedule("add", "yearly", *cron, "--goal", "look back", "--jitter", "5m", "--paused")
-    assert "0 9 1 1 * (Asia/Tokyo), overlap skip, paused" in added.out
+    words = "at 09:00 on day 1 of the month in January in Asia/Tokyo"
+    assert f"yearly {words}, paused; to start it: perdure schedule resume yearly" in " ".join(added.out.split())
     row = listed(schedule)["yearly"]
+    assert (row["when"], row["words"], row["time_zone"]) == ("0 9 1 1 * (Asia/Tokyo)", words, "Asia/Tokyo")
     assert (row["is_paused"], row["agent"], row["goal"]) == (True, None, "look back")
     begun = json.loads(schedule("trigger", "yearly", "--json").out)["run_id"]
     assert begun.startswith("yearly-20")
@@ -66,7 +68,7 @@ def test_a_schedule_is_paused_triggered_resumed_and_removed(schedule: Callable[.
     assert (again.code, again.err) == (1, said)
     assert schedule("resume", "yearly").out == "resumed\n"
     shown = " ".join(schedule("list").out.split())
-    assert "-01-01 00:0" in shown  # nine o'clock in Tokyo, and up to five minutes of jitter
+    assert "-01-01 09:0" in shown  # and up to five minutes of jitter
     assert "skip, 1 skipped" in shown
     assert schedule("pause", "yearly").out == "paused\n"
     assert listed(schedule)["yearly"]["is_paused"]
@@ -98,7 +100,16 @@ def test_a_schedule_of_another_project_is_left_alone(schedule: Callable[..., Any
         (("add", "x", "--goal", "g", "--every", "soon"), 2, "Invalid value for '--every': 'soon' is no duration"),
         (("add", "x", "--goal", " ", "--every", "1h"), 2, "goal: the goal is empty"),
         (("add", "x y", "--goal", "g", "--every", "1h"), 1, "'x y' is no name of a schedule"),
-        (("add", "x", "--goal", "g", "--cron", "0 9"), 1, "the server does not take the schedule: Invalid schedule"),
+        (("add", "x", "--goal", "g", "--cron", "0 9"), 1, '"0 9" has 2 fields, and a cron line has five: minute'),
+        (("add", "x", "--goal", "g", "--cron", "a b c d e"), 1, "the server does not take the schedule: Invalid"),
+        (("add", "x", "--goal", "g", "--cron", "0 0 9 * * *"), 1, '"0 0 9 * * *" has 6 fields'),
+        (("add", "x", "--goal", "g", "--cron", "*/90 * * * *"), 1, '"*/90" as minute comes only at the first'),
+        (("add", "x", "--goal", "g", "--cron", "@every 90m"), 1, '"@every 90m" is an interval: give it as --every'),
+        (
+            ("add", "x", "--goal", "g", "--cron", "TZ=Asia/Tokyo 0 9 * * *", "--time-zone", "Europe/Berlin"),
+            1,
+            "the cron line names the time zone Asia/Tokyo, and --time-zone Europe/Berlin: give one of them",
+        ),
         (("add", "x", "--goal", "g", "--cron", "0 0 31 2 *"), 1, "0 0 31 2 * (UTC) never comes"),
         (("add", "x", "--goal", "g", "--agent", "nobody", "--every", "1h"), 1, "there is no agent 'nobody'"),
     ],
@@ -110,6 +121,17 @@ def test_what_is_no_schedule_is_refused_in_one_line(
     done = schedule(*args)
     assert (done.code, done.out, len(done.err.splitlines())) == (code, "", 1)
     assert done.err.startswith(f"perdure: {says}")
+
+
+def test_a_cron_line_is_told_as_the_server_reads_it(schedule: Callable[..., Any]) -> None:
+    """The zone that holds is the line's own, and a day of the month and a weekday have to meet."""
+    added = schedule("add", "tokyo", "--cron", "CRON_TZ=Asia/Tokyo 0 9 13 * FRI", "--goal", "x")
+    words = "at 09:00 on day 13 of the month, only if that is Friday, in Asia/Tokyo"
+    assert re.search(rf"tokyo {words}, next: Fri \d{{4}}-\d\d-13 09:00:00 Asia/Tokyo,", " ".join(added.out.split()))
+    row = listed(schedule)["tokyo"]
+    assert (row["words"], row["time_zone"]) == (words, "Asia/Tokyo")
+    assert "Fri" in schedule("list").out
+    assert schedule("remove", "tokyo").code == 0
 
 
 def test_a_name_is_taken_once(schedule: Callable[..., Any]) -> None:
