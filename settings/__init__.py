@@ -50,6 +50,7 @@ from settings.file import (
     read_file,
     urls_of,
 )
+from settings.libraries import check_libraries
 from settings.mcp import NAME as MCP_FILE
 from settings.mcp import named_secrets, read_servers, server_urls
 from settings.problems import ProjectError, meant, resolved
@@ -159,6 +160,7 @@ class Settings:
 def load(environment: Mapping[str, str] | None = None, folder: Path | None = None, *, strict: bool = True) -> Settings:
     """The project in force. Raises ProjectError; if not `strict`, agents that do not load are told of in the roster."""
     env = os.environ if environment is None else environment
+    check_libraries(env)
     path = Path(env["PERDURE_CONFIG"]) if env.get("PERDURE_CONFIG") else (folder or Path.cwd()) / "perdure.toml"
     if env.get("PERDURE_CONFIG") and not path.is_file():
         raise ProjectError(f"PERDURE_CONFIG names {path}, and there is no such file")

@@ -30,14 +30,12 @@ def configured_address() -> str | None:
 async def connect(
     address: str | None = None, codec: AesGcmCodec | None = None, payloads: StorageDriver | None = None
 ) -> Client:
-    """A client for the configured Temporal, or for `address`. Raises NotReachable.
+    """A client for the configured Temporal, or for the embedded one at `address`, for which TEMPORAL_* does not hold.
 
-    With a codec it encrypts, with `payloads` it keeps there what is large.
+    Raises NotReachable. With a codec it encrypts, with `payloads` it keeps there what is large.
     """
     configured_address()
-    config = _configured()
-    if address:
-        config["target_host"] = address
+    config = ClientConnectConfig(target_host=address) if address else _configured()
     target = config.setdefault("target_host", "localhost:7233")
     if not _is_loopback(target) and not config.get("tls") and not config.get("api_key"):
         raise NotReachable(
@@ -52,8 +50,8 @@ async def connect(
 
 
 def _configured() -> ClientConnectConfig:
-    """The SDK's core panics at a variable that is not UTF-8, whoever's it is."""
-    readable = {name: value for name, value in os.environ.items() if is_utf8(name) and is_utf8(value)}
+    """The SDK's core panics at a variable that is not UTF-8, whoever's it is, and takes an empty namespace for one."""
+    readable = {name: value for name, value in os.environ.items() if value and is_utf8(name) and is_utf8(value)}
     return ClientConfig.load_client_connect_config(override_env_vars=readable)
 
 

@@ -39,7 +39,7 @@ from settings.environment import on_object_store
 @asynccontextmanager
 async def looked_at(settings: Settings) -> AsyncIterator[Project]:
     """What it offers, for looking at only. Raises ProjectError."""
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(trust_env=False) as client:
         yield project_of(settings, client)
 
 

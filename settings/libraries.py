@@ -1,0 +1,89 @@
+"""The variables that our libraries read from the environment: each is understood, or named in one line."""
+
+import re
+import ssl
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from settings.problems import ProjectError
+
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+SCHEMES = ("http", "https", "socks5", "socks5h")  # that httpx takes
+NO_PROXY = "NO_PROXY"
+SIZES = ("COLUMNS", "LINES")
+_BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\]")
+_HOST = re.compile(r"[^\s\[\]@?#]+")
+MAX_SHOWN = 100  # characters of a value
+
+
+def normalize(env: MutableMapping[str, str]) -> None:
+    """Write as our libraries take it what others write otherwise: [::1] in NO_PROXY, and a size that is no number."""
+    for name in _spelled(NO_PROXY):
+        if name in env:
+            env[name] = _BRACKETED.sub(r"\1", env[name])
+    for name in SIZES:
+        if name in env and not (env[name].isascii() and env[name].isdigit()):
+            del env[name]
+
+
+def check_libraries(env: Mapping[str, str]) -> None:
+    """Raises ProjectError, with the name and the value, for what would be a traceback of a library."""
+    for name in (spelled for proxy in PROXIES for spelled in _spelled(proxy)):
+        if reason := _wrong_proxy(env.get(name, "")):
+            raise _error(name, env[name], reason)
+    for name in _spelled(NO_PROXY):
+        for host in filter(None, map(str.strip, env.get(name, "").split(","))):
+            if not _is_host(host):
+                raise _error(name, env[name], f"{host!r} is not a host, an address or a domain")
+    _check_certificates(env)
+
+
+def _spelled(name: str) -> tuple[str, str]:
+    return name, name.lower()
+
+
+def _error(name: str, value: str, reason: str) -> ProjectError:
+    return ProjectError(f"{name}={_without_password(value)[:MAX_SHOWN]}: {reason}; mend the variable, or unset it")
+
+
+def _without_password(value: str) -> str:
+    return re.sub(r"//[^/@\s]*@", "//…@", value)
+
+
+def _wrong_proxy(value: str) -> str | None:
+    if not value:
+        return None
+    try:
+        url = urlsplit(value if "://" in value else f"http://{value}")
+        _ = url.port
+    except ValueError as error:
+        return f"it is not an address ({error})"
+    if url.scheme.lower() not in SCHEMES:
+        return f"a proxy's address begins with one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+    return None if url.hostname else "it names no host"
+
+
+def _is_host(text: str) -> bool:
+    text = text.split("://", 1)[-1]
+    address = _BRACKETED.sub(r"\1", text)
+    if not _HOST.fullmatch(address):
+        return False
+    _, colon, port = text.rpartition(":")
+    is_plain = text.count(":") == 1
+    return not (is_plain and colon) or port.isdecimal()
+
+
+def _check_certificates(env: Mapping[str, str]) -> None:
+    """They are read for each connection over TLS."""
+    if path := env.get("SSL_CERT_FILE"):
+        try:
+            ssl.create_default_context(cafile=path)
+        except (OSError, ValueError) as error:
+            raise _error("SSL_CERT_FILE", path, f"no certificates can be read there ({_why(error)})") from None
+    if (path := env.get("SSLKEYLOGFILE")) and not Path(path).parent.is_dir():
+        raise _error("SSLKEYLOGFILE", path, "there is no such folder")
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
