@@ -7,12 +7,13 @@ import io
 import os
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from perdure.process.leaving import leave
+from perdure.process.streams import guard_streams, open_closed
+from settings.libraries import normalize
 
 # Where each command is, and the first line of its help: to list them must not take the time to load them.
 SECTIONS = {
@@ -113,11 +114,12 @@ def app() -> None:
 
 
 def main() -> NoReturn:
-    if sys.stdout is None:  # started with its standard output closed
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it stays open to the end
+    open_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Who reads a pipe sees each line as it comes, and a terminal with few signs a ? for the others.
         sys.stdout.reconfigure(line_buffering=True, errors="replace")
+    guard_streams()
+    normalize(os.environ)
     code, out = 0, sys.stdout
     try:
         app(prog_name="perdure", standalone_mode=False)

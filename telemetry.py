@@ -13,6 +13,7 @@ from io import TextIOWrapper
 from logging.handlers import QueueHandler, QueueListener, WatchedFileHandler
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TextIO
 
 from temporalio import activity, workflow
 from temporalio.exceptions import ApplicationError
@@ -30,6 +31,7 @@ from activities.secrets import NO_SECRETS, Secrets
 from contracts.value import is_utf8
 from decisions.ids import trace_id
 from decisions.metrics import BUCKETS
+from perdure.process.leaving import own
 
 # An activity that fails with a kind that was named, or is cancelled, is no bug: where it happened says nothing.
 EXPECTED = (ApplicationError, asyncio.CancelledError)
@@ -147,8 +149,20 @@ def prometheus(address: str) -> PrometheusConfig:
     )
 
 
+class _StandardError(logging.StreamHandler[TextIO]):
+    """Written to by each thread, and wherever the stream is by then: the command's, which tools do not have."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        stream: TextIO = own(sys.stderr)
+        return stream
+
+
 def log_to_stderr(secrets: Secrets) -> None:
-    log_to(logging.StreamHandler(sys.stderr), secrets)
+    log_to(_StandardError(), secrets)
 
 
 class _OwnFile(WatchedFileHandler):

@@ -48,7 +48,9 @@ from perdure.process.models import model_of
 from perdure.process.offered import project_of
 from perdure.process.reconcile import reconciling
 from perdure.process.seal import affix
+from perdure.process.streams import count_as_busy, detach_tools, guard_streams, open_closed
 from settings import Deployment, ProjectError, Settings, WorkerSettings, load
+from settings.libraries import normalize
 from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
 from workflows.sharing import Sharing
 
@@ -152,6 +154,7 @@ async def working(
                 build(client, project, queue, model, deployment, [observation, *observers], settings.file.worker),
                 reconciling(client, queue),
             ):
+                count_as_busy(lambda: observation.attempts > 0)
                 gc.freeze()  # what is loaded stays: to look it all through took 0.15 s, in which no run went on
                 yield observation
 
@@ -180,6 +183,7 @@ async def observing(client: Client, settings: Settings) -> AsyncIterator[list[In
 
 async def serve(settings: Settings) -> None:
     """Works until SIGTERM or SIGINT, then finishes what is running."""
+    detach_tools()
     client = await connect(codec=settings.codec, payloads=settings.payloads)
     await affix(client, settings.task_queue, settings.codec)
     await register_search_attributes(client)
@@ -201,6 +205,9 @@ async def serve(settings: Settings) -> None:
 
 def main() -> NoReturn:
     """Exit code 0 after a stop by signal, 1 where the worker could not start."""
+    open_closed()
+    guard_streams()
+    normalize(os.environ)
     secrets = secrets_of(os.environ)
     log_to_stderr(secrets)
     try:

@@ -14,6 +14,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 from pydantic_core import from_json, to_json
 
+from activities.speaking import in_tool
 from activities.toolkit import CallContext, TransientFailure
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
@@ -69,7 +70,8 @@ class PythonTool:
         values = {name: getattr(checked, name) for name in type(checked).model_fields}
         if self._takes_key:
             values[KEY_PARAMETER] = context.idempotency_key
-        result = await self._result(values)
+        with in_tool():
+            result = await self._result(values)
         if isinstance(result, _Raised):
             return _judged(result.error)
         if inspect.isasyncgen(result):
@@ -132,7 +134,8 @@ def load(target: str) -> Callable[..., Any]:
     if not module_name or not name:
         raise BadTarget(f'{target!r}: expected "package.module:function"')
     try:
-        function = getattr(importlib.import_module(module_name), name)
+        with in_tool():
+            function = getattr(importlib.import_module(module_name), name)
     except Exception as error:  # importing runs the user's code, which may raise anything
         raise BadTarget(f"{target}: {type(error).__name__}: {error}") from error
     if not callable(function):

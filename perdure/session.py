@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import logging
 import shlex
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from devserver import NAMESPACE, DevServer, embedded, prepared
 from perdure.client.connection import configured_address, connect, register_search_attributes
 from perdure.client.refusals import NotReachable
 from perdure.process.seal import affix, check
+from perdure.process.streams import detach_tools
 from settings import Settings
 from telemetry import log_to
 
@@ -168,6 +170,32 @@ async def _beside(server: DevServer, settings: Settings, needs: Needs) -> AsyncI
     from worker import working
 
     log_to(logging.FileHandler(settings.home / "worker.log", encoding="utf-8"), settings.secrets)
-    async with working(client, settings) as observed:
+    detach_tools()
+    async with _ending_in_time() as begins_to_end, working(client, settings) as observed:
         with _holding(_worker_lock(settings)):
-            yield replace(found, is_busy=lambda: observed.attempts > 0)
+            try:
+                yield replace(found, is_busy=lambda: observed.attempts > 0)
+            finally:
+                begins_to_end()
+
+
+@asynccontextmanager
+async def _ending_in_time() -> AsyncIterator[Callable[[], None]]:
+    """Bound the time of an end, from the call on: the SDK's core sometimes never ends its shutdown."""
+    from worker import GRACE, LEAVING
+
+    cause: BaseException | None = None
+    try:
+        async with asyncio.timeout(None) as limit:
+
+            def begin() -> None:
+                nonlocal cause
+                cause = sys.exc_info()[1]
+                limit.reschedule(asyncio.get_running_loop().time() + (GRACE + LEAVING).total_seconds())
+
+            yield begin
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        if cause is not None:
+            raise cause from None

@@ -35,6 +35,7 @@ from perdure.commands.common import as_json_option, complain, console, examples,
 from perdure.commands.completion import agent_names
 from perdure.commands.follow import DETACHED, exit_code, stopping
 from perdure.commands.report import ways_to_answer
+from perdure.process.leaving import own
 from perdure.session import Needs, Session, session
 from settings import load
 
@@ -120,7 +121,7 @@ class Talk:
         await self._begun(run_id)
         end = await ended(self._here.client, run_id)
         told = {"conversation_id": self._id, "run_id": run_id, **dataclasses.asdict(end)}
-        click.echo(json.dumps(told, ensure_ascii=False))
+        click.echo(json.dumps(told))
         return exit_code(end)
 
     async def on(self) -> int:
@@ -359,8 +360,8 @@ def _lines() -> asyncio.Queue[str | None]:
     def read() -> None:
         with suppress(RuntimeError, ValueError, OSError):  # the loop, or standard input, is closed or gone
             try:
-                for line in sys.stdin.buffer if sys.stdin else ():
-                    said = line.decode(sys.stdin.encoding, errors="replace")  # one bad byte must not cost the rest
+                for line in own(sys.stdin).buffer if sys.stdin else ():
+                    said = line.decode(own(sys.stdin).encoding, errors="replace")  # one bad byte must not cost the rest
                     loop.call_soon_threadsafe(lines.put_nowait, said)
             finally:
                 loop.call_soon_threadsafe(lines.put_nowait, None)

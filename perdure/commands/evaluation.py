@@ -80,7 +80,7 @@ def evaluate(file: Path, agent: str | None, repeat: int, concurrency: int, min_p
         if results is None:
             return DETACHED
         if as_json:
-            click.echo(json.dumps(as_json_of(file, results, min_pass), ensure_ascii=False))
+            click.echo(json.dumps(as_json_of(file, results, min_pass)))
         else:
             print_report(console, results, min_pass)
         return 0 if rate([result.score for result in results]) >= min_pass else 1

@@ -26,6 +26,7 @@ from perdure.client.watch import Watch
 from perdure.commands.report import near, ways_to_answer
 from perdure.commands.terminal import Screen
 from perdure.process.leaving import leave
+from perdure.process.streams import watch_reader
 from perdure.session import Session
 
 _EXIT_CODES = {RunStatus.completed: 0, RunStatus.escalated: 3, RunStatus.cancelled: 4}
@@ -65,7 +66,7 @@ async def follow_json(here: Session, run_id: str, *, every: bool) -> int:
     if await _left(here, print_all(), run_id):
         return DETACHED
     end = await ended(here.client, run_id)
-    print(json.dumps({"run_id": run_id, **dataclasses.asdict(end)}, ensure_ascii=False), flush=True)
+    print(json.dumps({"run_id": run_id, **dataclasses.asdict(end)}), flush=True)
     return exit_code(end)
 
 
@@ -75,10 +76,12 @@ def exit_code(end: RunEnd) -> int:
 
 async def _left(here: Session, following: Any, run_id: str) -> bool:
     """Whether the person left before the end."""
-    showing, stopped = asyncio.create_task(following), asyncio.create_task(stopping().wait())
+    stop = stopping()
+    showing, stopped = asyncio.create_task(following), asyncio.create_task(stop.wait())
     await asyncio.wait({showing, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if showing.done():
         stopped.cancel()
+        stop.set()  # while the worker is being stopped, the first signal ends the process
         showing.result()
         return False
     showing.cancel()
@@ -133,8 +136,13 @@ async def _ask(here: Session, run_id: str, screen: Screen, question: QuestionVie
     screen.console.print(f"  answer it with: {escape(ways)}", soft_wrap=True)
 
 
-def stopping() -> asyncio.Event:
-    """Set by the first SIGINT or SIGTERM from now on; the second ends the process."""
+def stopping(*, is_read: bool = True) -> asyncio.Event:
+    """Set by the first SIGINT or SIGTERM from now on; the second ends the process.
+
+    The command also ends when the reader of its output goes away, if that output `is_read`.
+    """
+    if is_read:
+        watch_reader()
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, lambda: leave(DETACHED) if stop.is_set() else stop.set())

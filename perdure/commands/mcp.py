@@ -34,7 +34,7 @@ def mcp_(may_approve: bool) -> None:
 
         settings = load()
         speak_as(MCP)
-        stop = asyncio.create_task(stopping().wait())
+        stop = asyncio.create_task(stopping(is_read=False).wait())
         async with session(settings, Needs.work) as here:
             serving = asyncio.create_task(serve(server_of(here, may_approve=may_approve), received, sent))
             await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)

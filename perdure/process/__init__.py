@@ -10,4 +10,5 @@ bridge      between a folder and its mailbox
 seal        who in a task queue holds which keys
 supervisor  beside an embedded server, which it ends with its last user
 leaving     how a process ends
+streams     the standard streams, which tools do not have
 """

@@ -3,12 +3,17 @@
 import os
 import sys
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
+
+
+def own(stream: Any) -> Any:
+    """The stream itself, where a stand-in keeps tools from it (`perdure.process.streams`)."""
+    return vars(stream).get("own", stream) if hasattr(stream, "__dict__") else stream
 
 
 def leave(code: int) -> NoReturn:
     """Ends the process at once. The SDK's threads can crash an interpreter that shuts down (sdk-python#300)."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # full or closed: there is nobody left to tell
-            stream.flush()
+        with suppress(OSError, ValueError, AttributeError):  # full, closed or none: there is nobody left to tell
+            own(stream).flush()
     os._exit(code)
