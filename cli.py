@@ -130,7 +130,8 @@ def main() -> NoReturn:
         from perdure.commands.common import complain
 
         command = error.ctx.command_path if error.ctx else "perdure"
-        complain(f"{' '.join(error.format_message().split())} (see {command} --help)")
+        hint = "; what begins with - and is no option comes after --" if isinstance(error, click.NoSuchOption) else ""
+        complain(f"{' '.join(error.format_message().split())}{hint} (see {command} --help)")
         code = 2
     except (click.Abort, KeyboardInterrupt):
         code = 130

@@ -7,6 +7,7 @@ file         perdure.toml
 agents       agents/*.md
 mcp          .mcp.json
 access       a provider's key and address
+libraries    variables that our libraries read: proxies, certificates, sizes
 environment  the worker's build, metrics, spans, encryption, large payloads
 problems     what is wrong with any of them, as one line
 """

@@ -78,11 +78,14 @@ def _check_certificates(env: Mapping[str, str]) -> None:
     """They are read for each connection over TLS."""
     if path := env.get("SSL_CERT_FILE"):
         try:
-            ssl.create_default_context(cafile=path)
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
         except (OSError, ValueError) as error:
             raise _error("SSL_CERT_FILE", path, f"no certificates can be read there ({_why(error)})") from None
-    if (path := env.get("SSLKEYLOGFILE")) and not Path(path).parent.is_dir():
-        raise _error("SSLKEYLOGFILE", path, "there is no such folder")
+    if path := env.get("SSLKEYLOGFILE"):
+        try:
+            Path(path).open("ab").close()
+        except (OSError, ValueError) as error:
+            raise _error("SSLKEYLOGFILE", path, f"it cannot be written ({_why(error)})") from None
 
 
 def _why(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """What a person types: the commands of `perdure`, and how they show what they find.
 
+free_text  commands whose text may begin with "-"
 common     what every command has in common: where it prints, how it ends
 completion the script for a shell, and what it completes
 agents     agents

@@ -15,6 +15,7 @@ from perdure.client.found import find
 from perdure.client.refusals import NoSuchRun, Refused
 from perdure.client.runs import answer, cancel, ended, state
 from perdure.commands.common import console, examples, go, run_argument, wrong_usage
+from perdure.commands.free_text import FreeText
 from perdure.session import Needs, session
 from settings import load
 from settings.problems import meant
@@ -40,7 +41,9 @@ def names_what_it_answers(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command("answer", epilog=examples('answer RUN "the second one"', "answer RUN --decision run_again"))
+@click.command(
+    "answer", cls=FreeText, epilog=examples('answer RUN "the second one"', "answer RUN --decision run_again")
+)
 @run_argument
 @click.argument("text", required=False)
 @click.option("--decision", type=DecisionType(DECISIONS), help="What the question takes, where that is no text.")
@@ -48,7 +51,8 @@ def names_what_it_answers(command: Callable[..., Any]) -> Callable[..., Any]:
 def answer_(run_id: str, text: str | None, decision: str | None, **named: str | None) -> None:
     """Answer the open question of a run.
 
-    TEXT is the answer in words, or the result for the decision use_result.
+    TEXT is the answer in words, or the result for the decision use_result. A word that begins with "-" comes after
+    "--".
     """
     if decision is not None and decision not in DECISIONS:
         go(lambda: _refuse(run_id, decision))

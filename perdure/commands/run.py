@@ -20,6 +20,7 @@ from perdure.client.runs import run_id_of, start
 from perdure.commands.common import as_json_option, complain, console, examples, go, run_argument, utf8, wrong_usage
 from perdure.commands.completion import agent_names
 from perdure.commands.follow import follow, follow_json
+from perdure.commands.free_text import FreeText
 from perdure.commands.goal import start_with_file
 from perdure.session import Needs, Session, session
 from settings import load
@@ -28,11 +29,12 @@ MOST_GOAL = 100_000  # characters in the conversation; more goes into a file
 
 
 @click.command(
+    cls=FreeText,
     epilog=examples(
         'run "fetch https://example.com and say in two lines what it is"',
         'run --agent clerk -c order=A-1001 "where is it?"',
         "run --detach - < goal.md",
-    )
+    ),
 )
 @click.argument("goal")
 @click.option("--agent", shell_complete=agent_names, help="The agent of agents/*.md that does it.")
@@ -61,7 +63,7 @@ def run(
 ) -> None:
     """Start an agent run and follow it to its end.
 
-    GOAL says what to do, in words; "-" reads it from standard input.
+    GOAL says what to do, in words; "-" reads it from standard input. A word that begins with "-" comes after "--".
     """
     whole = _given() if goal == "-" else goal
     event = start_event(whole[:MOST_GOAL], agent, context, max_steps, dedupe_key)

@@ -145,7 +145,7 @@ def count_as_busy(is_busy: Callable[[], bool]) -> None:
 def watch_reader() -> None:
     """From now on, end the command when the reader of its output goes away, also if there is nothing to write."""
     with suppress(OSError, ValueError, AttributeError):
-        place = own(sys.stdout).fileno()
+        place = fcntl.fcntl(own(sys.stdout).fileno(), fcntl.F_DUPFD_CLOEXEC, MIN_OWN)  # the stream may move
         kind = os.fstat(place).st_mode
         if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
             threading.Thread(target=_await_end, args=(place,), daemon=True).start()

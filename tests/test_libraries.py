@@ -1,0 +1,59 @@
+"""Variables that our libraries read: understood, or one line with the name and the value."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from settings import ProjectError, load
+from settings.libraries import normalize
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NO_PROXY", "localhost,127.0.0.1,::1,.example.com,*.example.org,10.0.0.0/8,host:8080"),
+        ("no_proxy", "localhost, [::1], [fe80::1]"),
+        ("HTTPS_PROXY", "http://user:secret@proxy.example:3128"),
+        ("ALL_PROXY", "socks5h://127.0.0.1:1080"),
+        ("http_proxy", "proxy.example:3128"),
+        ("COLUMNS", "²"),
+        ("SSL_CERT_FILE", ""),
+    ],
+)
+def test_what_can_be_read_is_understood(name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = {name: value}
+    normalize(env)
+    load(env, tmp_path)
+    for left, text in env.items():
+        monkeypatch.setenv(left, text)
+    httpx.Client().close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("NO_PROXY", "a,[::1", "'[::1' is not a host"),
+        ("no_proxy", "a b", "'a b' is not a host"),
+        ("HTTPS_PROXY", "htp://x", "begins with one of http://"),
+        ("all_proxy", "http://[::1", "not an address"),
+        ("HTTP_PROXY", "http://x:port", "not an address"),
+        ("HTTP_PROXY", "http://", "names no host"),
+        ("SSL_CERT_FILE", "/nowhere.pem", "no certificates can be read there"),
+        ("SSL_CERT_FILE", __file__, "no certificates can be read there"),
+        ("SSLKEYLOGFILE", "/nowhere/keys", "cannot be written"),
+    ],
+)
+def test_what_cannot_be_read_is_named(name: str, value: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ProjectError) as error:
+        load({name: value}, tmp_path)
+    line = str(error.value)
+    assert line.startswith(f"{name}={value}: ")
+    assert says in line
+    assert "\n" not in line
+
+
+def test_a_password_is_not_told(tmp_path: Path) -> None:
+    with pytest.raises(ProjectError, match="//…@x") as error:
+        load({"HTTPS_PROXY": "htp://me:secret@x"}, tmp_path)
+    assert "secret" not in str(error.value)
