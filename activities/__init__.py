@@ -38,6 +38,7 @@ mail_folder  that folder: what has come, claims, and where each file goes (benea
              mail_names: names of files; mail_delivery: what the mailbox is told of one)
 mail_message a message as a file, read strictly (mail_inputs: the files that its task needs)
 mail_told    what the folder is told of a message (mail_result: what became of its run; mail_pages: `task.md`)
+mail_rest    whether a file may still be being written
 mail_watch   wakes a bridge when something comes (mail_picks: what a person has picked;
              mail_in_hand: what all that is in hand waits for)
 outbox       the port by which messages go out: a webhook, a log file

@@ -44,7 +44,7 @@ def look(folder: MailFolder, claimed: Claimed) -> Looked:
     resolved = Resolved()
     try:
         if isinstance(head, TaskHead) and head.inputs:
-            resolved = resolve(folder.below, head)
+            resolved = resolve(folder.below, head, folder.rests)
     except Unusable as fault:
         return Looked(Delivery(file=file, plan=plan, sha256=digest, head=head, fault=cut(str(fault), 1000)), note)
     undecided = tuple(resolved.undecided)

@@ -10,7 +10,6 @@ import os
 import re
 import secrets
 import stat
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,6 +20,7 @@ from pathlib import Path
 from activities.beneath import Beneath, NotThere
 from activities.mail_message import too_large
 from activities.mail_names import MOST_PENDING, envelope_of, is_skipped, new_name, reason_of
+from activities.mail_rest import Rests
 from contracts.mail import MOST_MESSAGE
 from contracts.value import is_utf8
 
@@ -33,7 +33,6 @@ IDENTITY, DELIVERIES, STATE, INPUTS, ARCHIVE, TASKS = (
     "archive",
     "tasks",
 )
-FRESH = 0.2  # seconds since its last change in which a file may still be being written
 MOST_LOOKED = 5000  # names of a plan's folder that one scan looks at in vain
 MOST_PLANS = 10_000
 CROWD = f"only {MOST_PLANS:,} plans are looked at, and there are more"
@@ -82,6 +81,7 @@ class MailFolder:
     is_through: bool = True  # the latest scan has seen all there was
     has_fresh: bool = False  # and has left files that may still be being written
     wake: Callable[[], None] = field(default=lambda: None)  # has the bridge look, where it sleeps
+    rests: Rests = field(default_factory=Rests)
     undone: str = ""  # the latest order that could not be carried out, and why
     refused: dict[str, str] = field(default_factory=dict)  # by folder, why what is in it cannot be had
     _looks: dict[str, Iterator[Found | None]] = field(default_factory=dict)
@@ -211,7 +211,7 @@ class MailFolder:
                         left.add(entry.name)
                         if [entry.name] != before[:1]:
                             continue
-                    if (status := self._at_rest(entry)) is not None:
+                    if (status := self._at_rest(plan, entry)) is not None:
                         looked = 0
                         yield Found(plan, entry.name, _fault(status))
         except (FileNotFoundError, NotThere):
@@ -221,13 +221,13 @@ class MailFolder:
         else:
             self._settle(plan, set(before) - left)
 
-    def _at_rest(self, entry: "os.DirEntry[str]") -> os.stat_result | None:
+    def _at_rest(self, plan: str, entry: "os.DirEntry[str]") -> os.stat_result | None:
         """None of what went away, or may still be being written."""
         try:
             status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
             return None
-        if 0 <= time.time() - status.st_mtime < FRESH:
+        if not self.rests.is_at_rest(f"{self.incoming}/{plan}/{entry.name}", status):
             self.has_fresh = True
             return None
         return status

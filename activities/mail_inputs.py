@@ -2,14 +2,14 @@
 
 import os
 import stat
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 
 from activities.beneath import Beneath, NotThere
-from activities.mail_folder import FRESH, INPUTS, told
+from activities.mail_folder import INPUTS, told
 from activities.mail_names import is_skipped
+from activities.mail_rest import Rests
 from contracts.mail import InputWanted, PickPolicy, TaskHead
 from decisions.inputs import Ambiguous, Candidate, Choice, Chosen, Missing, Several, choose, fits, is_pattern, segments
 from decisions.narrate import cut
@@ -36,11 +36,11 @@ class Resolved:
     is_early: bool = False
 
 
-def resolve(below: Beneath, head: TaskHead) -> Resolved:
-    """Raises Unusable; OSError."""
+def resolve(below: Beneath, head: TaskHead, rests: Rests | None = None) -> Resolved:
+    """`rests` knows the files from earlier looks. Raises Unusable; OSError."""
     found = Resolved()
     for wanted in head.inputs:
-        match _choice(below, wanted, head.pick_policy):
+        match _choice(below, wanted, head.pick_policy, rests or Rests()):
             case Chosen(path):
                 found.chosen[wanted.name] = path
             case Missing():
@@ -57,15 +57,17 @@ def resolve(below: Beneath, head: TaskHead) -> Resolved:
     return found
 
 
-def _choice(below: Beneath, wanted: InputWanted, policy: PickPolicy | None) -> Choice | None:
+def _choice(below: Beneath, wanted: InputWanted, policy: PickPolicy | None, rests: Rests) -> Choice | None:
     """None until all that fit have come to rest: one of them may still be being written."""
     parts = segments(wanted.match)
     if isinstance(parts, str):
         raise Unusable(f"inputs: {wanted.name}: {parts}")
     try:
-        candidates = list(_candidates(below, parts))
-        if any(map(_is_fresh, candidates)):
+        files = _files(below, parts)
+        rest = [rests.is_at_rest(f"{INPUTS}/{path}", status) for path, status in files.items()]
+        if not all(rest):
             return None
+        candidates = [Candidate(path, status.st_ctime_ns, status.st_size) for path, status in files.items()]
         digests = _digests(below, candidates, policy)
     except PermissionError as error:
         raise Unusable(f"inputs: {wanted.name}: {told(error)}: let the bridge's user read it") from None
@@ -88,13 +90,14 @@ def _digests(below: Beneath, candidates: list[Candidate], policy: PickPolicy | N
     return {each.path: sha256(content(below, each.path)).hexdigest() for each in candidates}
 
 
-def _candidates(below: Beneath, parts: tuple[str, ...]) -> Iterator[Candidate]:
+def _files(below: Beneath, parts: tuple[str, ...]) -> dict[str, os.stat_result]:
     """Each file once, however many ways a pattern with several `**` leads to it."""
-    looked = [0]
-    yield from {each.path: each for each in _below(below, (), parts, looked)}.values()
+    return dict(_below(below, (), parts, [0]))
 
 
-def _below(below: Beneath, above: tuple[str, ...], parts: tuple[str, ...], looked: list[int]) -> Iterator[Candidate]:
+def _below(
+    below: Beneath, above: tuple[str, ...], parts: tuple[str, ...], looked: list[int]
+) -> Iterator[tuple[str, os.stat_result]]:
     part, rest = parts[0], parts[1:]
     if part == "**":
         yield from _below(below, above, rest or ("*",), looked)
@@ -107,11 +110,7 @@ def _below(below: Beneath, above: tuple[str, ...], parts: tuple[str, ...], looke
         if rest and stat.S_ISDIR(status.st_mode):
             yield from _below(below, (*above, name), rest, looked)
         elif not rest and stat.S_ISREG(status.st_mode):
-            yield Candidate("/".join((*above, name)), status.st_mtime_ns, status.st_size)
-
-
-def _is_fresh(file: Candidate) -> bool:
-    return 0 <= time.time() - file.modified / 1e9 < FRESH
+            yield "/".join((*above, name)), status
 
 
 def _names(

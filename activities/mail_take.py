@@ -113,7 +113,7 @@ class Takes:
 
         Raises Unusable, OutsideWorkspace.
         """
-        resolved = resolve(self._folder.below, head)
+        resolved = resolve(self._folder.below, head, self._folder.rests)
         if resolved.missing and resolved.is_early:
             return resolved
         if resolved.missing:

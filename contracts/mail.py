@@ -22,7 +22,7 @@ class PickPolicy(StrEnum):
     """Which file is an input where several match. Without one a person is asked."""
 
     first = "first"  # by name
-    latest = "latest"  # by the time of its last change
+    latest = "latest"  # by the time of its arrival, or of its last change
     unique = "unique"  # none: that there are several is an error
 
 

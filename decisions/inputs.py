@@ -13,10 +13,14 @@ MOST_NAME = 255  # bytes, of a file or folder
 
 @dataclass(frozen=True)
 class Candidate:
-    """A file below `inputs/`, by its path there; `modified` in nanoseconds."""
+    """A file below `inputs/`, by its path there.
+
+    `arrived` is when its entry was changed last, in nanoseconds of the folder's own clock: unlike the time of its
+    content, no one can set it.
+    """
 
     path: str
-    modified: int = 0
+    arrived: int = 0
     size: int = 0
 
 
@@ -57,7 +61,7 @@ def choose(candidates: Sequence[Candidate], policy: PickPolicy | None, digests: 
         case PickPolicy.first:
             return Chosen(ordered[0].path)
         case PickPolicy.latest:
-            return Chosen(max(ordered, key=lambda each: (each.modified, each.path)).path)
+            return Chosen(max(ordered, key=lambda each: (each.arrived, each.path)).path)
         case PickPolicy.unique:
             is_one = len({digests.get(each.path, each.path) for each in ordered}) == 1
             return Chosen(ordered[0].path) if is_one else Ambiguous(options)

@@ -14,6 +14,7 @@ import pytest
 from activities import mail_folder
 from activities.beneath import Beneath, NotThere
 from activities.mail_folder import DEAD, PENDING, PROCESSED, Claimed, Found, MailFolder, NotAMailbox, told
+from activities.mail_rest import FRESH
 
 
 @pytest.fixture
@@ -90,7 +91,11 @@ def test_what_is_not_ready_is_left(folder: MailFolder) -> None:
     assert folder.has_fresh
     put(folder, "p", "ready.md")
     put(folder, "p", "from the future.md", age=-3600)
+    assert [each.name for each in folder.scan(10)] == ["ready.md"]
+    time.sleep(FRESH)
+    (folder.root / folder.incoming / "p" / "fresh.md").unlink()
     assert {each.name for each in folder.scan(10)} == {"ready.md", "from the future.md"}
+    assert not folder.has_fresh
 
 
 def test_what_is_no_regular_file_is_never_opened(folder: MailFolder, tmp_path: Path) -> None:

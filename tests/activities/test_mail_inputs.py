@@ -1,4 +1,5 @@
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from activities import mail_inputs
 from activities.beneath import Beneath
 from activities.mail_inputs import Unusable, resolve
+from activities.mail_rest import FRESH, Rests
 from contracts.mail import InputWanted, PickPolicy, TaskHead
 from decisions.inputs import segments
 
@@ -23,6 +25,16 @@ def put(box: Path, path: str, text: str = "x", at: int = 1) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(text)
     os.utime(place, (at, at))
+
+
+def arrived(box: Path, path: str, *, after: str) -> None:
+    """Put it there once the clock of the disk has moved on."""
+    while not (box / "inputs" / path).exists() or changed(box, path) <= changed(box, after):
+        put(box, path, at=20)
+
+
+def changed(box: Path, path: str) -> int:
+    return (box / "inputs" / path).stat().st_ctime_ns
 
 
 def task(*wanted: str, policy: PickPolicy | None = None, waits: bool = True) -> TaskHead:
@@ -97,8 +109,8 @@ def test_links_and_what_is_not_ready_are_no_inputs(box: Path) -> None:
 
 def test_policies_pick_among_several(box: Path) -> None:
     put(box, "a.csv", at=10)
-    put(box, "b.csv", at=30)
-    put(box, "c.csv", at=20)
+    put(box, "c.csv", at=30)
+    arrived(box, "b.csv", after="c.csv")
     below = Beneath(box)
     assert resolve(below, task("*.csv", policy=PickPolicy.first)).chosen == {"i0": "a.csv"}
     assert resolve(below, task("*.csv", policy=PickPolicy.latest)).chosen == {"i0": "b.csv"}
@@ -129,6 +141,20 @@ def test_what_may_still_be_being_written_is_not_there_yet(box: Path) -> None:
     put(box, "a.csv")
     found = resolve(Beneath(box), task("*.csv"))
     assert (found.chosen, found.is_early) == ({"i0": "a.csv"}, False)
+
+
+def test_a_file_from_the_future_rests_when_two_looks_find_it_the_same(box: Path) -> None:
+    """Nor is it the latest for ever: what arrives after it is."""
+    rests, late = Rests(), int(time.time()) + 3600
+    put(box, "a.csv", at=late)
+    assert resolve(Beneath(box), task("*.csv"), rests).is_early
+    put(box, "a.csv", "1, and more", at=late)
+    time.sleep(FRESH)
+    assert resolve(Beneath(box), task("*.csv"), rests).is_early
+    time.sleep(FRESH)
+    assert resolve(Beneath(box), task("*.csv"), rests).chosen == {"i0": "a.csv"}
+    arrived(box, "b.csv", after="a.csv")
+    assert resolve(Beneath(box), task("*.csv", policy=PickPolicy.latest), rests).chosen == {"i0": "b.csv"}
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -1,0 +1,31 @@
+"""Whether a file of a folder may still be being written."""
+
+import os
+import time
+
+FRESH = 0.2  # seconds since its last change in which a file may still be being written
+MAX_KNOWN = 20_000  # files that are remembered from one look to the next
+
+
+class Rests:
+    """Knows how files looked before: a time in the future says nothing of when a file was changed.
+
+    Such a file, and one that was changed just now, is at rest if two looks that lie `FRESH` apart found it the same.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[tuple[int, ...], float]] = {}  # how it looked, and since when
+
+    def is_at_rest(self, place: str, status: os.stat_result) -> bool:
+        if time.time() - status.st_mtime >= FRESH:
+            self._known.pop(place, None)
+            return True
+        looks = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        known = self._known.get(place)
+        if known is not None and known[0] == looks:
+            return time.monotonic() - known[1] >= FRESH
+        self._known.pop(place, None)
+        if len(self._known) >= MAX_KNOWN:
+            self._known.pop(next(iter(self._known)))
+        self._known[place] = (looks, time.monotonic())
+        return False
