@@ -44,6 +44,7 @@ mail_watch   wakes a bridge when something comes (mail_picks: what a person has 
 outbox       the port by which messages go out: a webhook, a log file
 reconcile    `reconcile`: a look at the runs of a task queue and their stores, which repairs what is safe
              (reconcile_runs, reconcile_stores: what it looks at; reconcile_inquiry: what it asks for that)
+response_body  bodies of HTTP responses, decoded under a limit (result_budget: how many large ones at a time)
 retry_after  for how long a server asks to be left alone
 heartbeat    how an activity says that it is alive
 

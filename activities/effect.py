@@ -1,7 +1,7 @@
 """How an effect is made: whole, in its time, and, where it must not be repeated, once, with any failure of it final."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from time import monotonic
 from typing import Any, TypeVar
@@ -95,11 +95,11 @@ class Effects:
         name: str,
         timeout: timedelta,
         effect: Callable[[], Coroutine[Any, Any, ToolOutcome]],
-        kept: Callable[[ToolOutcome], ToolOutcome],
+        finish: Callable[[ToolOutcome], Awaitable[ToolOutcome]],
     ) -> ToolOutcome | Doubtful:
         """Claim, effect, record. What was claimed before is looked up, not made. Raises LedgerUnavailable.
 
-        `kept` makes of an outcome what is recorded and told.
+        `finish` returns what is recorded and shown of an outcome.
         """
         claimed = await asyncio.to_thread(page.claim, name, timeout + GRACE)
         if isinstance(claimed, Doubtful):
@@ -112,8 +112,8 @@ class Effects:
             return await asyncio.to_thread(_recorded, page, LAPSED)
         self._at_work.add(page.key)
         try:
-            outcome = await final(within(timeout, effect()))
-            return await asyncio.to_thread(lambda: _recorded(page, kept(outcome)))
+            outcome = await finish(await final(within(timeout, effect())))
+            return await asyncio.to_thread(_recorded, page, outcome)
         finally:  # not before it is recorded: another attempt would take it for lost
             self._at_work.discard(page.key)
 

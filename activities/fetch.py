@@ -3,7 +3,6 @@
 import asyncio
 import re
 import ssl
-import zlib
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import httpcore
 import httpx
 
 from activities.guard import BlockedAddress, GuardedTransport, Resolver, resolve, spellings
+from activities.response_body import BodyEncodingError, read_prefix
 from activities.retry_after import retry_after
 from activities.toolkit import CallContext, TransientFailure
 from contracts.agent import ToolSchema
@@ -31,7 +31,7 @@ _MOST_URL = 300
 _HEADERS = {
     "user-agent": "Perdure (fetch tool)",
     "accept": "text/html, text/markdown, text/plain, application/json, */*;q=0.5",
-    "accept-encoding": "gzip",  # what `_inflated` can unpack under a cap
+    "accept-encoding": "gzip",  # one layer of it is unpacked under a cap
 }
 _DESCRIPTION = (
     "Fetch a public web page or text document by HTTP GET. HTML comes back as Markdown with absolute links, "
@@ -150,8 +150,13 @@ class FetchTool:
         if not 200 <= status < 300:
             kind = ToolFault.not_found if status in _GONE else ToolFault.http_error
             raise _Refused(kind, f"{_named(status)}: {_brief(str(url))}")
-        body = await _inflated(url, response, self._max_bytes)
-        if body is None:
+        length = response.headers.get("content-length", "")
+        is_declared_larger = length.isdecimal() and int(length[:20]) > self._max_bytes
+        try:
+            body, is_whole = (b"", False) if is_declared_larger else await read_prefix(response, self._max_bytes)
+        except BodyEncodingError as error:
+            raise _Refused(ToolFault.http_error, f"{error}: {_brief(str(url))}") from None
+        if not is_whole:
             message = f"the page is larger than the cap of {self._max_bytes:,} bytes: {_brief(str(url))}"
             raise _Refused(ToolFault.too_large, message)
         return _Answer(url, status, response.headers.get("content-type", "")[:_MOST_HEADER], body)
@@ -185,36 +190,6 @@ def _checked(text: str) -> httpx.URL:
         message = "only http and https URLs such as https://example.com/page are fetched, not "
         raise _Refused(ToolFault.blocked, message + _brief(text))
     return url.copy_with(fragment=None)
-
-
-async def _inflated(url: httpx.URL, response: httpx.Response, most: int) -> bytes | None:
-    """The body, unpacked; None if it is larger. httpx would unpack a whole chunk, a thousand times its size."""
-    encoding = response.headers.get("content-encoding", "").strip().lower()
-    if encoding not in {"", "identity", "gzip", "x-gzip", "deflate"}:
-        raise _Refused(ToolFault.http_error, f"the server sent an encoding we did not ask for: {encoding[:50]!a}")
-    if encoding in {"", "identity"}:
-        return await _plain(response, most)
-    body, inflate = bytearray(), zlib.decompressobj(wbits=47)  # 47: gzip or zlib, by what it starts with
-    try:
-        async for chunk in response.aiter_raw():
-            body += inflate.decompress(chunk, most + 1 - len(body))
-            if len(body) > most:
-                return None
-    except zlib.error:
-        raise _Refused(ToolFault.http_error, f"the answer cannot be unpacked: {_brief(str(url))}") from None
-    return bytes(body)
-
-
-async def _plain(response: httpx.Response, most: int) -> bytes | None:
-    length = response.headers.get("content-length", "")
-    if length.isdecimal() and int(length[:20]) > most:
-        return None
-    body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) > most:
-            return None
-    return bytes(body)
 
 
 def _text(answer: _Answer, page: "Webpage") -> str:

@@ -123,11 +123,14 @@ class FollowUps:
                 NOTIFY,
                 outbox.timeout,
                 lambda: outbox.send(request.message, key),
-                lambda outcome: redacted(outcome, self._project.secrets),
+                self._clean,
             )
         except (LedgerUnavailable, OSError) as unavailable:
             raise ApplicationError(str(unavailable), type=Stop.not_begun) from None
         return MAY_BE_SENT if isinstance(outcome, Doubtful) else outcome
+
+    async def _clean(self, outcome: ToolOutcome) -> ToolOutcome:
+        return redacted(outcome, self._project.secrets)
 
     def _page(self, request: NotifyRequest, key: str) -> Entry:
         return Entry(

@@ -2,22 +2,25 @@
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
+from activities.response_body import IDENTITY, BodyEncodingError, decode_pieces
+from activities.result_budget import SMALL_BYTES, take_share
 from activities.retry_after import retry_after
 from activities.toolkit import CallContext, TransientFailure
 from contracts.agent import ToolSchema
 from contracts.events import ToolRequestEvent, ToolRequestPayload
 from contracts.failures import ToolFault
 from contracts.strict_json import read_json
-from contracts.tool import ToolOutcome, ToolRoute, failed
+from contracts.tool import MAX_RESULT_BYTES, ToolOutcome, ToolRoute, failed
+from contracts.value import replace_lone_escapes
 from decisions.requests import request_event
 
 PASSING = frozenset({408, 425, 429})  # and all of 5xx
-MOST_BYTES = 64 * 1024 * 1024  # of an answer
 
 
 def asked(tool: str, arguments: dict[str, Any], context: CallContext) -> ToolRequestEvent:
@@ -45,45 +48,76 @@ class HttpTool:
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
         event = asked(self.route.name, arguments, context)
-        status, content_type, body = await post(self._client, self._url, event, self.route.timeout.total_seconds())
-        if status is None:
-            return failed(ToolFault.too_large, f"the answer is larger than {MOST_BYTES:,} bytes")
-        if not 200 <= status < 300:
-            return failed(
-                ToolFault.http_error, f"{status} from {self.route.name}: {body[:2000].decode(errors='replace')}"
-            )
-        if "json" in content_type:
+        answer = await post(self._client, self._url, event, self.route.timeout.total_seconds())
+        if refusal := answer.refusal(self.route.name):
+            return refusal
+        if len(answer.body) <= SMALL_BYTES:
+            return answer.to_outcome()
+        return await asyncio.to_thread(answer.to_outcome)  # to parse megabytes would hold up every other run
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """An answer of at most `MAX_RESULT_BYTES` + 1 bytes. `unreadable` says why its body could not be decoded."""
+
+    status: int
+    content_type: str
+    body: bytes
+    unreadable: str = ""
+
+    def refusal(self, tool: str) -> ToolOutcome | None:
+        """Return the error of an answer that is no success, or that cannot be read."""
+        if not 200 <= self.status < 300:
+            return failed(ToolFault.http_error, f"{self.status} from {tool}: {self.excerpt()}")
+        if self.unreadable:
+            told = f"the call was made, but the answer of {tool} cannot be read: {self.unreadable}"
+            return failed(ToolFault.http_error, told)
+        return None
+
+    def to_outcome(self) -> ToolOutcome:
+        if "json" in self.content_type and len(self.body) <= MAX_RESULT_BYTES:
             with suppress(ValueError):
-                return ToolOutcome(result=read_json(bytes(body)))
-        return ToolOutcome(result=body.decode(errors="replace"))
+                return ToolOutcome(result=read_json(replace_lone_escapes(self.body.decode())))
+        return ToolOutcome(result=self.body.decode(errors="replace"))
+
+    def excerpt(self) -> str:
+        return self.unreadable or self.body[:2000].decode(errors="replace")
 
 
-async def post(
-    client: httpx.AsyncClient, url: str, event: ToolRequestEvent, timeout: float
-) -> tuple[int | None, str, bytes]:
-    """Status, content type and body; status None where the body is over the limit. Raises TransientFailure."""
-    headers = {"idempotency-key": in_ascii(event.dedupe_key), "content-type": "application/json"}
+async def post(client: httpx.AsyncClient, url: str, event: ToolRequestEvent, timeout: float) -> HttpAnswer:
+    """Sends the event. Raises TransientFailure where the call may be made again."""
+    headers = {"idempotency-key": in_ascii(event.dedupe_key), "content-type": "application/json", **IDENTITY}
     tool = event.payload.tool
-    body = bytearray()
     try:
         async with (
             asyncio.timeout(timeout),  # of the whole call; httpx counts from one byte to the next
             client.stream("POST", url, content=event.model_dump_json(), headers=headers, timeout=timeout) as response,
         ):
-            async for chunk in response.aiter_bytes():
-                body += chunk
-                if len(body) > MOST_BYTES:
-                    return None, "", b""
+            answer = await _read(response)
     except (TimeoutError, httpx.TimeoutException) as error:
         raise TransientFailure(ToolFault.timeout, f"{tool} did not answer within {timeout:g} s") from error
     except httpx.HTTPError as error:
         raise TransientFailure(ToolFault.unreachable, f"{tool} cannot be reached: {error}") from error
-    if response.status_code in PASSING or response.status_code >= 500:
-        said = bytes(body[:2000]).decode(errors="replace")
-        raise TransientFailure(
-            ToolFault.http_error, f"{response.status_code} from {tool}: {said}", retry_after(response.headers)
-        )
-    return response.status_code, response.headers.get("content-type", ""), bytes(body)
+    if answer.status in PASSING or answer.status >= 500:
+        said = f"{answer.status} from {tool}: {answer.excerpt()}"
+        raise TransientFailure(ToolFault.http_error, said, retry_after(response.headers))
+    return answer
+
+
+async def _read(response: httpx.Response) -> HttpAnswer:
+    """More than a small answer is read only while there is room for it in this worker."""
+    content_type = response.headers.get("content-type", "")
+    body = bytearray()
+    try:
+        async for piece in decode_pieces(response.headers.get("content-encoding", ""), response.aiter_raw()):
+            body += piece
+            if len(body) > SMALL_BYTES:
+                await take_share()
+            if len(body) > MAX_RESULT_BYTES:
+                break
+    except BodyEncodingError as error:
+        return HttpAnswer(response.status_code, content_type, b"", str(error))
+    return HttpAnswer(response.status_code, content_type, bytes(body[: MAX_RESULT_BYTES + 1]))
 
 
 def in_ascii(key: str) -> str:

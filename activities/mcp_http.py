@@ -6,29 +6,41 @@ import httpx2
 
 from activities.mcp_server import HttpServer
 from activities.mcp_stdio import MOST_LINE
+from activities.response_body import IDENTITY, BodyEncodingError, decode_pieces
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
-    """An answer in one piece of JSON has a bound, as one in a stream has it by the SDK."""
+    """Bounds the decoded size of an answer in one piece, as the SDK bounds each event of one in a stream.
+
+    A stream is unpacked in small pieces, so that the SDK's bound is reached before the memory is full.
+    """
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        request.headers.update(IDENTITY)
         response = await super().handle_async_request(request)
-        if "json" in response.headers.get("content-type", "") and isinstance(response.stream, httpx2.AsyncByteStream):
-            response.stream = _Counted(response.stream)
+        if isinstance(response.stream, httpx2.AsyncByteStream):
+            encoding = response.headers.pop("content-encoding", "")  # decoded here, and by nothing after it
+            is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+            response.stream = _Decoded(response.stream, encoding, None if is_events else MOST_LINE)
         return response
 
 
-class _Counted(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+class _Decoded(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream, encoding: str, limit: int | None) -> None:
         self._stream = stream
+        self._encoding = encoding
+        self._limit = limit
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         count = 0
-        async for chunk in self._stream:
-            count += len(chunk)
-            if count > MOST_LINE:
-                raise httpx2.StreamError(f"the answer is larger than {MOST_LINE:,} bytes")
-            yield chunk
+        try:
+            async for piece in decode_pieces(self._encoding, self._stream):
+                count += len(piece)
+                if self._limit is not None and count > self._limit:
+                    raise httpx2.StreamError(f"the answer is larger than {self._limit:,} bytes")
+                yield piece
+        except BodyEncodingError as error:
+            raise httpx2.StreamError(str(error)) from None
 
     async def aclose(self) -> None:
         await self._stream.aclose()

@@ -21,7 +21,7 @@ from activities.model_faults import NotMessages, is_unsigned, translated, unavai
 from contracts.failures import RunFailure
 from contracts.strict_json import read_json
 from contracts.turn import Usage
-from contracts.value import AROUND, replace_surrogates
+from contracts.value import AROUND, replace_lone_escapes, replace_surrogates
 from decisions.calls import text_of
 from decisions.reply import CUT_OFF
 
@@ -29,10 +29,6 @@ MOST_BYTES = 1024 * 1024  # of a reply's JSON; the server takes 2 MiB, and the l
 
 MOST_TOKENS = 100_000_000  # of one call, whatever a server says
 _STRINGS = {"text": ("text",), "tool_use": ("id", "name"), "thinking": ("thinking",)}  # which a block must have
-# An escaped half of a surrogate pair; the group is what stands before or instead of one and stays as it is.
-_LONE_ESCAPE = re.compile(
-    r"(\\[^u]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
-)
 _FAULTS = (anthropic.APIError, httpx2.HTTPError, json.JSONDecodeError)
 
 
@@ -353,7 +349,7 @@ def read_arguments(written: str) -> dict[str, Any]:
     NaN and very deep nesting are valid for some parsers, and would fail on their way to the run. Of a
     name that is there twice, no two readers take the same. Half a surrogate pair becomes U+FFFD.
     """
-    written = _LONE_ESCAPE.sub(lambda escape: escape[1] or r"\ufffd", replace_surrogates(written))
+    written = replace_lone_escapes(replace_surrogates(written))
     from_json(f"{'[' * AROUND}{written}{']' * AROUND}")
     value = read_json(written)
     if not isinstance(value, dict):

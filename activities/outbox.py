@@ -6,11 +6,12 @@ import json
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import httpx
 
 from activities.http_tool import PASSING, in_ascii
+from activities.response_body import IDENTITY, BodyEncodingError, read_prefix
 from activities.retry_after import retry_after
 from activities.toolkit import TransientFailure
 from contracts.failures import ToolFault
@@ -18,7 +19,7 @@ from contracts.followup import Outbound
 from contracts.tool import Effect, ToolOutcome, failed
 
 FILE = "outbound.jsonl"
-MOST_ANSWER = 2000  # characters of an answer that are told
+MOST_ANSWER = 2000  # bytes of an answer that are told
 
 
 class Outbox(Protocol):
@@ -82,9 +83,7 @@ class WebhookOutbox:
         seconds = self.timeout.total_seconds()
         try:
             async with asyncio.timeout(seconds):
-                answer = await self._client.post(
-                    self._url, json=body, headers={"idempotency-key": in_ascii(key)}, timeout=seconds
-                )
+                answer, said = await self._post(body, {"idempotency-key": in_ascii(key), **IDENTITY})
         except httpx.InvalidURL as error:  # no HTTPError, and no time mends it
             return failed(ToolFault.unreachable, f"the outbox has no usable url: {error}")
         except (TimeoutError, httpx.TimeoutException) as error:
@@ -93,7 +92,19 @@ class WebhookOutbox:
             raise TransientFailure(ToolFault.unreachable, f"the outbox cannot be reached: {error}") from error
         if answer.is_success:
             return ToolOutcome(result="sent")
-        told = f"{answer.status_code} from the outbox: {answer.text[:MOST_ANSWER]}"
+        told = f"{answer.status_code} from the outbox: {said}"
         if answer.status_code in PASSING or answer.status_code >= 500:
             raise TransientFailure(ToolFault.http_error, told, retry_after(answer.headers))
         return failed(ToolFault.http_error, told)
+
+    async def _post(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[httpx.Response, str]:
+        """The response, and as much of its text as is shown where it is an error. The rest is not read."""
+        seconds = self.timeout.total_seconds()
+        async with self._client.stream("POST", self._url, json=body, headers=headers, timeout=seconds) as answer:
+            if answer.is_success:
+                return answer, ""
+            try:
+                text, _ = await read_prefix(answer, MOST_ANSWER)
+            except BodyEncodingError as error:
+                return answer, str(error)
+            return answer, text.decode(errors="replace")

@@ -19,7 +19,7 @@ from activities.toolkit import CallContext, TransientFailure
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
 from contracts.strict_json import flaw_in
-from contracts.tool import ToolOutcome, ToolRoute, failed
+from contracts.tool import MAX_RESULT_BYTES, ToolOutcome, ToolRoute, failed
 from contracts.value import replace_surrogates
 from decisions.faults import fault_line
 
@@ -77,7 +77,7 @@ class PythonTool:
         if inspect.isasyncgen(result):
             return failed(ToolFault.tool_error, "nothing was done: it gave an async generator, which no one runs")
         try:
-            return ToolOutcome(result=from_json(to_json(replace_surrogates(result), fallback=str)))
+            return await asyncio.to_thread(_to_outcome, result)
         except ValueError as error:
             reason = flaw_in({"result": result}) or str(error)
             return failed(ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {reason}")
@@ -98,6 +98,15 @@ class PythonTool:
             raise
         except BaseException as error:  # noqa: BLE001 - as in `_caught`
             return _Raised(error)
+
+
+def _to_outcome(result: Any) -> ToolOutcome:
+    """The JSON of what a function returned. Of a large result only the text of its first part. Raises ValueError."""
+    data = to_json(replace_surrogates(result), fallback=str)
+    if len(data) <= MAX_RESULT_BYTES:
+        return ToolOutcome(result=from_json(data))
+    text = result if isinstance(result, str) else data[: MAX_RESULT_BYTES + 1].decode(errors="replace")
+    return ToolOutcome(result=text[: MAX_RESULT_BYTES + 1])
 
 
 @dataclass(frozen=True)

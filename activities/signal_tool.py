@@ -27,9 +27,7 @@ class SignalTool:
         if self._url is None:
             return ToolOutcome(result="waiting for the result")
         event = asked(self.route.name, arguments, context)
-        status, _, body = await post(self._client, self._url, event, HAND_OUT_TIMEOUT)
-        if status is None or not 200 <= status < 300:
-            return failed(
-                ToolFault.http_error, f"{status} from {self.route.name}: {body[:2000].decode(errors='replace')}"
-            )
+        answer = await post(self._client, self._url, event, HAND_OUT_TIMEOUT)
+        if not 200 <= answer.status < 300:
+            return failed(ToolFault.http_error, f"{answer.status} from {self.route.name}: {answer.excerpt()}")
         return ToolOutcome(result="handed out")

@@ -1,6 +1,8 @@
 """The activity `call_tool`: one call of one tool, and what becomes of a large result."""
 
 import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from time import monotonic, perf_counter
@@ -19,6 +21,7 @@ from activities.heartbeat import beating
 from activities.ledger import Doubtful, Entry, LedgerUnavailable
 from activities.project import Project
 from activities.redaction import redacted
+from activities.result_budget import ResultBudget, is_small, take_share
 from activities.store import Store
 from activities.toolkit import CallContext, Guarded, TransientFailure
 from activities.trace import event, record
@@ -28,6 +31,7 @@ from contracts.failures import Stop, ToolFault
 from contracts.strict_json import flaw_in
 from contracts.tool import (
     CALL_MARGIN,
+    MAX_RESULT_BYTES,
     MOST_ERROR,
     RETRY_DELAYS,
     Effect,
@@ -43,7 +47,10 @@ from decisions.narrate import call_line, call_trace
 from decisions.transcript import result_part
 
 INLINE_BYTES = 64 * 1024  # of a result's JSON; more becomes an artifact
+IN_LOOP_BYTES = 10 * 1024  # of a result that is not worth a thread; its JSON is inline however it is escaped
 EXCERPT_BYTES = 4 * 1024
+CUT_MARGIN = 64 * 1024  # characters
+MAX_SHARE_WAIT = 3.0  # seconds that a result which is here waits for others; less than `CALL_MARGIN`
 GUARD = 2 / 3  # of a tool's timeout, at most, goes into looking whether it may be called
 
 
@@ -55,6 +62,7 @@ class ToolCalls:
         self._drain = drain
         self._taken = {name: Arguments(tool.schema.input_schema) for name, tool in project.tools.items()}
         self._effects = Effects()
+        self._budget = ResultBudget()
 
     @activity.defn
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
@@ -71,9 +79,8 @@ class ToolCalls:
             interrupted = await was_lost(self._client)
             if interrupted:
                 _retried(call, workspace, activity.info().attempt, "its worker was lost", None)
-            outcome = await self._run(call, workspace, store)
-            if is_large(outcome):
-                outcome = await asyncio.to_thread(fitted, outcome, call, workspace)
+            async with self._budget.call():
+                outcome = await self._run(call, workspace, store)
         took = round((perf_counter() - started) * 1000)
         outcome = outcome.model_copy(update={"duration_ms": took, "interrupted": interrupted})
         if outcome.error is None or outcome.error.definition is None:  # else a person is asked, and it is no end
@@ -87,16 +94,18 @@ class ToolCalls:
             if guard is not None:
                 refused, timeout = await self._guarded(guard, call, store, timeout)
                 if refused is not None:
-                    return self._clean(refused)
+                    return await self._finish(refused, call, workspace)
             if call.effect is Effect.once:
                 return await whole(self._once(call, workspace, store, timeout), self._drain)
             made = self._made(call, await self._arguments(call, store), workspace)
             if call.effect is Effect.read:
-                return self._clean(await (made if guard is None else within(timeout, made)))
-            return self._clean(await whole(within(timeout, made), self._drain))
+                outcome = await (made if guard is None else within(timeout, made))
+                return await self._finish(outcome, call, workspace)
+            return await whole(self._finish_within(timeout, made, call, workspace), self._drain)
         except TransientFailure as passing:
             if call.effect is Effect.once:  # of the guard: no effect has begun
-                return self._clean(failed(passing.kind, f"{passing.message}; the call was not made", retryable=True))
+                unmade = failed(passing.kind, f"{passing.message}; the call was not made", retryable=True)
+                return await self._finish(unmade, call, workspace)
             asked, attempt = passing.retry_after, activity.info().attempt
             if attempt <= len(RETRY_DELAYS):
                 delay = RETRY_DELAYS[attempt - 1] if asked is None else asked
@@ -160,7 +169,7 @@ class ToolCalls:
                 call.tool,
                 timeout,
                 lambda: self._made(call, arguments, workspace),
-                lambda outcome: self._kept(outcome, call, workspace),
+                lambda outcome: self._finish(outcome, call, workspace),
             )
         except LedgerUnavailable as unavailable:
             raise _not_begun(str(unavailable)) from None
@@ -178,13 +187,28 @@ class ToolCalls:
             call=call_digest(call.tool, arguments),
         )
 
-    def _kept(self, outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
-        clean = self._clean(outcome)
-        return fitted(clean, call, workspace) if is_large(clean) else clean
+    async def _finish_within(
+        self, timeout: timedelta, made: Coroutine[Any, Any, ToolOutcome], call: ToolCall, workspace: Workspace
+    ) -> ToolOutcome:
+        return await self._finish(await within(timeout, made), call, workspace)
 
-    def _clean(self, outcome: ToolOutcome) -> ToolOutcome:
-        """As it may be kept and shown: readable by the run, and without secrets."""
-        return redacted(sound(outcome), self._project.secrets)
+    async def _finish(self, outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
+        """The outcome as it is recorded and shown. A large one is worked on in a thread, a few at a time."""
+        if is_small(outcome.result, IN_LOOP_BYTES) and (outcome.error is None or is_small(outcome.error.message)):
+            return self._prepare(outcome, call, workspace)
+        if not is_small(outcome.result):
+            with suppress(TimeoutError):  # the result is here: to wait longer would only lose it
+                async with asyncio.timeout(MAX_SHARE_WAIT):
+                    await take_share()
+        return await asyncio.to_thread(self._prepare, outcome, call, workspace)
+
+    def _prepare(self, outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
+        """Bounds it, makes sure that the run can read it back, redacts it, and files what is large."""
+        bounded = bound_result(outcome)
+        clean = redacted(sound(bounded), self._project.secrets)
+        if bounded is not outcome and clean.error is None:
+            return fitted(drop_cut_end(clean), call, workspace, is_cut=True)
+        return fitted(clean, call, workspace) if is_large(clean) else clean
 
     async def _arguments(self, call: ToolCall, store: Store) -> dict[str, Any]:
         """Large arguments are in the conversation already, as the model wrote them."""
@@ -253,13 +277,32 @@ def sound(outcome: ToolOutcome) -> ToolOutcome:
     return outcome
 
 
+def bound_result(outcome: ToolOutcome) -> ToolOutcome:
+    """The same outcome, or one with the first `MAX_RESULT_BYTES` of a larger result as text."""
+    result = outcome.result
+    try:
+        data = result.encode(errors="surrogatepass") if isinstance(result, str) else to_json(result)
+    except ValueError:  # `sound` says so
+        return outcome
+    if len(data) <= MAX_RESULT_BYTES:
+        return outcome
+    return outcome.model_copy(update={"result": data[:MAX_RESULT_BYTES].decode(errors="ignore")})
+
+
+def drop_cut_end(outcome: ToolOutcome) -> ToolOutcome:
+    """Without its last characters, among which a cut may have left half of a secret."""
+    return outcome.model_copy(update={"result": outcome.result[:-CUT_MARGIN]})
+
+
 def is_large(outcome: ToolOutcome) -> bool:
     return len(to_json(outcome.result)) > INLINE_BYTES or (
         outcome.error is not None and len(outcome.error.message) > MOST_ERROR
     )
 
 
-def fitted(outcome: ToolOutcome, call: ToolCall | LargeResult, workspace: Workspace) -> ToolOutcome:
+def fitted(
+    outcome: ToolOutcome, call: ToolCall | LargeResult, workspace: Workspace, *, is_cut: bool = False
+) -> ToolOutcome:
     """A large result becomes an artifact and an excerpt of it; a large error is cut (A9).
 
     The call has been made: a disk that takes no artifact costs the rest of the result, not the whole of it.
@@ -276,6 +319,8 @@ def fitted(outcome: ToolOutcome, call: ToolCall | LargeResult, workspace: Worksp
         "bytes": len(data),
         "excerpt": data[:EXCERPT_BYTES].decode(errors="ignore"),
     }
+    if is_cut:
+        result["lost"] = f"a result may have {MAX_RESULT_BYTES:,} bytes: only its first part is left"
     try:
         result["artifact_path"] = workspace.keep(f"{call.tool}-{call.step:02}", content_type, data)
     except (OSError, OutsideWorkspace) as error:

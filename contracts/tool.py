@@ -12,6 +12,7 @@ from contracts.value import ForeignText, JsonResult, Terse, Value, sparse
 
 RETRY_DELAYS = (0.5, 2.0, 8.0)  # seconds (B1)
 MOST_ERROR = 8 * 1024  # characters of an error that a model is shown
+MAX_RESULT_BYTES = 8 * 1024 * 1024  # of a result; the run keeps the first part of a larger one
 CALL_MARGIN = timedelta(seconds=5)  # an activity's timeout over the tool's own, which speaks first
 
 

@@ -89,6 +89,17 @@ def replace_surrogates(value: Any) -> Any:
             return value
 
 
+# An escaped half of a surrogate pair; the group is another escape, or a whole pair, and stays.
+_LONE_ESCAPE = re.compile(
+    r"(\\[^u]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
+
+
+def replace_lone_escapes(written: str) -> str:
+    """Return JSON text with U+FFFD for each escape that is half of a surrogate pair."""
+    return _LONE_ESCAPE.sub(lambda escape: escape[1] or r"\ufffd", written)
+
+
 def printable(text: str) -> str:
     """One line, with what cannot be printed escaped: it quotes what somebody has written.
 

@@ -1,6 +1,7 @@
 """The servers that people use, as they come: time, git, fetch (Python), filesystem and everything (npm), and HTTP."""
 
 import asyncio
+import gzip
 import json
 import shutil
 import socket
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import pytest
@@ -389,3 +391,32 @@ async def test_an_endless_answer_of_a_url_has_a_bound(tmp_path: Path, monkeypatc
     ):
         with pytest.raises(Unreachable, match="larger than 100,000 bytes"):
             await client.connection.tools()
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/event-stream"])
+@pytest.mark.parametrize("layers", [1, 2])
+async def test_the_bound_holds_for_what_an_answer_unpacks_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content_type: str, layers: int
+) -> None:
+    monkeypatch.setattr("activities.mcp_http.MOST_LINE", 1_000_000)
+    monkeypatch.setattr("activities.mcp_connection.MOST_LINE", 1_000_000)
+    body = b"data: " + b" " * 200_000_000
+    for _ in range(layers):
+        body = gzip.compress(body, 1)
+
+    async def bomb(scope: Any, _: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            encoding = ", ".join(["gzip"] * layers)
+            headers = [(b"content-type", content_type.encode()), (b"content-encoding", encoding.encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+
+    port = free_port()
+    before = getrusage(RUSAGE_SELF).ru_maxrss
+    async with (
+        listening(bomb, port),
+        connected(HttpServer("web", f"http://127.0.0.1:{port}/mcp"), tmp_path) as client,
+    ):
+        with pytest.raises(Unreachable):
+            await client.connection.tools()
+    assert getrusage(RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # KiB

@@ -4,8 +4,8 @@ import asyncio
 import json
 import resource
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +22,7 @@ from activities.followup import MOST_SENDS, FollowUps
 from activities.ledger import Doubtful, Entry, Recorded
 from activities.outbox import FILE, LogOutbox, WebhookOutbox
 from activities.project import Project
+from activities.toolkit import TransientFailure
 from contracts.followup import NotifyRequest, Outbound
 from contracts.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
@@ -75,7 +76,14 @@ async def notify(outbox: Any, folder: Path, number: int = 1) -> ToolOutcome:
 
 
 def webhook(answer: Callable[[httpx.Request], httpx.Response], effect: Effect = Effect.keyed) -> WebhookOutbox:
-    client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    def stream(request: httpx.Request) -> httpx.Response:
+        """As a server's answer comes: nothing of it is read yet."""
+        made = answer(request)
+        if not made.is_stream_consumed:
+            return made
+        return httpx.Response(made.status_code, headers=made.headers, stream=httpx.ByteStream(made.content))
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(stream))
     return WebhookOutbox("http://bridge.test/out", effect, timedelta(seconds=1), client)
 
 
@@ -248,3 +256,21 @@ def test_an_outbox_that_makes_no_sense_is_refused(tmp_path: Path, text: str, wor
     (tmp_path / "perdure.toml").write_text(f"[outbox]\n{text}\n", encoding="utf-8")
     with pytest.raises(ProjectError, match=words):
         load({}, tmp_path)
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+async def test_an_answer_of_any_size_costs_no_memory(status: int, tmp_path: Path) -> None:
+    """It is not read where the message was sent, and else up to what is shown."""
+    pulled = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal pulled
+        for _ in range(100):
+            pulled += 1
+            yield b"x" * 65_536
+
+    outbox = webhook(lambda _: httpx.Response(status, content=endless()))
+    with suppress(TransientFailure):
+        outcome = await outbox.send(MESSAGE, KEY)
+        assert (outcome.error is None) is (status == 200)
+    assert pulled <= 2

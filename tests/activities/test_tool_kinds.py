@@ -1,12 +1,14 @@
 """The kinds `http` and `signal` of `perdure.toml`, against a server on loopback."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import httpx
@@ -14,11 +16,12 @@ import pytest
 
 from activities import http_tool
 from activities.http_tool import HttpTool
+from activities.result_budget import ResultBudget
 from activities.signal_tool import SignalTool
 from activities.toolkit import CallContext, TransientFailure
 from activities.workspace import Workspace
 from contracts.agent import ToolSchema
-from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
+from contracts.tool import MAX_RESULT_BYTES, Effect, ToolKind, ToolOutcome, ToolRoute
 
 SCHEMA = ToolSchema(name="ask", description="Asks.", input_schema={"type": "object"})
 Answer = Callable[[], bytes]
@@ -100,7 +103,7 @@ async def test_the_request_event_is_posted_with_its_key(context: CallContext) ->
         ('{"a": [1]}', "application/json", {"a": [1]}),
         ('{"a": 1}', "application/problem+json; charset=utf-8", {"a": 1}),
         ('{"a": ', "application/json", '{"a": '),
-        ('"\\ud800"', "application/json", '"\\ud800"'),
+        ('"\\ud800"', "application/json", "\ufffd"),
         ('{"a": 1}', "text/plain", '{"a": 1}'),
         ("", "text/plain", ""),
     ],
@@ -148,11 +151,85 @@ async def test_the_timeout_counts_for_the_whole_call(context: CallContext, piece
 
 
 async def test_an_answer_without_end_is_cut_off(context: CallContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_tool, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(http_tool, "MAX_RESULT_BYTES", 10_000)
     async with site(b"HTTP/1.1 200 OK\r\n\r\n", *[b"x" * 5000] * 100) as (url, _):
         outcome = await http(url, context)
-    assert outcome.error is not None
-    assert outcome.error.kind == "too_large"
+    assert outcome.result == "x" * 10_001  # one too many, by which the call knows that it is not whole
+
+
+def packed(data: bytes, layers: int) -> bytes:
+    for _ in range(layers):
+        data = gzip.compress(data)
+    return data
+
+
+def compressed(status: int, body: bytes, encoding: str) -> bytes:
+    head = f"HTTP/1.1 {status} X\r\ncontent-encoding: {encoding}\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+BOMB = packed(b" " * 300_000_000, 1)
+UNREADABLE = "the call was made, but the answer of ask cannot be read: "
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (compressed(200, BOMB, "gzip"), None),
+        (compressed(200, packed(BOMB, 1), "gzip, gzip"), UNREADABLE + "the server sent an encoding"),
+        (compressed(200, packed(BOMB, 2), "gzip,gzip, gzip"), UNREADABLE + "the server sent an encoding"),
+        (compressed(200, b"x", "br"), UNREADABLE + "the server sent an encoding"),
+        (compressed(200, b"no gzip", "gzip"), UNREADABLE + "the answer cannot be unpacked"),
+        (compressed(200, BOMB[:500], "gzip"), UNREADABLE + "the answer cannot be unpacked: its end"),
+        (compressed(400, BOMB, "gzip"), "400 from ask"),
+        (compressed(400, packed(BOMB, 1), "gzip, gzip"), "400 from ask: the server sent an encoding"),
+    ],
+)
+async def test_what_unpacks_to_gigabytes_is_never_unpacked(
+    context: CallContext, answer: bytes, message: str | None
+) -> None:
+    before = getrusage(RUSAGE_SELF).ru_maxrss
+    async with site(answer) as (url, got):
+        outcome = await http(url, context)
+    assert got[0][1]["accept-encoding"] == "identity"
+    if message is None:
+        assert outcome.result == " " * (MAX_RESULT_BYTES + 1)
+    else:
+        assert outcome.error is not None
+        assert outcome.error.message.startswith(message)
+    assert getrusage(RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # KiB
+
+
+async def test_a_compressed_answer_is_unpacked(context: CallContext) -> None:
+    for size in (0, 10, 64 * 1024, 64 * 1024 + 1, 1_000_000):
+        text = "".join(chr(32 + i * i % 90) for i in range(size))
+        async with site(compressed(200, packed(text.encode(), 1), "gzip")) as (url, _):
+            assert (await http(url, context)).result == text
+
+
+async def test_few_large_answers_are_read_at_the_same_time(context: CallContext) -> None:
+    """The third waits for a share, and small ones do not."""
+    budget, large = ResultBudget(shares=1), answered(200, "x" * 2_000_000)
+    reading, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(url: str) -> None:
+        async with budget.call():
+            await http(url, context)
+            reading.set()
+            await go_on.wait()
+
+    async def ask(url: str) -> ToolOutcome:
+        async with budget.call():
+            return await http(url, context)
+
+    async with site(large) as (url, _), site(answered(200, "small")) as (small, _), asyncio.TaskGroup() as tasks:
+        tasks.create_task(hold(url))
+        await reading.wait()
+        second = tasks.create_task(ask(url))
+        assert (await ask(small)).result == "small"
+        assert not second.done()
+        go_on.set()
+        assert len((await second).result) == 2_000_000
 
 
 async def signal(url: str | None, context: CallContext) -> ToolOutcome:

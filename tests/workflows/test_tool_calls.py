@@ -14,8 +14,11 @@ import httpx
 import pytest
 
 from activities.http_tool import HttpTool
+from activities.redaction import redacted
+from activities.secrets import Secrets
+from activities.tool import bound_result, drop_cut_end
 from contracts.agent import ToolSchema
-from contracts.tool import Effect, ToolKind, ToolRoute, failed
+from contracts.tool import MAX_RESULT_BYTES, Effect, ToolKind, ToolOutcome, ToolRoute, failed
 from perdure.client.runs import fork
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
@@ -147,6 +150,39 @@ async def test_a_large_result_becomes_an_artifact_with_an_excerpt(world: Any, tm
     assert len(shown) < 6000
     assert (tmp_path / it.queue / told["artifact_path"]).read_text() == text
     assert len(history) < 100_000
+
+
+async def test_results_of_any_size_are_made_once_cut_and_do_not_hold_up_the_worker(world: Any, tmp_path: Any) -> None:
+    results = ["x" * 50_000_000, ["é" * 1000] * 30_000, "y" * 60_000_000]
+    charge = ScriptedTool("charge", lambda *_: results[len(charge.calls) - 1], effect=Effect.once)
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            before = monotonic()
+            await asyncio.sleep(0.01)
+            longest = max(longest, monotonic() - before)
+
+    async with world([calls(*[("charge", {"n": n}) for n in range(3)]), FINISH], charge) as it:
+        watching = asyncio.create_task(watch())
+        run, _ = await outcome_of(it)
+        watching.cancel()
+        shown = [json.loads(text) for _, text in (await it.results(run))[:3]]
+    assert len(charge.calls) == 3
+    for told in shown:
+        size = (tmp_path / it.queue / told["artifact_path"]).stat().st_size
+        assert MAX_RESULT_BYTES // 2 < size == told["bytes"] < MAX_RESULT_BYTES
+        assert told["lost"] == "a result may have 8,388,608 bytes: only its first part is left"
+    assert longest < 1.5
+
+
+def test_a_secret_is_not_left_in_half_where_a_result_is_cut() -> None:
+    secret = "s3cr3t-" * 6
+    whole = ToolOutcome(result="x" * (MAX_RESULT_BYTES - 10) + secret)
+    cut = drop_cut_end(redacted(bound_result(whole), Secrets([("KEY", secret)])))
+    assert "s3cr" not in cut.result
+    assert len(cut.result) > MAX_RESULT_BYTES // 2
 
 
 async def test_a_long_error_is_cut(world: Any) -> None:
