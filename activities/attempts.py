@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from time import monotonic
 
 from temporalio import activity
@@ -11,6 +12,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
 from activities.pace import HeldBack
+from activities.store import StoredFileChangedError
 from contracts.failures import RunFailure
 
 WORKER_SHUTDOWN = "WorkerShutdown"  # the type of the failure with which a worker that stops gives up its activities
@@ -30,6 +32,9 @@ async def was_lost(client: Client) -> bool:
             died = failure.timeout_failure_info.timeout_type == TimeoutType.TIMEOUT_TYPE_HEARTBEAT
             return died or failure.application_failure_info.type == WORKER_SHUTDOWN
     return False
+
+
+MAX_FILE_PAUSE = 300.0  # seconds between two looks at a stored file that was changed
 
 
 @dataclass(frozen=True)
@@ -59,16 +64,27 @@ def this_attempt() -> Attempt:
 
 @contextmanager
 def counting_holds(this: Attempt) -> Iterator[None]:
-    """If the block fails, the next attempt knows why and after how long. No beat of the block may come after it."""
+    """If the block fails, the next attempt knows why and after how long. No beat of the block may come after it.
+
+    A stored file that was changed holds it back: the run waits until the right file is there again.
+    """
     began = monotonic()
     try:
-        yield
+        try:
+            yield
+        except StoredFileChangedError as error:
+            raise _held_by(error, this) from None
     except HeldBack:
         activity.heartbeat({**this.told, HOLDS: this.holds + 1})
         raise
     except Exception:
         activity.heartbeat({**this.told, SPENT: this.spent + monotonic() - began})
         raise
+
+
+def _held_by(error: StoredFileChangedError, this: Attempt) -> HeldBack:
+    pause = timedelta(seconds=min(2.0 ** min(this.holds, 10), MAX_FILE_PAUSE))
+    return HeldBack(str(error), type=type(error).__name__, next_retry_delay=pause)
 
 
 @asynccontextmanager

@@ -26,7 +26,7 @@ from activities.inherit import no_files
 from activities.project import Project
 from activities.snapshot import snapshot_of
 from activities.store import Store
-from activities.transcript import Transcripts, Wanted, keep_segment, read_record, record_name
+from activities.transcript import Transcripts, Wanted, digest_of_record, keep_segment, read_record, record_name
 from activities.with_start import update_with_start
 from activities.workspace import ARTIFACTS
 from contracts.conversation import Joined, JoinRequest, Queued, SubmitRequest, Submitted, TurnAnswer, TurnRecord
@@ -77,6 +77,7 @@ class Conversations:
                 end=last.end,
                 head=last.head,
                 owner=owner,
+                digest=digest_of_record(record),
             )
             return Joined(segment=segment, journal=record.journal, shows_journal=record.shows_journal)
 
@@ -220,7 +221,7 @@ async def keep_turn(project: Project, run_id: str, turn: TurnClose, whole: Trans
     """
     store = project.stores.of(turn.owner)
     project.workspace(turn.owner).root.mkdir(parents=True, exist_ok=True)
-    kept = list((await read_record(store, turn.before.ref)).segments) if turn.before else []
+    kept = list((await read_record(store, turn.before.ref, turn.before.digest)).segments) if turn.before else []
     start = kept[-1].end if kept else 0
     while kept and kept[-1].end - kept[-1].start <= whole.length - start:
         start = kept.pop().start

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from temporalio.exceptions import ApplicationError
 
 from activities.project import Project
-from activities.store import Store
+from activities.store import Store, must_have_hash
 from contracts.agent import Agent, Definition
 from contracts.failures import RunFailure, Stop
 from decisions import builtins
@@ -68,7 +68,9 @@ def keep(store: Store, definition: Definition) -> str:
 
 
 async def definition_of(store: Store, ref: str) -> Definition:
-    return Definition.model_validate_json(await asyncio.to_thread(store.read, _name(ref)))
+    """Raises StoredFileChangedError."""
+    data = await asyncio.to_thread(store.read, _name(ref))
+    return Definition.model_validate_json(must_have_hash(_name(ref), data, ref))
 
 
 def _name(ref: str) -> str:

@@ -6,12 +6,29 @@ with forward slashes. All methods raise FileNotFoundError, FileExistsError, or a
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 
 from activities.workspace import Workspace, folder_name
 
 FOLDER = ".store"  # of a run's workspace
+
+
+class StoredFileChangedError(ValueError):
+    """A stored file is not what its hash names. A run waits until the right file is back."""
+
+    def __init__(self, name: str, expected: str, actual: str) -> None:
+        told = f"the stored file {name} was changed: its hash is {actual}, and the run began with {expected}"
+        super().__init__(f"{told}. Restore the file; the run then goes on")
+
+
+def must_have_hash(name: str, data: bytes, expected: str) -> bytes:
+    """The same bytes. Raises StoredFileChangedError where their blake2b hash is another one."""
+    actual = blake2b(data, digest_size=len(expected) // 2).hexdigest()
+    if actual != expected:
+        raise StoredFileChangedError(name, expected, actual)
+    return data
 
 
 class Store(Protocol):

@@ -22,7 +22,7 @@ from activities.ledger import Doubtful, Entry, LedgerUnavailable
 from activities.project import Project
 from activities.redaction import redacted
 from activities.result_budget import ResultBudget, is_small, take_share
-from activities.store import Store
+from activities.store import Store, StoredFileChangedError
 from activities.toolkit import CallContext, Guarded, TransientFailure
 from activities.trace import event, record
 from activities.transcript import TranscriptMismatch, Transcripts, Wanted
@@ -214,7 +214,10 @@ class ToolCalls:
         """Large arguments are in the conversation already, as the model wrote them."""
         if call.arguments is not None:
             return call.arguments
-        conversation = await self._transcripts.at(Wanted.here(call.length, call.head, store))
+        try:
+            conversation = await self._transcripts.at(Wanted.here(call.length, call.head, store))
+        except StoredFileChangedError as error:
+            raise _not_begun(str(error)) from None
         blocks = (block for part in reversed(conversation.transcript.parts) for block in part.content)
         arguments: dict[str, Any] = next(block["input"] for block in blocks if block.get("id") == call.tool_use_id)
         return arguments

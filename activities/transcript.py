@@ -7,6 +7,7 @@ that what was put together is the run's own transcript.
 """
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from activities.store import Store, Stores
+from activities.store import Store, StoredFileChangedError, Stores, must_have_hash
 from activities.workspace import folder_name
 from contracts.conversation import TurnRecord
 from contracts.transcript import Page, Part, PartKind, Segment
@@ -29,6 +30,7 @@ from decisions.transcript import Transcript
 
 _PARTS = TypeAdapter(list[Part])
 _RECORD = "turn-"
+_SEGMENT = re.compile(r"segment-([0-9a-f]{32})\.json")
 
 
 @dataclass(frozen=True)
@@ -239,11 +241,16 @@ def _append_from(transcript: Transcript, start: int, parts: list[Part]) -> None:
 
 
 async def read_segment(store: Store, segment: Segment) -> list[Part]:
-    """Its parts; of a whole conversation, those of all the stretches that its record names."""
+    """Its parts; of a whole conversation, those of all the stretches that its record names.
+
+    Raises StoredFileChangedError.
+    """
     if segment.ref.startswith(_RECORD):
-        record = await read_record(store, segment.ref)
+        record = await read_record(store, segment.ref, segment.digest)
         return [part for each in record.segments for part in await read_segment(store, each)]
     data = await asyncio.to_thread(store.read, segment.ref)
+    if named := _SEGMENT.fullmatch(segment.ref):
+        must_have_hash(segment.ref, data, named[1])
     return _PARTS.validate_json(data)
 
 
@@ -251,9 +258,18 @@ def record_name(run_id: str) -> str:
     return f"{_RECORD}{folder_name(run_id)}.json"
 
 
-async def read_record(store: Store, ref: str) -> TurnRecord:
-    """Raises FileNotFoundError where that turn has left none."""
-    return TurnRecord.model_validate_json(await asyncio.to_thread(store.read, ref))
+def digest_of_record(record: TurnRecord) -> str:
+    return blake2b(record.model_dump_json().encode(), digest_size=16).hexdigest()
+
+
+async def read_record(store: Store, ref: str, digest: str | None = None) -> TurnRecord:
+    """Raises FileNotFoundError where that turn has left none, and StoredFileChangedError where `digest` is another."""
+    record = TurnRecord.model_validate_json(await asyncio.to_thread(store.read, ref))
+    if digest is not None and digest != (actual := digest_of_record(record)):
+        raise StoredFileChangedError(ref, digest, actual)
+    if record_name(record.run_id) != ref:
+        raise StoredFileChangedError(ref, ref, record_name(record.run_id))
+    return record
 
 
 async def keep_segment(store: Store, parts: Sequence[Part], start: int, head: str) -> Segment:

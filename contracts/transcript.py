@@ -34,7 +34,8 @@ class Part(Value):
 class Segment(Value):
     """A closed stretch of the transcript in a store: parts [start, end), and the hash at its end.
 
-    The store is the run's own, or that of `owner`: the conversation that the run is a turn of.
+    The store is the run's own, or that of `owner`: the conversation that the run is a turn of. A file whose name does
+    not hold its hash has it in `digest`.
     """
 
     ref: str
@@ -42,6 +43,7 @@ class Segment(Value):
     end: int
     head: str
     owner: str | None = sparse(None)
+    digest: str | None = sparse(None)
 
 
 class TranscriptQuery(Edge):
