@@ -1,4 +1,4 @@
-"""What a run keeps by its hash is compared with the hash. A changed file holds the run up until the right one is back."""
+"""What a run keeps by its hash is compared with it. A changed file holds the run up until the right one is back."""
 
 from datetime import timedelta
 from pathlib import Path
