@@ -5,7 +5,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from temporalio import activity
-from temporalio.client import Client, WorkflowUpdateFailedError
+from temporalio.client import Client, WorkflowQueryFailedError, WorkflowUpdateFailedError
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
@@ -18,9 +18,11 @@ from activities.ledger import Doubtful, Entry, LedgerUnavailable
 from activities.outbox import Outbox
 from activities.project import Project
 from activities.redaction import redacted
+from activities.snapshot import snapshot_of
 from activities.toolkit import TransientFailure
 from activities.topic import subscribe
 from contracts.conversation import LaneFault
+from contracts.delegation import Share
 from contracts.failures import Stop, ToolFault
 from contracts.followup import (
     CloseFollowUp,
@@ -37,12 +39,14 @@ from contracts.tool import Effect, ToolOutcome, failed
 from contracts.topic import Subscription
 from decisions import ids
 from decisions.following import shown
+from decisions.limits import left_for_follow_ups, smaller
 from decisions.narrate import cut, markdown
 
 NOTIFY = "notify"
 MOST_SENDS = 8  # attempts at an outbox that honours keys, over some two minutes
 FOR_EVER = (LaneFault.invalid_input, LaneFault.request_reused)  # refusals that no time changes
 ACCEPTED_WITHIN = timedelta(seconds=20)
+ASKED_WITHIN = timedelta(seconds=10)  # for what a run has left of its budget
 NO_OUTBOX = failed(ToolFault.tool_error, "this worker's project has no outbox")
 MAY_BE_SENT = failed(ToolFault.in_doubt, "its worker was lost while it was sent: it may have been sent, or not")
 
@@ -149,7 +153,8 @@ class FollowUps:
         """
         seq = work.request.request_id.rpartition(":")[2]
         request_id = ids.resume_request_id(await self._key_id(work.execution), int(seq))
-        request = work.request.model_copy(update={"request_id": request_id})
+        share = smaller(work.request.share, await self._share_of(work.created_by))
+        request = work.request.model_copy(update={"request_id": request_id, "share": share})
         try:
             await submit(self._client, activity.info().task_queue, work.session_id, request)
         except WorkflowUpdateFailedError as refused:
@@ -158,6 +163,17 @@ class FollowUps:
                 type=FollowUpFailure.refused,
                 non_retryable=isinstance(refused.cause, ApplicationError) and refused.cause.type in FOR_EVER,
             ) from None
+
+    async def _share_of(self, run_id: str | None) -> Share | None:
+        """What the run that created the follow-up has left for it; None where no worker or server knows the run."""
+        if run_id is None:
+            return None
+        handle = self._client.get_workflow_handle(ids.run_workflow_id(run_id))
+        try:
+            return left_for_follow_ups((await snapshot_of(handle, ASKED_WITHIN)).state)
+        except (RPCError, WorkflowQueryFailedError) as error:
+            activity.logger.warning("run %s does not tell what it has left: %s", run_id, error)
+            return None
 
     @activity.defn
     async def close_follow_up(self, request: CloseFollowUp) -> None:

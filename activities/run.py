@@ -62,6 +62,7 @@ class Runs:
             mailboxes=tuple(name for name in peers if self._project.agents[name].mailbox),
             limits=limits,
             workspace=str(workspace.root),
+            sessions=agent.follow_ups or (),
             secret=secrets.token_hex(16),
             answer_keys=dict(self._project.answer_keys),
             key_id=key_id,

@@ -13,7 +13,8 @@ class Agent(Value):
     """An agent as its project defines it. `tools` is the allow-list; built-ins are always there.
 
     `peers` are the agents that it may delegate to. One behind a `mailbox` lives outside Temporal: it takes tasks as
-    files, and answers so. Where its `model` cannot answer, the `fallbacks` are asked, in their order.
+    files, and answers so. Where its `model` cannot answer, the `fallbacks` are asked, in their order. `follow_ups` are
+    the conversations, beside the run's own, in which its follow-ups may resume work; None: it may create none.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Agent(Value):
     limits: LimitOverrides = LimitOverrides()
     prompt: str = ""
     mailbox: bool = False
+    follow_ups: tuple[str, ...] | None = ()
 
 
 class ToolSchema(Value):
@@ -66,6 +68,7 @@ class Opening(Value):
     workspace: str
     peers: tuple[str, ...] = sparse(())  # that it may delegate to here
     mailboxes: tuple[str, ...] = sparse(())  # those that live outside
+    sessions: tuple[str, ...] = sparse(())  # in which its follow-ups may resume, beside the run's own
     secret: str = sparse("")  # random; the nonces of the run's requests derive from it
     answer_keys: dict[str, str] = sparse({})  # public keys by id, of those who may answer
     key_id: str = sparse("")  # as in `RunState`

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import to_json
 
+from contracts.delegation import Share
 from contracts.journal import Journal
 from contracts.limits import limits_in
 from contracts.sender import Sender
@@ -97,6 +98,8 @@ class SubmitRequest(Edge):
         default=None, min_length=1, max_length=MAX_ID_LENGTH, exclude_if=lambda mailbox: mailbox is None
     )
     """The mailbox of this agent hears how it ended."""
+    share: Share | None = sparse(None)
+    """What is left of the budget of the work that it goes on with, which the turn does not exceed."""
     sender: Sender | None = sparse(None)
     """Where it came in. Perdure's doors set it."""
     signature: str | None = Field(default=None, max_length=200, exclude_if=lambda signature: signature is None)

@@ -42,6 +42,7 @@ class Share(Value):
     steps: int
     tokens: int | None = None
     usd: float | None = None
+    follow_ups: int | None = sparse(None)
 
 
 class Spent(Value):

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from contracts.conversation import MAX_ID_LENGTH, Choice, Headers
-from contracts.delegation import Assignment
+from contracts.delegation import Assignment, Share
 from contracts.limits import LimitOverrides, limits_in
 from contracts.sender import Sender
 from contracts.tool import ToolError
@@ -83,8 +83,9 @@ class BeginEvent(Value):
     """The input of an `AgentRun` that another workflow starts.
 
     Of a turn of a conversation: `headers` are its request's, `brief` goes beside the system prompt, `after` names the
-    turns whose conversation it goes on with, the latest first, and `raw` is the sender's own. Of a subtask: its
-    `assignment`. The work begins once a person has made each of the `choices`.
+    turns whose conversation it goes on with, the latest first, and `raw` is the sender's own; of one that resumes a
+    follow-up, `share` is what is left of its budget. Of a subtask: its `assignment`. The work begins once a person has
+    made each of the `choices`.
     """
 
     type: Literal["agentic.begin"]
@@ -95,6 +96,7 @@ class BeginEvent(Value):
     after: tuple[str, ...] = ()
     raw: dict[str, Any] | None = None
     assignment: Assignment | None = sparse(None)
+    share: Share | None = sparse(None)
     choices: tuple[Choice, ...] = sparse(())
     sender: Sender | None = sparse(None)
 

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import to_json
 
 from contracts.conversation import MAX_ID_LENGTH, Headers, SubmitRequest
+from contracts.delegation import Share
 from contracts.topic import Event
 from contracts.value import CamelEdge, CamelValue, Edge, Value, sparse
 
@@ -83,7 +84,9 @@ class CreateData(CamelEdge):
     run_id: str | None = Field(default=None, min_length=1, max_length=1000)
     """The run whose turn creates the tasks; `all` is not judged before its end."""
     agent: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
-    """Who goes on with the work, in a conversation where nobody was spoken to yet."""
+    """The agent that goes on with the work; if left out, the agent that the conversation spoke to last."""
+    share: Share | None = sparse(None)
+    """The part of the creating run's budget that the resumed work may use. The run sets it."""
 
 
 class CreateCommand(Edge):
@@ -218,7 +221,9 @@ class FollowUpState(CamelValue):
     runs: tuple[str, ...] = ()
     idle_until: int | None = None
     execution: str = ""  # the first Temporal execution: the ledger is kept by it
-    agent: str | None = None  # who goes on, unless the conversation has somebody
+    agent: str | None = None  # who goes on
+    created_by: str | None = sparse(None)  # the run whose budget the resumed work shares
+    share: Share | None = sparse(None)  # what was left of it when the follow-up was created
     answer_keys: dict[str, str] = sparse({})  # public keys by id: only answers signed with one of them are taken
     resume_seq: int = 0
     late: tuple[Late, ...] = ()
@@ -264,11 +269,13 @@ class ResumeWork(Value):
     """The input of the activity `resume_work`: a new request for the lane of `session_id` (E6).
 
     `execution` is the follow-up's first Temporal execution: another follow-up may be started under the same id.
+    `created_by` is the run whose budget the resumed work shares: what it has left at its end bounds the request.
     """
 
     session_id: str
     request: SubmitRequest
     execution: str = ""
+    created_by: str | None = sparse(None)
 
 
 class CloseFollowUp(Value):

@@ -37,6 +37,8 @@ class LimitOverrides(Edge):
     """Delegations below each other, as the first run has it; a run there is not offered `delegate`."""
     max_fanout: int | None = Field(default=None, ge=1, le=100)
     """Subtasks of one delegation; more are refused, and the model is told."""
+    max_follow_ups: int | None = Field(default=None, ge=0, le=1000)
+    """Follow-ups of a run and of all that resumes from them; more are refused, and the model is told."""
 
 
 def limits_in(context: Mapping[str, Any]) -> LimitOverrides:
@@ -60,3 +62,4 @@ class Limits(Value):
     directive_tool: str = "reframe"  # forced where a nudge did not end a thrash
     max_depth: int = 3  # of delegations, below the run that nobody delegated: what that one says holds for all
     max_fanout: int = 10  # subtasks of a delegation
+    max_follow_ups: int = 10  # of the run, and of the whole chain that resumes from them

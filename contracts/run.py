@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from contracts.context import Recoveries
 from contracts.conversation import Choice, Headers, SteerRequest
-from contracts.delegation import Assignment, Spent
+from contracts.delegation import Assignment, Share, Spent
 from contracts.journal import Journal
 from contracts.limits import Limits
 from contracts.question import Question, QuestionKind
@@ -120,6 +120,9 @@ class RunState(Value):
     mailboxes: tuple[str, ...] = sparse(())  # peers that live outside
     assignment: Assignment | None = sparse(None)
     delegated: Spent = sparse(Spent())  # what its subtasks have used
+    share: Share | None = sparse(None)  # of a run that resumes a follow-up: what was left of its chain's budget
+    follow_ups: int = sparse(0)  # that it has created
+    sessions: tuple[str, ...] = sparse(())  # conversations, beside its own, in which its follow-ups may resume
     approved_tools: tuple[str, ...] = ()
     accepted: dict[str, str] = Field(default_factory=dict, exclude_if=lambda accepted: not accepted)  # tool: definition
     step: int = 0

@@ -233,6 +233,7 @@ def begin_event(state: LaneState, message: Queued) -> BeginEvent:
         after=state.after,
         raw=request.raw,
         choices=request.choices,
+        share=request.share,
         sender=request.sender,
     )
 

@@ -1,5 +1,7 @@
 """What an agent asks for by the `workflow_*` tools, as the source's commands; defaults are the run's own (E1)."""
 
+import re
+from fnmatch import fnmatchcase
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,11 +14,13 @@ from contracts.tool import ToolOutcome, failed
 from decisions import ids, kind_reply, kinds
 from decisions.builtins import WORKFLOW_CREATE, WORKFLOW_TASK_CREATE
 from decisions.faults import fault_line
+from decisions.limits import left_for_follow_ups
 from decisions.narrate import cut
 from decisions.resume import key_id_of
 from decisions.topic import platform_name
 
 CLIENT = "perdure"
+MENTION = r"[A-Za-z0-9@._:-]{1,200}"
 
 
 def commanded(state: RunState, call: Call) -> FollowUpCommands | ToolOutcome:
@@ -34,6 +38,8 @@ def commanded(state: RunState, call: Call) -> FollowUpCommands | ToolOutcome:
 
 def _commands(state: RunState, call: Call) -> FollowUpCommands:
     given = call.arguments
+    if call.tool != WORKFLOW_TASK_CREATE and "workflowId" not in given:
+        _check_allowance(state)
     if call.tool == WORKFLOW_CREATE:
         return FollowUpCommands(create=_create(state, call, given.get("definition")))
     if call.tool == WORKFLOW_TASK_CREATE:
@@ -55,14 +61,48 @@ def _create(state: RunState, call: Call, definition: Any) -> CreateCommand:
     if not isinstance(definition, dict):
         raise ValueError("`definition` is required: an object with `summary`, and `completion` if not all tasks count")  # noqa: TRY004
     own = headers_of(state)
-    origin = own.model_dump(exclude_none=True) | _object(definition, "origin")
+    origin = own.model_dump(exclude_none=True)
+    _check_origin(origin, _object(definition, "origin"))
     target = {"session_id": origin["session_id"], "request_client": origin["request_client"]}
-    whole = {**definition, "origin": origin, "resumeTarget": target | _object(definition, "resumeTarget")}
-    run_id, step = _maker(state, call)
+    target |= _object(definition, "resumeTarget")
+    _check_target(state, target, origin["session_id"])
     data = CreateData.model_validate(
-        {"workflowId": ids.follow_up_id(run_id, step), "definition": whole, "runId": state.run_id, "agent": state.agent}
+        {
+            "workflowId": ids.follow_up_id(*_maker(state, call)),
+            "definition": {**definition, "origin": origin, "resumeTarget": target},
+            "runId": state.run_id,
+            "agent": state.agent,
+            "share": left_for_follow_ups(state.model_copy(update={"follow_ups": state.follow_ups + 1})),
+        }
     )
     return CreateCommand(headers=own, data=data)
+
+
+def _check_allowance(state: RunState) -> None:
+    """Raises ValueError: follow-ups resume work, so a chain of them has one allowance."""
+    if state.follow_ups >= (limit := state.limits.max_follow_ups):
+        raise ValueError(
+            f"no follow-up more: this run and the work it goes on from have used all of max_follow_ups ({limit}). "
+            "Finish what can be finished now, and say what is left"
+        )
+
+
+def _check_origin(own: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raises ValueError if the model names another request than the run's own, or a person who did not ask."""
+    for name, value in given.items():
+        if own.get(name) != value:
+            raise ValueError(f"`origin.{name}` is the run's own and cannot be set: leave `origin` out")
+
+
+def _check_target(state: RunState, target: dict[str, Any], own: str) -> None:
+    """Raises ValueError for a conversation that the agent's file does not allow, and for a mention that is no id."""
+    session = target["session_id"]
+    if session != own and not any(fnmatchcase(str(session), allowed) for allowed in state.sessions):
+        allowed = ", ".join((own, *state.sessions))
+        raise ValueError(f"`resumeTarget.session_id` {cut(str(session), 80)!r} is not allowed; allowed: {allowed}")
+    mention = target.get("mention_user_id")
+    if mention is not None and not re.fullmatch(MENTION, str(mention)):
+        raise ValueError("`resumeTarget.mention_user_id` is the id of a user: letters, digits and @ . _ : -")
 
 
 def _object(definition: dict[str, Any], name: str) -> dict[str, Any]:
@@ -76,9 +116,17 @@ def _task(state: RunState, call: Call, given: dict[str, Any]) -> TaskCommand:
     known = {name: given[name] for name in ("workflowId", "kind", "description", "input") if name in given}
     task_id = ids.task_id(*_maker(state, call))
     data = TaskData.model_validate({**known, "taskId": task_id, "runId": state.run_id})
-    if why := kinds.refusal(data.kind, data.input):
+    if why := kinds.refusal(data.kind, data.input, round(state.updated_at.timestamp() * 1000)):
         raise ValueError(why)
+    _check_own(state, call, data.workflow_id)
     return TaskCommand(headers=headers_of(state), data=data)
+
+
+def _check_own(state: RunState, call: Call, named: str) -> None:
+    """Raises ValueError unless the follow-up was created at one of the run's own steps, or of the run it resumes."""
+    steps = range(1, (call.step or 0) + 1)
+    if named not in {ids.follow_up_id(key_id_of(state, step), step) for step in steps}:
+        raise ValueError(f"{cut(named, 80)!r} is no follow-up of this run: create one with {WORKFLOW_CREATE}")
 
 
 def _maker(state: RunState, call: Call) -> tuple[str, int]:

@@ -87,6 +87,8 @@ def opened(command: CreateCommand, now: int, execution: str) -> FollowUpState:
         idle_until=None if run else now + FIRST_TASK_WITHIN,
         execution=execution,
         agent=command.data.agent,
+        created_by=run,
+        share=command.data.share,
         answer_keys=command.answer_keys,
     )
 
@@ -141,8 +143,8 @@ def misdirected(state: FollowUpState, workflow_id: str | None) -> str | None:
     return f"this is follow-up {state.workflow_id}, not {workflow_id[:100]}"
 
 
-def refusal(state: FollowUpState, wanted: TaskData) -> str | None:
-    """Why this task is not taken; None where it is, or was before."""
+def refusal(state: FollowUpState, wanted: TaskData, now: int) -> str | None:
+    """Why this task is not taken now; None where it is, or was before."""
     if why := misdirected(state, wanted.workflow_id):
         return why
     if task_of(state, wanted.task_id) is not None:
@@ -151,7 +153,7 @@ def refusal(state: FollowUpState, wanted: TaskData) -> str | None:
         return f"follow-up {state.workflow_id} is {state.state}: create another one"
     if len(state.tasks) >= MOST_TASKS:
         return f"a follow-up has at most {MOST_TASKS} tasks"
-    return kinds.refusal(wanted.kind, wanted.input)
+    return kinds.refusal(wanted.kind, wanted.input, now)
 
 
 def added(state: FollowUpState, wanted: TaskData, now: int) -> FollowUpState:

@@ -38,7 +38,8 @@ class Kind:
     """What its tasks wait for; whatever is left out, they don't. `input` is what the functions take first.
 
     `topic` names where their events come in, and `result` judges one: None where it is not what is waited for. `due`
-    is when the clock itself resolves them, from now. `is_awaited` is False where nobody waits for its end.
+    is when the clock itself resolves them, from now; `rejects` says why an input is not taken at that time.
+    `is_awaited` is False where nobody waits for its end.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Kind:
     topic: Callable[[Any], str] | None = None
     result: Callable[[Any, Event], dict[str, Any] | None] = lambda _, __: None
     due: Callable[[Any, int], int] | None = None
+    rejects: Callable[[Any, int], str | None] = lambda _, __: None
     asks: Callable[[Any], Asked] | None = None
     sends: Callable[[Any], Outbound] | None = None
     is_awaited: Callable[[Any], bool] = lambda _: True

@@ -7,6 +7,8 @@ from pydantic import Field, field_validator, model_validator
 
 from decisions.kind import MOST_MS, Kind, KindInput
 
+JUST_PASSED_MS = 24 * 3600 * 1000
+
 
 class WaitInput(KindInput):
     """`until` is milliseconds since 1970, or a date as "2030-01-31T12:00:00Z"; without a zone it is UTC."""
@@ -36,10 +38,18 @@ def due(wanted: WaitInput, now: int) -> int:
     return wanted.until if wanted.until is not None else now + (wanted.delay_ms or 0)
 
 
+def reject(wanted: WaitInput, now: int) -> str | None:
+    """A time is taken within the bounds of a delay. One that has just passed is due at once."""
+    if wanted.until is None or now - JUST_PASSED_MS <= wanted.until <= now + MOST_MS:
+        return None
+    return f"`until` must be a time from now to {MOST_MS // 86_400_000} days ahead"
+
+
 KIND = Kind(
     name="wait",
     about='a time: {until (ms since 1970, or "2030-01-31T12:00:00Z")} or {delayMs}',
     input=WaitInput,
     due=due,
+    rejects=reject,
     told=lambda _, result: f"The time that was waited for has come ({result['status']}).",
 )

@@ -14,15 +14,16 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def refusal(name: str, given: dict[str, Any]) -> str | None:
-    """Why no task can be made of this kind and input; None where it can."""
+def refusal(name: str, given: dict[str, Any], now: int) -> str | None:
+    """Why no task can be made of this kind and input at `now` (ms since 1970); None if one can."""
     if name not in KINDS:
         return f"there is no kind {name[:100]!r}; the kinds are: {', '.join(KINDS)}"
     try:
-        KINDS[name].input.model_validate(given)
+        wanted = KINDS[name].input.model_validate(given)
     except ValidationError as error:
         return f"input of {KINDS[name].name}: {fault_line(error)}"
-    return None
+    why = KINDS[name].rejects(wanted, now)
+    return f"input of {KINDS[name].name}: {why}" if why else None
 
 
 def read(task: Task) -> tuple[Kind, KindInput]:

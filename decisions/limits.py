@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import reduce
 from typing import Any
 
 from contracts.delegation import Share, Spent
@@ -42,6 +43,7 @@ def within(limits: Limits, share: Share) -> Limits:
             "max_steps": min(limits.max_steps, share.steps),
             "budget_tokens": min((n for n in (limits.budget_tokens, share.tokens) if n is not None), default=None),
             "budget_usd": min((n for n in (limits.budget_usd, share.usd) if n is not None), default=None),
+            "max_follow_ups": min(n for n in (limits.max_follow_ups, share.follow_ups) if n is not None),
         }
     )
 
@@ -49,7 +51,30 @@ def within(limits: Limits, share: Share) -> Limits:
 def in_force(state: RunState, limits: Limits) -> Limits:
     """`limits` are those of agent, file and default; what the run itself sets, and its share, come first."""
     limits = with_requested(limits, state.requested)
-    return within(limits, state.assignment.share) if state.assignment else limits
+    shares = (state.assignment.share if state.assignment else None, state.share)
+    return reduce(within, filter(None, shares), limits)
+
+
+def left_for_follow_ups(state: RunState) -> Share:
+    """What each follow-up of the run may use of what the run has left: they share it evenly."""
+    limits, used, count = state.limits, spent(state), max(state.follow_ups, 1)
+    tokens = None if limits.budget_tokens is None else max(limits.budget_tokens - used.tokens, 0) // count
+    usd = None if limits.budget_usd is None else max(limits.budget_usd - (used.usd or 0.0), 0.0) / count
+    return Share(
+        steps=max(limits.max_steps - used.steps, 0) // count,
+        tokens=tokens,
+        usd=usd,
+        follow_ups=max(limits.max_follow_ups - state.follow_ups, 0) // count,
+    )
+
+
+def smaller(one: Share | None, other: Share | None) -> Share | None:
+    """The share that exceeds neither. None: no limit."""
+    if one is None or other is None:
+        return one or other
+    fields = Share.model_fields
+    least = {name: [n for n in (getattr(one, name), getattr(other, name)) if n is not None] for name in fields}
+    return Share.model_validate({name: min(known, default=None) for name, known in least.items()})
 
 
 def spent(state: RunState) -> Spent:

@@ -40,4 +40,6 @@ async def follow_up(run: LiveRun, call: Call) -> ToolOutcome:
             raise asyncio.CancelledError from None
         outcome = told(error, call.effect)
     run.landed(call)
+    if commands.create is not None and outcome.status == "ok":
+        run.update(follow_ups=run.state.follow_ups + 1)
     return outcome

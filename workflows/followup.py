@@ -140,7 +140,7 @@ class FollowUp:
         request = followup_told.resume_request(self._live.state)
         state = self._live.state
         session = state.definition.resume_target.session_id
-        work = ResumeWork(session_id=session, request=request, execution=state.execution)
+        work = ResumeWork(session_id=session, request=request, execution=state.execution, created_by=state.created_by)
         try:
             await self._do(FollowUps.resume_work, work, f"resume in {work.session_id}")
         except ActivityError as error:
@@ -234,7 +234,7 @@ class FollowUp:
     def _checked_task(self, args: Sequence[Any]) -> TaskCommand:
         command = read(TaskCommand, args)
         halted = "the follow-up is being cancelled" if self._live.halt.reason is not None else None
-        if why := halted or followup.refusal(self._live.state, command.data):
+        if why := halted or followup.refusal(self._live.state, command.data, now()):
             raise invalid(why)
         return command
 

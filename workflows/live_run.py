@@ -397,6 +397,7 @@ def _begun(event: BeginEvent) -> LiveRun:
         "headers": event.headers,
         "is_turn": event.is_turn,
         "assignment": event.assignment,
+        "share": event.share,
         "choices": event.choices,
     }
     parts = [brief_part(event.brief)] if event.brief else []

@@ -113,6 +113,7 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
         mailboxes=opening.mailboxes,
         key_id=run.state.key_id if run.state.definition else opening.key_id,
         limits=in_force(run.state, opening.limits),
+        sessions=opening.sessions,
         secret=run.state.secret or opening.secret,  # what has been handed out keeps its nonce
         answer_keys=run.state.answer_keys or opening.answer_keys,  # those that the run began with bind it
         window=None,  # of another model, perhaps

@@ -8,11 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.conversation import Headers
+from contracts.delegation import Share
 from contracts.followup import FollowUpCommands
 from contracts.run import Inheritance, RunState
 from contracts.tool import ToolOutcome
+from contracts.turn import Usage
+from decisions import ids
 from decisions.builtins import FOLLOW_UP
 from decisions.following import commanded, shown
+from decisions.limits import DEFAULTS, in_force, left_for_follow_ups, smaller, with_requested
 
 REPLY = {"description": "B", "channelId": "c", "messageId": "m"}
 DEFINITION = {"definition": {"summary": "Lunch."}}
@@ -45,7 +49,7 @@ def test_runs_whose_long_ids_begin_alike_go_on_apart(new_state: Callable[..., Ru
 
 def test_a_turn_of_a_conversation_gives_its_requests_headers(new_state: Callable[..., RunState], new_call: Any) -> None:
     headers = Headers(request_id="discord:x:1", session_id="x", request_client="discord", user_id="A")
-    state = new_state(headers=headers, conversation_id="x")
+    state = new_state(headers=headers, conversation_id="x", sessions=("y",))
     target = {"definition": {"summary": "s", "resumeTarget": {"session_id": "y"}}}
     create = asked(state, new_call("workflow_create", arguments=target)).create
     assert create is not None
@@ -70,9 +74,54 @@ def test_a_wait_alone_creates_its_follow_up(new_state: Callable[..., RunState], 
     assert commands.create.data.definition.summary.startswith("lunch")
     assert commands.task.data.workflow_id == commands.create.data.workflow_id
     assert commands.task.data.input == {"channelId": "c", "messageId": "m", "timeoutMs": 5}
-    added = asked(new_state(), new_call("workflow_wait_for_reply", arguments={**REPLY, "workflowId": "f"}))
+    own = ids.follow_up_id("R1", 2)
+    added = asked(new_state(), new_call("workflow_wait_for_reply", step=3, arguments={**REPLY, "workflowId": own}))
     assert added.create is None
-    assert shown(added)["workflowId"] == "f"
+    assert shown(added)["workflowId"] == own
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "error"),
+    [
+        ("workflow_create", {"definition": {"summary": "s", "resumeTarget": {"session_id": "ann"}}}, "not allowed"),
+        ("workflow_create", {"definition": {"summary": "s", "origin": {"user_id": "U-CEO"}}}, "`origin.user_id`"),
+        ("workflow_create", {"definition": {"summary": "s", "origin": {"session_id": "ann"}}}, "`origin.session_id`"),
+        ("workflow_create", {"definition": {"summary": "s", "resumeTarget": {"mention_user_id": "A. Now"}}}, "id of a"),
+        ("workflow_task_create", {"workflowId": "f", "kind": "wait", "description": "d"}, "no follow-up of this run"),
+        ("workflow_wait_for_reply", {**REPLY, "workflowId": "f"}, "no follow-up of this run"),
+    ],
+)
+def test_ids_that_are_somebody_elses_are_refused(
+    new_state: Callable[..., RunState], new_call: Any, tool: str, arguments: dict[str, Any], error: str
+) -> None:
+    outcome = commanded(new_state(sessions=("y",)), new_call(tool, step=3, arguments=arguments))
+    assert isinstance(outcome, ToolOutcome)
+    assert outcome.error is not None
+    assert error in outcome.error.message
+
+
+def test_follow_ups_share_what_their_run_has_left(new_state: Callable[..., RunState], new_call: Any) -> None:
+    state = new_state(step=3, follow_ups=1, usage=Usage(input=400))
+    state = state.model_copy(update={"limits": with_requested(state.limits, {"max_steps": 9, "budget_tokens": 1000})})
+    create = asked(state, new_call("workflow_create", step=3, arguments=DEFINITION)).create
+    assert create is not None
+    assert create.data.share == Share(steps=3, tokens=300, follow_ups=4)
+    resumed = in_force(state.model_copy(update={"share": create.data.share, "requested": {}}), DEFAULTS)
+    assert (resumed.max_steps, resumed.budget_tokens, resumed.max_follow_ups) == (3, 300, 4)
+
+
+def test_a_chain_ends_where_its_allowance_does(new_state: Callable[..., RunState], new_call: Any) -> None:
+    """Each resumed run gets a share of what is left, so no chain and no tree of follow-ups goes on for ever."""
+    state, count = new_state(), 0
+    while not isinstance(made := commanded(state, new_call("workflow_create", arguments=DEFINITION)), ToolOutcome):
+        assert made.create is not None
+        share = smaller(made.create.data.share, left_for_follow_ups(state.model_copy(update={"follow_ups": 1})))
+        state = new_state(share=share)
+        state = state.model_copy(update={"limits": in_force(state, DEFAULTS)})
+        count += 1
+    assert count == 10
+    assert made.error is not None
+    assert "max_follow_ups" in made.error.message
 
 
 @pytest.mark.parametrize(

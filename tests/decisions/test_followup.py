@@ -65,7 +65,7 @@ def reply(to: str, number: int = 1, **fields: Any) -> Event:
 
 def with_tasks(state: FollowUpState, *tasks: TaskData) -> FollowUpState:
     for each in tasks:
-        assert followup.refusal(state, each) is None
+        assert followup.refusal(state, each, START) is None
         state = followup.added(state, each, START)
         state = followup.blocked(followup.begun(state, each.task_id, START), each.task_id, START)
     return state
@@ -114,7 +114,7 @@ def test_a_reply_is_awaited_on_any_platform_and_counts_on_that_one_alone() -> No
     assert states(took(state, "a", reply("a"))) == ["blocked"]
     assert states(took(state, "a", said)) == ["resolved"]
     without = task("b", "wait_for_reply", channelId="dm", messageId="m")
-    assert "platform: Field required" in str(followup.refusal(follow_up(), without))
+    assert "platform: Field required" in str(followup.refusal(follow_up(), without, START))
 
 
 def test_without_a_named_user_any_strict_reply_resolves() -> None:
@@ -240,7 +240,7 @@ def test_any_is_judged_at_once_and_cancels_the_rest() -> None:
     state = with_tasks(follow_up(Completion.any, "r"), task("a"), task("b"))
     state = followup.advanced(took(state, "b", reply("b")), START)
     assert (states(state), state.state) == (["cancelled", "resolved"], FollowUpStatus.resolved)
-    assert followup.refusal(state, task("c")) == "follow-up f is resolved: create another one"
+    assert followup.refusal(state, task("c"), START) == "follow-up f is resolved: create another one"
 
 
 @pytest.mark.parametrize("by", ["timeout", "clock", "sent"])
@@ -342,13 +342,13 @@ def test_a_question_is_answered_by_its_id_or_the_oldest_first() -> None:
     ],
 )
 def test_what_makes_no_task_is_refused_in_a_line(wanted: tuple[str, str], why: str) -> None:
-    assert why in str(followup.refusal(follow_up(), task(*wanted)))
+    assert why in str(followup.refusal(follow_up(), task(*wanted), START))
 
 
 def test_a_follow_up_takes_so_many_tasks_and_the_same_one_again() -> None:
     state = with_tasks(follow_up(), *(task(f"t{n}") for n in range(MOST_TASKS)))
-    assert followup.refusal(state, task("more")) == f"a follow-up has at most {MOST_TASKS} tasks"
-    assert followup.refusal(state, task("t0")) is None
+    assert followup.refusal(state, task("more"), START) == f"a follow-up has at most {MOST_TASKS} tasks"
+    assert followup.refusal(state, task("t0"), START) is None
     assert followup.added(state, task("t0"), START) is state
 
 
@@ -390,9 +390,11 @@ def test_the_request_that_resumes_tells_all_and_is_answered_there() -> None:
     system, user = request.messages
     assert (request.request_id, request.when_busy, request.request_client) == ("wf:f:1", "queue", "discord")
     assert request.origin == ORIGIN
-    for said in ("Lunch with B.", "wait for a", "Friday", "wait for b", "in session x, and mention user A"):
-        assert said in system.content
-    assert user.content == "Nothing came in time for: wait for b"
+    assert system.content.endswith('Answer here, in session "x", and mention user "A".')
+    for said in ("> Lunch with B.", "wait for a", "Friday", "wait for b"):
+        assert said in user.content
+        assert said not in system.content
+    assert user.content.startswith("Nothing came in time for: wait for b")
     assert request.raw is not None
     assert request.raw["workflow"]["resumeTarget"]["mention_user_id"] == "A"
 
@@ -461,3 +463,17 @@ def test_a_follow_up_comes_back_from_its_history_as_it_was() -> None:
     assert FollowUpState.model_validate(written) == state
     assert {"workflowId", "createdAt", "updatedAt", "resolvedAt", "resumeSeq"} <= set(written)
     assert {"taskId", "resolvedBy", "expiresAt"} <= set(written["tasks"][0])
+
+
+TODAY = 1_800_000_000_000  # ms since 1970
+DAY = 24 * 3600 * 1000
+
+
+@pytest.mark.parametrize("until", [0, "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", TODAY + 367 * DAY])
+def test_a_time_beyond_the_bounds_of_a_delay_is_refused(until: Any) -> None:
+    assert "until" in str(followup.refusal(follow_up(), task("t", "wait", until=until), TODAY))
+
+
+@pytest.mark.parametrize("until", [TODAY - DAY, TODAY, TODAY + 366 * DAY])
+def test_a_time_within_them_is_taken(until: int) -> None:
+    assert followup.refusal(follow_up(), task("t", "wait", until=until), TODAY) is None

@@ -185,6 +185,8 @@ def followings(world: MakeWorld) -> Following:
             it.project = replace(it.project, outbox=outbox)
             it.worker = partial(it.worker, workflows=workflows)  # type: ignore[method-assign]
             here = Followed(it)
+            allowed = it.project.agents["default"].model_copy(update={"follow_ups": (here.session,)})
+            it.project = replace(it.project, agents={**it.project.agents, "default": allowed})
             if not works:
                 yield here
                 return

@@ -109,7 +109,9 @@ async def test_if_no_agent_is_running_for_the_resume_target_session_resume_still
 
 
 async def test_the_agent_that_made_the_follow_up_goes_on_with_it(following: Following) -> None:
-    async with following(agents=[Agent(name="secretary", prompt="I keep the calendar.", tools=())]) as here:
+    async with following(
+        agents=[Agent(name="secretary", prompt="I keep the calendar.", tools=(), follow_ups=("*",))]
+    ) as here:
         run = await dm_b_then_update_x(here, "when", agent="secretary")
         await replies(here, "when")
         state = await here.it.state(await resumed(here, run))
@@ -160,13 +162,46 @@ async def test_resume_prompt_includes_workflow_summary_and_task_description(foll
         await replies(here, "where")
         await resumed(here, run)
         asked = here.it.model.requests[-1]
-    system = asked["system"][-1]["text"]
+    assert f'in session "{here.session}", and mention user "A"' in asked["system"][-1]["text"]
+    told = texts(asked)[-1]
     for words in (
-        "A wants lunch with B on Friday; B was asked by DM.",
+        "> A wants lunch with B on Friday; B was asked by DM.",
         "Wait for B to say when",
         "when: yes",
         "Wait for B to say where",
-        f"in session {here.session}, and mention user A",
     ):
-        assert words in system
+        assert words in told
+        assert words not in str(asked["system"])
     assert texts(asked)[-1].startswith("Bea (user B) replied in channel dm-b:\n\nwhere: yes")
+
+
+async def test_a_chain_of_follow_ups_ends_with_the_budget_of_the_run_that_began_it(following: Following) -> None:
+    """Each run asks for another one at once: without a common budget that never ends."""
+
+    def script(body: dict[str, Any]) -> Reply:
+        block = body["messages"][-1]["content"][-1]
+        if block["type"] != "tool_result":
+            return calls(("workflow_create", {"definition": {"summary": "go on"}}))
+        made = block["content"].partition('"workflowId":"')[2].partition('"')[0]
+        if block.get("is_error") or "taskId" in block["content"] or not made:
+            return says("that is all for now")
+        task = {"workflowId": made, "kind": "wait", "description": "a moment", "input": {"delayMs": 1}}
+        return calls(("workflow_task_create", task))
+
+    async with following(max_steps=7) as here:
+        here.it.model._script = script
+        await say(here.it, here.session, "go on", "r1")
+        await here.it.until(lambda: has_ended(here, 4))
+        lane = await look(here.it, here.session)
+        steps = [await steps_of(here, turn.run_id) for turn in lane.recent]
+    assert steps == [(2, 7), (2, 5), (2, 3), (1, 1)]
+
+
+async def has_ended(here: Followed, turns: int) -> bool:
+    lane = await look(here.it, here.session)
+    return len(lane.recent) == turns and lane.active is None and not lane.queued
+
+
+async def steps_of(here: Followed, run_id: str) -> tuple[int, int]:
+    view = await here.it.state(here.it.client.get_workflow_handle(f"run:{run_id}"))
+    return view["step"], view["max_steps"]
