@@ -22,6 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from activities.private import create_private, make_private
 from perdure.process import supervisor
 
 LOOPBACK = "127.0.0.1"
@@ -134,7 +135,7 @@ def prepared(home: Path) -> Path:
     """The folder of the state, which is there then. Raises ServerDidNotStart."""
     home = home.resolve()
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        make_private(home)
     except OSError as error:
         raise ServerDidNotStart(f"cannot keep the server's state in {home}: {error.strerror}") from error
     return home
@@ -220,7 +221,7 @@ async def _answers(address: str) -> bool:
 async def _start(wish: _Wish, lock: int) -> None:
     """Starts the supervisor, which takes the held `lock` over, so that it is never free in between."""
     (wish.home / "server.json").unlink(missing_ok=True)  # left by a machine that went down
-    with ExitStack() as held, (wish.home / "temporal.log").open("wb") as log:
+    with ExitStack() as held, create_private(wish.home / "temporal.log").open("wb") as log:
         ports, reserved = _ports(wish, held)
         config = {**DYNAMIC_CONFIG, **wish.dynamic_config}.items()
         plan = {
@@ -238,6 +239,7 @@ async def _start(wish: _Wish, lock: int) -> None:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            umask=0o077,  # its database, logs and addresses are for this user alone
             start_new_session=True,  # the terminal's Ctrl-C is for the user
             pass_fds=[lock, *reserved],
             env={name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ},

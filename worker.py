@@ -28,6 +28,7 @@ from activities.inherit import Inheritances
 from activities.mailbox import Mailboxes
 from activities.model import Model
 from activities.observation import Observation
+from activities.private import make_private
 from activities.project import Project
 from activities.queue_tool import QueueResults
 from activities.reconcile import Reconciliations
@@ -144,6 +145,9 @@ async def working(
     client: Client, settings: Settings, deployment: Deployment | None = None
 ) -> AsyncIterator[Observation]:
     """A worker for as long as the block runs. Raises ProjectError before anything is started."""
+    for folder in (settings.home, settings.workspaces):
+        if folder.is_dir():
+            make_private(folder)
     with concealed(os.environ):
         async with httpx.AsyncClient(trust_env=False) as http, offering(settings) as mcp:
             project = project_of(settings, http, mcp)

@@ -26,6 +26,7 @@ attributes   the search attributes of runs, by name and type
 observation  what each attempt tells of itself: its step to the log, its figures to the metrics
 spans        OpenTelemetry spans: of attempts, events and whole runs
 trace        `trace.jsonl`: what a run did, a line each
+private      folders and files of this user alone
 workspace    a run's folder, and nothing outside it
 secrets      the secrets of the process, and what they look like
 redaction    how they are kept from leaving an activity

@@ -5,9 +5,9 @@ so a turn costs as much history in a long conversation as in a short one.
 """
 
 import asyncio
-import os
 import shutil
 from contextlib import suppress
+from pathlib import Path
 from weakref import WeakValueDictionary
 
 from pydantic_core import to_json
@@ -23,6 +23,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.heartbeat import beating
 from activities.inherit import no_files
+from activities.private import make_private
 from activities.project import Project
 from activities.snapshot import snapshot_of
 from activities.store import Store
@@ -69,7 +70,7 @@ class Conversations:
                 return Joined()
             own = activity.info().workflow_id or ""
             self._transcripts.hand_on(owner, own)
-            await asyncio.to_thread(self._link_files, record.run_id, run_id_of(own))
+            await asyncio.to_thread(self._copy_files, record.run_id, run_id_of(own))
             last = record.segments[-1]
             segment = Segment(
                 ref=record_name(record.run_id),
@@ -120,14 +121,14 @@ class Conversations:
         turn = TurnClose(owner=owner, before=before, journal=handed_on(snapshot.state.journal))
         return await keep_turn(self._project, run_id, turn, whole)
 
-    def _link_files(self, before: str, own: str) -> None:
-        """The conversation speaks of them by their paths. They are replaced, never written into, so links do."""
+    def _copy_files(self, before: str, own: str) -> None:
+        """The conversation speaks of them by their paths."""
         theirs, ours = self._project.workspace(before), self._project.workspace(own)
         ours.create()
         source = theirs.root / ARTIFACTS
         if source.is_dir():
             target = ours.root / ARTIFACTS
-            shutil.copytree(source, target, ignore=no_files, copy_function=_link, dirs_exist_ok=True)
+            shutil.copytree(source, target, ignore=no_files, copy_function=_copy, dirs_exist_ok=True)
 
     @activity.defn
     async def open_turn(self, conversation_id: str) -> Queued | None:
@@ -203,14 +204,10 @@ def _turnstile(conversation_id: str) -> asyncio.Semaphore:
     return turnstile
 
 
-def _link(source: str, target: str) -> None:
-    with suppress(FileExistsError):
-        try:
-            os.link(source, target)
-        except FileExistsError:
-            raise
-        except OSError:
-            shutil.copy2(source, target)
+def _copy(source: str, target: str) -> None:
+    """A file of the same name stays. It is no link: a workspace takes no file that has another name elsewhere."""
+    if not Path(target).exists():
+        shutil.copy2(source, target)
 
 
 async def keep_turn(project: Project, run_id: str, turn: TurnClose, whole: Transcript) -> TurnRecord:
@@ -220,7 +217,7 @@ async def keep_turn(project: Project, run_id: str, turn: TurnClose, whole: Trans
     part is written a few times only, however long the conversation gets.
     """
     store = project.stores.of(turn.owner)
-    project.workspace(turn.owner).root.mkdir(parents=True, exist_ok=True)
+    make_private(project.workspace(turn.owner).root)
     kept = list((await read_record(store, turn.before.ref, turn.before.digest)).segments) if turn.before else []
     start = kept[-1].end if kept else 0
     while kept and kept[-1].end - kept[-1].start <= whole.length - start:

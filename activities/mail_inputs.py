@@ -109,7 +109,7 @@ def _below(
     for name, status in _names(below, above, part, looked):
         if rest and stat.S_ISDIR(status.st_mode):
             yield from _below(below, (*above, name), rest, looked)
-        elif not rest and stat.S_ISREG(status.st_mode):
+        elif not rest and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:  # a hard link may lead anywhere
             yield "/".join((*above, name)), status
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import httpx
 
 from activities.http_tool import PASSING, in_ascii
+from activities.private import make_private, open_private
 from activities.response_body import IDENTITY, BodyEncodingError, read_prefix
 from activities.retry_after import retry_after
 from activities.toolkit import TransientFailure
@@ -51,8 +52,8 @@ class LogOutbox:
         return ToolOutcome(result="written")
 
     def _append(self, line: bytes) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab", buffering=0) as file:
+        make_private(self._path.parent)
+        with open(self._path, "ab", buffering=0, opener=open_private) as file:
             data = self._break(os.fstat(file.fileno()).st_size) + line
             # In one piece, so that lines of several workers do not mix. What a full disk has taken of one is not taken
             # back: another worker may have written behind it.

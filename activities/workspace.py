@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
+from activities.private import make_private
 from activities.secrets import NO_SECRETS, Secrets
 
 ARTIFACTS = "artifacts"
@@ -67,7 +68,8 @@ class Workspace:
 
     def create(self) -> None:
         """Makes the folder, with `artifacts/` in it, where they are missing."""
-        (self.root / ARTIFACTS).mkdir(parents=True, exist_ok=True)
+        make_private(self.root)
+        (self.root / ARTIFACTS).mkdir(mode=0o700, exist_ok=True)
 
     def resolve(self, relative: str, *, writing: bool = False) -> Path:
         """The absolute path of what a tool calls `relative`, which need not exist; good for showing, not opening."""
@@ -206,7 +208,7 @@ class Workspace:
             for part in parts:
                 if create:
                     with suppress(FileExistsError):
-                        os.mkdir(part, dir_fd=descriptor)
+                        os.mkdir(part, mode=0o700, dir_fd=descriptor)
                 inner = _open_at(part, _FOLDER, descriptor)
                 os.close(descriptor)
                 descriptor = inner
@@ -299,7 +301,7 @@ def _is_link(name: str, folder: int) -> bool:
 
 def _open_at(name: str, flags: int, folder: int) -> int:
     try:
-        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+        return os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=folder)
     except OSError as error:
         # What a link gives here depends on the flags and the system, so look instead of guessing.
         if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.EMLINK} and _is_link(name, folder):
@@ -317,11 +319,13 @@ def _opened(name: str, flags: int, folder: int) -> Iterator[int]:
 
 
 def _must_be_file(descriptor: int, name: str) -> None:
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISDIR(mode):
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(status.st_mode):
         raise _refused(name, "it is not a regular file")
+    if status.st_nlink > 1:
+        raise _refused(name, "it is a hard link: the same file has another name elsewhere")
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

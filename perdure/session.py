@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from temporalio.client import Client
 
+from activities.private import create_private
 from activities.workspace import folder_name
 from decisions import ids
 from devserver import NAMESPACE, DevServer, embedded, prepared
@@ -169,7 +170,7 @@ async def _beside(server: DevServer, settings: Settings, needs: Needs) -> AsyncI
         return
     from worker import working
 
-    log_to(logging.FileHandler(settings.home / "worker.log", encoding="utf-8"), settings.secrets)
+    log_to(logging.FileHandler(create_private(settings.home / "worker.log"), encoding="utf-8"), settings.secrets)
     detach_tools()
     async with _ending_in_time() as begins_to_end, working(client, settings) as observed:
         with _holding(_worker_lock(settings)):

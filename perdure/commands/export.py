@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from activities.private import open_private
 from decisions.narrate import cut
 from perdure.commands.common import complain, console
 from perdure.session import Needs, session
@@ -65,7 +66,8 @@ def _write(path: Path, data: bytes) -> None:
     """As a whole or not at all."""
     part = path.parent / f".{path.name}.part"
     try:
-        part.write_bytes(data)
+        with open(part, "wb", opener=open_private) as file:
+            file.write(data)
         part.replace(path)
     except OSError as error:
         with suppress(OSError):

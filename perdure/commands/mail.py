@@ -21,6 +21,7 @@ from activities.carry import Carrier
 from activities.mail_folder import DEAD, MailFolder
 from activities.mail_in_hand import in_hand
 from activities.mailbox import tell
+from activities.private import create_private, make_private
 from activities.redaction import Redaction
 from contracts.mailbox import Redeliver
 from decisions import ids
@@ -101,8 +102,10 @@ def mail(
             return 0
         async with session(settings, Needs.work) as here:
             if here.ui is None:
-                settings.home.mkdir(parents=True, exist_ok=True)
-                log_to(logging.FileHandler(settings.home / "mail.log", encoding="utf-8"), settings.secrets)
+                make_private(settings.home)
+                log_to(
+                    logging.FileHandler(create_private(settings.home / "mail.log"), encoding="utf-8"), settings.secrets
+                )
             if redeliver is not None:
                 await _redeliver(here, redeliver, agent)
             patience = Patience(idle_after=idle_after, dormant_after=dormant_after)

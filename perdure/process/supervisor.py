@@ -83,7 +83,8 @@ class Supervisor:
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Atomically: a reader sees the old file or the new one."""
     draft = path.with_name(f"{path.name}.new")
-    draft.write_text(json.dumps(value) + "\n")
+    with open(draft, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(json.dumps(value) + "\n")
     draft.replace(path)
 
 

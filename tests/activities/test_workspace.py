@@ -212,7 +212,7 @@ def test_a_link_swapped_in_before_the_write_leads_nowhere(
     outside.mkdir()
     make = os.mkdir
 
-    def make_and_swap(name: str, *, dir_fd: int) -> None:
+    def make_and_swap(name: str, *, mode: int = 0o777, dir_fd: int) -> None:
         make(name, dir_fd=dir_fd)
         os.rmdir(name, dir_fd=dir_fd)
         os.symlink(outside, name, dir_fd=dir_fd)

@@ -1,0 +1,64 @@
+"""What Perdure keeps is for its own user, whatever the umask; a file that has another name elsewhere is refused."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from activities.outbox import FILE, LogOutbox
+from activities.private import create_private, make_private
+from activities.store import LocalStore
+from activities.workspace import OutsideWorkspace, Workspace
+from contracts.followup import Outbound
+from devserver import embedded
+
+
+@pytest.fixture(autouse=True)
+def _open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def open_to_others(folder: Path) -> list[str]:
+    paths = [folder, *folder.rglob("*")]
+    return sorted(p.name for p in paths if not p.is_symlink() and stat.S_IMODE(p.stat().st_mode) & 0o077)
+
+
+async def test_what_is_written_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    home = tmp_path / ".perdure"
+    async with embedded(home):
+        workspace = Workspace(home / "runs" / "r1")
+        workspace.create()
+        workspace.write("a/b.txt", b"x")
+        workspace.append_line("trace.jsonl", "{}")
+        LocalStore(workspace).put("segment.json", b"x")
+        LocalStore(workspace).create("ledger/1", b"x")
+        await LogOutbox(home).send(Outbound(channel_id="x", text="y"), "k")
+        create_private(home / "worker.log")
+        assert {"temporal.db", "temporal.log", "server.json", "ports.json", FILE} <= {p.name for p in home.iterdir()}
+        assert open_to_others(home) == []
+
+
+def test_what_was_open_to_others_is_closed_and_links_are_left(tmp_path: Path) -> None:
+    home, outside = tmp_path / "home", tmp_path / "outside"
+    (home / "runs" / "r").mkdir(parents=True)
+    (home / "runs" / "r" / "trace.jsonl").touch()
+    outside.touch()
+    (home / "link").symlink_to(outside)
+    make_private(home)
+    assert open_to_others(home) == []
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o666
+
+
+def test_a_hard_link_in_a_workspace_is_refused(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "run")
+    workspace.create()
+    (tmp_path / "secret").write_text("s")
+    (workspace.root / "s.txt").hardlink_to(tmp_path / "secret")
+    with pytest.raises(OutsideWorkspace, match="a hard link"):
+        workspace.open("s.txt")
+    with pytest.raises(OutsideWorkspace, match="a hard link"):
+        workspace.append_line("s.txt", "x")
