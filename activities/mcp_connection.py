@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -27,9 +27,9 @@ from pydantic import ValidationError
 
 from activities.mcp_http import http_client
 from activities.mcp_listing import listed
-from activities.mcp_server import HttpServer, McpServer, StdioServer
+from activities.mcp_server import HttpServer, McpServer, StdioServer, program_of
 from activities.mcp_stdio import MOST_LINE, Process, started
-from contracts.mcp import Pin
+from contracts.mcp import Pin, PinnedProgram
 from decisions.faults import fault_line
 from decisions.mcp import visible
 
@@ -68,8 +68,11 @@ class _Link:
 class Connection:
     """Of one server. Nothing is started before the first call."""
 
-    def __init__(self, server: McpServer, redact: Callable[[str], str] = str) -> None:
+    def __init__(
+        self, server: McpServer, redact: Callable[[str], str] = str, accepted: PinnedProgram | None = None
+    ) -> None:
         self.server = server
+        self._program = accepted
         self._redact = redact
         self._link: _Link | None = None
         self._tools: dict[str, Pin] = {}
@@ -234,7 +237,11 @@ class Connection:
         if server.missing:
             raise ValueError(server.missing)
         if isinstance(server, StdioServer):
-            return _Entered(await stack.enter_async_context(started(server, on_end, self._said)))
+            program = await asyncio.to_thread(program_of, server)
+            if self._program not in (None, program):
+                raise ValueError(_changed_program(server.name, program, self._program))
+            located = replace(server, command=program.path)
+            return _Entered(await stack.enter_async_context(started(located, on_end, self._said)))
         http = await stack.enter_async_context(http_client(server, START, self._said))
         return streamable_http_client(server.url, http_client=http, max_sse_event_size=MOST_LINE)
 
@@ -258,6 +265,13 @@ class Connection:
             except BaseException:
                 self._is_stale = True
                 raise
+
+
+def _changed_program(name: str, now: PinnedProgram, accepted: PinnedProgram | None) -> str:
+    what = "other arguments" if accepted is None or accepted.path == now.path else f"{now.path}, not {accepted.path}"
+    return (
+        f"it would be started with {what}, which nobody has accepted; see .mcp.json, then perdure tools --accept {name}"
+    )
 
 
 class _NotOpened(Exception):
@@ -292,8 +306,14 @@ def _leaf(error: BaseException) -> str:
 class Connections:
     """All servers of a worker, by name."""
 
-    def __init__(self, servers: Iterable[McpServer], redact: Callable[[str], str] = str) -> None:
-        self._all = {server.name: Connection(server, redact) for server in servers}
+    def __init__(
+        self,
+        servers: Iterable[McpServer],
+        redact: Callable[[str], str] = str,
+        accepted: Mapping[str, PinnedProgram] | None = None,
+    ) -> None:
+        programs = accepted or {}
+        self._all = {server.name: Connection(server, redact, programs.get(server.name)) for server in servers}
 
     def __getitem__(self, name: str) -> Connection:
         return self._all[name]

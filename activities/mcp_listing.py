@@ -1,6 +1,7 @@
 """Which tools an MCP server has, as far as a model can be offered them."""
 
 import asyncio
+import logging
 from collections.abc import Iterable
 
 from jsonschema import Draft202012Validator
@@ -11,6 +12,8 @@ from mcp_types import Tool
 from contracts.mcp import Pin
 from decisions.mcp import foreign_reference, pin, unfit
 
+_log = logging.getLogger(__name__)
+
 MOST_PAGES = 100  # of a listing
 MOST_TOOLS = 1000
 MOST_DEFINITION = 64 * 1024  # bytes of a tool's description and schema: all of it goes to the model
@@ -19,20 +22,27 @@ MOST_DEFINITIONS = 4 * 1024 * 1024  # bytes of those of one server: to look at a
 
 async def listed(client: Client, server: str) -> tuple[dict[str, Pin], dict[str, str]]:
     """The tools by name, and those that cannot be offered with the reason. Raises what the client raises."""
-    tools = await _all(client)
+    tools = await _all(client, server)
     return await asyncio.to_thread(_judged, server, tools)  # the connection, and all else here, goes on meanwhile
 
 
-async def _all(client: Client) -> list[Tool]:
-    tools: list[Tool] = []
+async def _all(client: Client, server: str) -> list[Tool]:
+    """The listing ends with its last page, and where a page names a cursor that came before or brings nothing new."""
+    tools: dict[str, Tool] = {}
     cursor: str | None = None
+    cursors: set[str] = set()
     for _ in range(MOST_PAGES):
         page = await client.list_tools(cursor=cursor)
-        tools += page.tools
+        new = {tool.name: tool for tool in page.tools if tool.name not in tools}
+        tools |= new
         cursor = page.next_cursor
         if cursor is None or len(tools) > MOST_TOOLS:
             break
-    return tools[:MOST_TOOLS]
+        if cursor in cursors or (page.tools and not new):
+            _log.warning("mcp server %s: its list of tools does not end: it is read up to where it repeats", server)
+            break
+        cursors.add(cursor)
+    return list(tools.values())[:MOST_TOOLS]
 
 
 def _judged(server: str, tools: Iterable[Tool]) -> tuple[dict[str, Pin], dict[str, str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from contracts.mcp import Pin, PinFile, PinnedServer
+from contracts.mcp import Pin, PinFile, PinnedProgram, PinnedServer
 from decisions.faults import fault_line
 from decisions.mcp import is_sound
 
@@ -29,12 +29,20 @@ class BadLock(ValueError):
     """The file cannot be read. The message is one line for the person who can mend it."""
 
 
-def read_lock(path: Path) -> dict[str, dict[str, Pin]]:
-    """What was accepted, by server and tool; nothing where there is no file. Raises BadLock."""
+class Accepted(dict[str, dict[str, Pin]]):
+    """The accepted definitions by server and tool, and the accepted programs by server."""
+
+    def __init__(self, pins: Pins, programs: Mapping[str, PinnedProgram]) -> None:
+        super().__init__({server: dict(tools) for server, tools in pins.items()})
+        self.programs = dict(programs)
+
+
+def read_lock(path: Path) -> Accepted:
+    """What was accepted; nothing where there is no file. Raises BadLock."""
     try:
         file = PinFile.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        return {}
+        return Accepted({}, {})
     except OSError as error:
         raise BadLock(f"{path}: {error.strerror}") from None
     except ValidationError as error:
@@ -44,10 +52,10 @@ def read_lock(path: Path) -> dict[str, dict[str, Pin]]:
             if not is_sound(kept):
                 fault = f"{server}.{tool} was edited, its sha256 is another one"
                 raise BadLock(f"{path}: {fault}: take it out, then perdure tools --accept {server}")
-    return {server: dict(pinned.tools) for server, pinned in file.servers.items()}
+    return Accepted({server: pinned.tools for server, pinned in file.servers.items()}, file.programs)
 
 
-def change_lock(path: Path, change: Callable[[dict[str, dict[str, Pin]]], None]) -> dict[str, dict[str, Pin]]:
+def change_lock(path: Path, change: Callable[[Accepted], None]) -> Accepted:
     """Applies a change to what the file says now, and writes it as a whole. Raises BadLock and OSError.
 
     Of several that write at the same time each sees what the others wrote.
@@ -61,14 +69,16 @@ def change_lock(path: Path, change: Callable[[dict[str, dict[str, Pin]]], None])
         return pins
 
 
-def keep_first(path: Path, seen: Pins) -> dict[str, dict[str, Pin]]:
+def keep_first(path: Path, seen: Pins, programs: Mapping[str, PinnedProgram] | None = None) -> Accepted:
     """Accepts servers that were never seen before; what is there already stays.
 
     Where the folder cannot be written they hold for this worker only.
     """
 
-    def add(pins: dict[str, dict[str, Pin]]) -> None:
+    def add(pins: Accepted) -> None:
         for server, tools in seen.items():
+            if server not in pins and programs and server in programs:
+                pins.programs[server] = programs[server]
             pins.setdefault(server, dict(tools))
 
     try:
@@ -80,15 +90,17 @@ def keep_first(path: Path, seen: Pins) -> dict[str, dict[str, Pin]]:
         return pins
 
 
-def _told(pins: Pins) -> dict[str, object]:
+def _told(pins: Accepted) -> dict[str, object]:
     servers = {
         server: PinnedServer(tools={tool: pins[server][tool] for tool in sorted(pins[server])})
         for server in sorted(pins)
     }
-    return PinFile(servers=servers).model_dump(mode="json", by_alias=True)
+    programs = {server: pins.programs[server] for server in sorted(pins.programs)}
+    whole = PinFile(servers=servers, programs=programs).model_dump(mode="json", by_alias=True)
+    return whole if programs else {name: value for name, value in whole.items() if name != "programs"}
 
 
-def _replace(path: Path, pins: Pins) -> None:
+def _replace(path: Path, pins: Accepted) -> None:
     text = json.dumps(_told(pins), indent=2, ensure_ascii=False) + "\n"
     descriptor, name = tempfile.mkstemp(prefix=f".{NAME}-", dir=path.parent)
     temporary = Path(name)

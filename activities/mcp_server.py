@@ -1,8 +1,15 @@
 """Where an MCP server is, as `.mcp.json` says it."""
 
+import errno
+import json
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
+
+from contracts.mcp import PinnedProgram
 
 
 @dataclass(frozen=True)
@@ -32,3 +39,24 @@ class HttpServer:
 
 
 McpServer = StdioServer | HttpServer
+
+
+def find_program(server: StdioServer, path: str) -> str:
+    """Return the absolute path of the program. Raises FileNotFoundError.
+
+    Of `path`, a list of folders as in PATH, relative entries are skipped: they would lead into the folder where the
+    server runs, whose files come from elsewhere.
+    """
+    if "/" in server.command:
+        return str(Path.cwd() / (server.cwd or Path()) / server.command)  # not resolved: a link may name its Python
+    folders = [folder for folder in path.split(os.pathsep) if Path(folder).is_absolute()]
+    found = shutil.which(server.command, path=os.pathsep.join(folders)) if folders else None
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), server.command)
+    return found
+
+
+def program_of(server: StdioServer) -> PinnedProgram:
+    """What would be started now. Raises FileNotFoundError."""
+    path = find_program(server, server.env.get("PATH") or os.environ.get("PATH") or os.defpath)
+    return PinnedProgram(path=path, args_sha256=sha256(json.dumps(server.args).encode()).hexdigest())

@@ -35,10 +35,21 @@ class PinnedServer(_Kept):
     tools: dict[str, Pin]
 
 
+class PinnedProgram(_Kept):
+    """What is started for a server over stdio: an absolute path, and the sha256 of its arguments as JSON.
+
+    The arguments themselves may hold values of the environment, and the file is committed.
+    """
+
+    path: str
+    args_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
 class PinFile(_Kept):
-    """`mcp.lock.json`."""
+    """`mcp.lock.json`. `programs` are those of servers over stdio, by server."""
 
     version: Literal[1] = 1
+    programs: dict[str, PinnedProgram] = Field(default_factory=dict)
     servers: dict[str, PinnedServer] = Field(default_factory=dict)
 
 

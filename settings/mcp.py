@@ -38,7 +38,7 @@ class _Stdio(_Entry):
 
 
 class _Http(_Entry):
-    type: Literal["http", "streamable-http"]
+    type: Literal["http", "streamable-http"] = "http"
     """Of a server that runs elsewhere."""
     url: str = Field(pattern=r"^https?://")
     """Where it is."""
@@ -59,7 +59,7 @@ def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, McpServer]:
         is_flat = False
     if not is_flat:
         raise ProjectError(f"{path}: {NESTED}")
-    entries = file.get("mcpServers", {}) if isinstance(file, dict) else None
+    entries = file.get("mcpServers", file.get("servers", {})) if isinstance(file, dict) else None
     if not isinstance(entries, dict):
         raise ProjectError(f'{path}: expected {{"mcpServers": {{…}}}}')
     return {name: _server(path, name, entry, env) for name, entry in entries.items()}
@@ -72,7 +72,7 @@ def _server(path: Path, name: str, entry: Any, env: Mapping[str, str]) -> McpSer
         raise ProjectError(f"{at}: a server's name stands before the names of its tools, so it takes {what}")
     if not isinstance(entry, dict):
         raise ProjectError(f"{at}: expected an object with a command, or with a type and a url")
-    kind = entry.get("type", "stdio")
+    kind = entry.get("type", "http" if "url" in entry and "command" not in entry else "stdio")
     if kind == "sse":
         raise ProjectError(f'{at}: the transport "sse" is given up by MCP; use "http" (streamable HTTP)')
     if kind not in ("stdio", *HTTP):

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from activities.mcp_lock import NAME, BadLock, Pins, change_lock, keep_first, read_lock
+from activities.mcp_lock import NAME, Accepted, BadLock, Pins, change_lock, keep_first, read_lock
+from activities.mcp_server import StdioServer, program_of
 from activities.toolkit import Tool
 from contracts.agent import Agent
-from contracts.mcp import Pin, PinState
+from contracts.mcp import Pin, PinnedProgram, PinState
 from contracts.tool import ToolKind, ToolRoute
 from decisions.mcp import SEPARATOR, difference, effect_of, is_looser, server_of, states, tool_name
 from settings import McpToolSettings, ProjectError, Settings
@@ -64,9 +65,9 @@ async def offering(settings: Settings) -> AsyncIterator[Offer]:
     if not settings.servers:
         yield offer_of(settings)
         return
-    connections = _connections(settings)
+    pins = accepted(settings)
+    connections = _connections(settings, pins)
     try:
-        pins = accepted(settings)
         unseen = [name for name in _used(settings) if name not in pins]
         if unseen:
             pins = await _first_seen(settings, connections, unseen)
@@ -80,10 +81,11 @@ def offer_of(settings: Settings) -> Offer:
     if not settings.servers:
         _no_strangers(settings, {})
         return Offer({}, settings.agents)
-    return _offer(settings, _connections(settings), accepted(settings), is_strict=False)
+    pins = accepted(settings)
+    return _offer(settings, _connections(settings, pins), pins, is_strict=False)
 
 
-def accepted(settings: Settings) -> dict[str, dict[str, Pin]]:
+def accepted(settings: Settings) -> Accepted:
     """What the lock file holds. Raises ProjectError."""
     try:
         return read_lock(lock_of(settings))
@@ -95,10 +97,16 @@ def lock_of(settings: Settings) -> Path:
     return settings.folder / NAME
 
 
-def _connections(settings: Settings) -> "Connections":
+def _connections(settings: Settings, pins: Accepted | None = None) -> "Connections":
+    """With `pins`, only an accepted program is started."""
     from activities.mcp_connection import Connections
 
-    return Connections(settings.servers.values(), settings.secrets.redact)
+    return Connections(settings.servers.values(), settings.secrets.redact, None if pins is None else pins.programs)
+
+
+def _programs(settings: Settings, names: Iterable[str]) -> dict[str, PinnedProgram]:
+    servers = [settings.servers[name] for name in names]
+    return {server.name: program_of(server) for server in servers if isinstance(server, StdioServer)}
 
 
 def _used(settings: Settings) -> list[str]:
@@ -107,7 +115,7 @@ def _used(settings: Settings) -> list[str]:
     return [name for name in settings.servers if name in named]
 
 
-async def _first_seen(settings: Settings, connections: "Connections", names: list[str]) -> dict[str, dict[str, Pin]]:
+async def _first_seen(settings: Settings, connections: "Connections", names: list[str]) -> Accepted:
     from activities.mcp_connection import Unreachable
 
     seen: dict[str, Mapping[str, Pin]] = {}
@@ -119,7 +127,7 @@ async def _first_seen(settings: Settings, connections: "Connections", names: lis
             _log.warning("mcp server %s: its tool %r is not offered: %s", name, tool, why)
         _log.info("mcp server %s: first seen, its %d tools are accepted as they are", name, len(found))
     try:
-        return keep_first(lock_of(settings), seen)
+        return keep_first(lock_of(settings), seen, _programs(settings, seen))
     except BadLock as error:
         raise ProjectError(str(error)) from None
 
@@ -199,7 +207,7 @@ def _no_such(name: str, server: str | None, tools: Mapping[str, Tool]) -> str:
 async def standings(settings: Settings) -> list[Standing]:
     """Asks all servers at the same time. Raises ProjectError where the lock file cannot be read."""
     pins = accepted(settings)
-    connections = _connections(settings)
+    connections = _connections(settings, pins)
     try:
         return _compared(connections, await connections.listed(settings.servers), pins)
     finally:
@@ -245,7 +253,8 @@ async def accept(settings: Settings, what: str | None) -> list[Standing]:
         down = "; ".join(each.down for each in before if each.down)
         raise ProjectError(down or f"MCP server {server} has no tool {tool!r}, and had none when it was accepted")
 
-    def take(pins: dict[str, dict[str, Pin]]) -> None:
+    def take(pins: Accepted) -> None:
+        pins.programs |= _programs(settings, found)
         for name, tools in found.items():
             if tool is None:
                 pins[name] = dict(tools)
