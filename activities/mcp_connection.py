@@ -33,7 +33,6 @@ from contracts.mcp import Pin, PinnedProgram
 from decisions.faults import fault_line
 from decisions.mcp import visible
 
-START = 20.0  # seconds for a server to start and to say what it has
 STEADY = 60.0  # a server that lived for this long, and then died, is started again at once
 FIRST_PAUSE, MOST_PAUSE = 0.5, 30.0  # seconds before it is started again, where it did not
 CLOSING = 10.0  # seconds
@@ -201,17 +200,18 @@ class Connection:
         """Holds all contexts of the connection, from its start to its end."""
         began = monotonic()
         self._why, self._last_words = "", ""
+        limit = self.server.start_timeout
         try:
             async with AsyncExitStack() as stack:
-                async with asyncio.timeout(START):
+                async with asyncio.timeout(limit):
                     transport = await self._transport(stack, link.end.set)
-                    client = Client(transport, read_timeout_seconds=START, message_handler=self._hear, cache=None)
+                    client = Client(transport, read_timeout_seconds=limit, message_handler=self._hear, cache=None)
                     await stack.enter_async_context(client)
                     await self._list(client)
                 link.ready.set_result(client)
                 await link.end.wait()
         except TimeoutError:
-            self._not_opened(link, f"it did not get ready within {START:g} s")
+            self._not_opened(link, f"it did not get ready within {limit:g} s")
         except Exception as error:  # noqa: BLE001 - whatever the SDK raises, the server cannot be used
             self._not_opened(link, _leaf(error))
         finally:
@@ -242,7 +242,7 @@ class Connection:
                 raise ValueError(_changed_program(server.name, program, self._program))
             located = replace(server, command=program.path)
             return _Entered(await stack.enter_async_context(started(located, on_end, self._said)))
-        http = await stack.enter_async_context(http_client(server, START, self._said))
+        http = await stack.enter_async_context(http_client(server, server.start_timeout, self._said))
         return streamable_http_client(server.url, http_client=http, max_sse_event_size=MOST_LINE)
 
     async def _hear(self, message: ServerNotification | Exception | Any) -> None:

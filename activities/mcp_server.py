@@ -11,6 +11,8 @@ from pathlib import Path
 
 from contracts.mcp import PinnedProgram
 
+START_TIMEOUT = 20.0  # seconds
+
 
 @dataclass(frozen=True)
 class StdioServer:
@@ -26,6 +28,7 @@ class StdioServer:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: Path | None = None
     missing: str | None = None
+    start_timeout: float = START_TIMEOUT  # seconds for it to start, and to say what it has
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class HttpServer:
     url: str = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     missing: str | None = None
+    start_timeout: float = START_TIMEOUT  # seconds for it to start, and to say what it has
 
 
 McpServer = StdioServer | HttpServer

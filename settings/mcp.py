@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from activities.mcp_server import HttpServer, McpServer, StdioServer
+from activities.mcp_server import START_TIMEOUT, HttpServer, McpServer, StdioServer
 from contracts.strict_json import read_json
 from contracts.value import MOST_DEPTH, depth
 from decisions.faults import fault_line
@@ -24,6 +24,9 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
 class _Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
+
+    start_timeout: float = Field(default=START_TIMEOUT, gt=0, le=600)
+    """Seconds for it to start, and to say which tools it has. A first start may download what it runs."""
 
 
 class _Stdio(_Entry):
@@ -83,12 +86,14 @@ def _server(path: Path, name: str, entry: Any, env: Mapping[str, str]) -> McpSer
     try:
         if kind in HTTP:
             http = _Http.model_validate(expanded)
-            return HttpServer(name, http.url, http.headers, lacks)
+            return HttpServer(name, http.url, http.headers, lacks, http.start_timeout)
         stdio = _Stdio.model_validate(expanded)
     except ValidationError as error:
         raise ProjectError(f"{at}.{fault_line(error)}") from None
     folder = resolved(path).parent
-    return StdioServer(name, stdio.command, stdio.args, stdio.env, folder / (stdio.cwd or "."), lacks)
+    return StdioServer(
+        name, stdio.command, stdio.args, stdio.env, folder / (stdio.cwd or "."), lacks, stdio.start_timeout
+    )
 
 
 def _expanded(value: Any, env: Mapping[str, str], missing: list[str]) -> Any:

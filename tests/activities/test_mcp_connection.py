@@ -19,7 +19,6 @@ from unittest.mock import patch
 
 import pytest
 
-from activities import mcp_connection
 from activities.mcp_connection import Connection, Unreachable
 from activities.mcp_server import HttpServer, StdioServer
 from activities.mcp_tool import McpTool
@@ -229,11 +228,11 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_hangs_at_its_start_is_given_up_and_ended(tmp_path: Path) -> None:
-    with patch.object(mcp_connection, "START", 3.0):
-        async with rigged(tmp_path, "silent") as rig:
-            with pytest.raises(Unreachable, match="did not get ready within 3 s"):
-                await rig.connection.tools()
-            await until(lambda: bool(rig.pids()) and not lives(rig.pids()[0]))
+    async with rigged(tmp_path, "silent") as rig:
+        rig.connection.server = replace(rig.connection.server, start_timeout=3.0)
+        with pytest.raises(Unreachable, match="did not get ready within 3 s"):
+            await rig.connection.tools()
+        await until(lambda: bool(rig.pids()) and not lives(rig.pids()[0]))
 
 
 async def test_the_guard_of_a_call_does_not_wait_longer_than_it_may(tmp_path: Path, rig: Rig) -> None:

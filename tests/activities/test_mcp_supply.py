@@ -12,6 +12,7 @@ from activities.mcp_connection import Connection, Unreachable
 from activities.mcp_listing import listed
 from activities.mcp_server import HttpServer, StdioServer, find_program, program_of
 from contracts.mcp import PinnedProgram
+from settings import ProjectError
 from settings.mcp import read_servers
 
 
@@ -105,3 +106,16 @@ def test_a_program_is_pinned_without_its_arguments_in_clear(tmp_path: Path) -> N
     pinned = program_of(StdioServer("s", "./tool", ("--token", "s3cret"), cwd=tmp_path))
     assert isinstance(pinned, PinnedProgram)
     assert "s3cret" not in pinned.model_dump_json()
+
+
+async def test_a_slow_first_start_gets_the_time_that_its_entry_gives(tmp_path: Path) -> None:
+    executable(tmp_path / "tool", "exec sleep 30")
+    path = tmp_path / ".mcp.json"
+    path.write_text(json.dumps({"mcpServers": {"s": {"command": "./tool", "start_timeout": 0.5}}}))
+    connection = Connection(read_servers(path, {})["s"])
+    with pytest.raises(Unreachable, match=r"did not get ready within 0\.5 s"):
+        await connection.tools()
+    await connection.close()
+    path.write_text(json.dumps({"mcpServers": {"s": {"command": "./tool", "start_timeout": "never"}}}))
+    with pytest.raises(ProjectError, match="start_timeout"):
+        read_servers(path, {})
