@@ -28,6 +28,7 @@ spans        OpenTelemetry spans: of attempts, events and whole runs
 trace        `trace.jsonl`: what a run did, a line each
 private      folders and files of this user alone
 workspace    a run's folder, and nothing outside it
+content_type the suffix of a file by its content type
 secrets      the secrets of the process, and what they look like
 redaction    how they are kept from leaving an activity
 followup     a follow-up's start, its topics, its messages, and the lane where the work goes on

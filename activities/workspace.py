@@ -20,10 +20,13 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote_to_bytes
 
+from activities.content_type import suffix_of
 from activities.private import make_private
 from activities.secrets import NO_SECRETS, Secrets
 
 ARTIFACTS = "artifacts"
+MAX_FILES = 1000  # of one run, with its artifacts; MAX_BYTES is what they have together
+MAX_BYTES = 256 * 1024 * 1024
 RUNTIME_FILES = frozenset({"context.md", "memory.md", "plan.md", "trace.jsonl"})
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
@@ -32,23 +35,6 @@ _MOST_BYTES = 1000  # of a whole path; what comes after the root must stay below
 _MOST_NAME_BYTES = 255
 _ENCODED = re.compile(r"%(25)*(2e|2f|5c|00)", re.IGNORECASE)
 _CODED = re.compile(r"(?:[A-Za-z0-9_.-]|%[0-9A-F]{2})+")
-_SUFFIXES = {
-    "application/json": ".json",
-    "application/pdf": ".pdf",
-    "application/xhtml+xml": ".html",
-    "application/xml": ".xml",
-    "audio/mpeg": ".mp3",
-    "audio/wav": ".wav",
-    "image/gif": ".gif",
-    "image/jpeg": ".jpg",
-    "image/png": ".png",
-    "image/svg+xml": ".svg",
-    "image/webp": ".webp",
-    "text/csv": ".csv",
-    "text/html": ".html",
-    "text/markdown": ".md",
-    "text/xml": ".xml",
-}
 
 
 class OutsideWorkspace(ValueError):
@@ -91,8 +77,10 @@ class Workspace:
             return file.read()
 
     def write(self, relative: str, data: bytes) -> None:
-        """Replaces a file atomically, as a tool may; makes the folders above it."""
-        self._replace(_tool_parts(relative, writing=True), data)
+        """Replaces a file atomically, as a tool may; makes the folders above it. A run's folder has a limit."""
+        parts = _tool_parts(relative, writing=True)
+        self._must_have_room("/".join(parts), len(data))
+        self._replace(parts, data)
 
     def keep(self, stem: str, content_type: str, data: bytes) -> str:
         """Writes a result as an artifact, and says where: a path that was told before keeps what it holds.
@@ -166,9 +154,14 @@ class Workspace:
 
     def artifact_path(self, stem: str, content_type: str) -> str:
         """Where an artifact goes: ("fetch-01", "text/html") gives `artifacts/fetch-01.html`."""
-        media_type = content_type.partition(";")[0].strip().lower()
-        suffix = _SUFFIXES.get(media_type) or _suffix_of_family(media_type)
-        return f"{ARTIFACTS}/{re.sub(r'[^A-Za-z0-9_-]+', '-', stem)[:100] or 'artifact'}{suffix}"
+        return f"{ARTIFACTS}/{re.sub(r'[^A-Za-z0-9_-]+', '-', stem)[:100] or 'artifact'}{suffix_of(content_type)}"
+
+    def _must_have_room(self, path: str, size: int) -> None:
+        others = [file for file in self.listing(MAX_FILES + 1) if file[0] != path]
+        if len(others) >= MAX_FILES:
+            raise _refused(path, f"this run has {MAX_FILES:,} files, which is the limit; write into an existing one")
+        if sum(other for _, other in others) + size > MAX_BYTES:
+            raise _refused(path, f"the files of this run would have more than {MAX_BYTES:,} bytes, which is the limit")
 
     def _open(self, parts: list[str]) -> BinaryIO:
         *folders, last = parts
@@ -282,14 +275,6 @@ def _tool_parts(relative: str, *, writing: bool) -> list[str]:
 
 def _refused(relative: str, why: str) -> OutsideWorkspace:
     return OutsideWorkspace(f"path {relative[:200]!a} is refused: {why}")
-
-
-def _suffix_of_family(media_type: str) -> str:
-    if media_type.endswith("+json"):
-        return ".json"
-    if media_type.endswith("+xml"):
-        return ".xml"
-    return ".txt" if media_type.startswith("text/") else ".bin"
 
 
 def _is_link(name: str, folder: int) -> bool:

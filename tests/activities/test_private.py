@@ -62,3 +62,18 @@ def test_a_hard_link_in_a_workspace_is_refused(tmp_path: Path) -> None:
         workspace.open("s.txt")
     with pytest.raises(OutsideWorkspace, match="a hard link"):
         workspace.append_line("s.txt", "x")
+
+
+def test_the_files_of_a_run_have_a_limit_by_count_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = Workspace(tmp_path / "run")
+    workspace.create()
+    monkeypatch.setattr("activities.workspace.MAX_FILES", 3)
+    monkeypatch.setattr("activities.workspace.MAX_BYTES", 100)
+    for name in ("a", "b/c", "artifacts/d"):
+        workspace.write(name, b"x" * 30)
+    with pytest.raises(OutsideWorkspace, match="this run has 3 files, which is the limit"):
+        workspace.write("e", b"x")
+    workspace.write("a", b"y" * 30)
+    with pytest.raises(OutsideWorkspace, match="more than 100 bytes"):
+        workspace.write("b/c", b"x" * 41)
+    workspace.write_own("memory.md", b"x" * 200)  # the runtime's own are never refused

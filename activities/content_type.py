@@ -1,0 +1,33 @@
+"""The suffix of a file by its content type."""
+
+_SUFFIXES = {
+    "application/json": ".json",
+    "application/pdf": ".pdf",
+    "application/xhtml+xml": ".html",
+    "application/xml": ".xml",
+    "audio/mpeg": ".mp3",
+    "audio/wav": ".wav",
+    "image/gif": ".gif",
+    "image/jpeg": ".jpg",
+    "image/png": ".png",
+    "image/svg+xml": ".svg",
+    "image/webp": ".webp",
+    "text/csv": ".csv",
+    "text/html": ".html",
+    "text/markdown": ".md",
+    "text/xml": ".xml",
+}
+
+
+def suffix_of(content_type: str) -> str:
+    """Return the suffix, with its dot: that of the type's family where the type is not known."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    return _SUFFIXES.get(media_type) or _suffix_of_family(media_type)
+
+
+def _suffix_of_family(media_type: str) -> str:
+    if media_type.endswith("+json"):
+        return ".json"
+    if media_type.endswith("+xml"):
+        return ".xml"
+    return ".txt" if media_type.startswith("text/") else ".bin"
