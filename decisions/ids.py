@@ -7,6 +7,7 @@ from hashlib import blake2b, sha256
 from typing import Any
 from urllib.parse import quote
 
+Arguments = Mapping[str, Any]
 RESUMED = ".r"
 RUN = "run:"
 FOLLOW_UP = "wf:"
@@ -227,9 +228,12 @@ def call_digest(tool: str, arguments: Mapping[str, Any]) -> str:
     return blake2b(canonical.encode(), digest_size=12).hexdigest()
 
 
-def approval_digest(run_id: str, question: str, step: int | None, tool: str, arguments: Mapping[str, Any]) -> str:
-    """The call that an approval is asked for, in 24 hex digits: the same call at another step is another one."""
-    canonical = json.dumps([run_id, question, step, tool, arguments], sort_keys=True, separators=(",", ":"))
+def approval_digest(run: tuple[str, str], question: str, step: int | None, tool: str, arguments: Arguments) -> str:
+    """The call that an approval is asked for, in 24 hex digits: the same call at another step is another one.
+
+    `run` is its id and its first Temporal execution, since an id may be used again.
+    """
+    canonical = json.dumps([*run, question, step, tool, arguments], sort_keys=True, separators=(",", ":"))
     return blake2b(canonical.encode(), digest_size=12).hexdigest()
 
 

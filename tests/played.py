@@ -442,7 +442,9 @@ class Played:
             step=about and about.step,
             tool=about and about.tool,
             asked_at=NOW,
-            call=ids.approval_digest(self.state.run_id, name, about.step, about.tool, about.arguments)
+            call=ids.approval_digest(
+                (self.state.run_id, self.state.execution), name, about.step, about.tool, about.arguments
+            )
             if about and kind is QuestionKind.approval
             else None,
             expires_at=NOW + timeout if timeout else None,

@@ -315,7 +315,9 @@ class LiveRun:
                 step=about and about.step,
                 tool=about and about.tool,
                 asked_at=now,
-                call=ids.approval_digest(self.state.run_id, name, about.step, about.tool, about.arguments)
+                call=ids.approval_digest(
+                    (self.state.run_id, self.state.execution), name, about.step, about.tool, about.arguments
+                )
                 if about and kind is QuestionKind.approval
                 else None,
                 expires_at=now + timeout if timeout else None,

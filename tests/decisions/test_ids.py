@@ -86,3 +86,16 @@ def test_the_ids_of_subtasks_stay_what_they_were() -> None:
     """Runs that are under way know theirs by them."""
     assert ids.subtask_run_id("01J", 2, "a") == "01J.2-a"
     assert ids.subtask_run_id("x" * 797, 1, "a") == "d-d82d7748eeb7e2d4602a"
+
+
+def test_an_approval_names_run_execution_question_step_and_call() -> None:
+    names = (("r", "e"), "q1", 1, "charge", {"eur": 5})
+    others = [
+        (("s", "e"), *names[1:]),
+        (("r", "f"), *names[1:]),
+        (names[0], "q2", *names[2:]),
+        (*names[:2], 2, *names[3:]),
+        (*names[:3], "refund", names[4]),
+        (*names[:4], {"eur": 6}),
+    ]
+    assert len({ids.approval_digest(*each) for each in (names, *others)}) == 7

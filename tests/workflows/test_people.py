@@ -167,17 +167,28 @@ async def test_an_approval_names_its_call_and_is_used_once(world: Any) -> None:
     same = ("charge", {"eur": 5, "to": "eva"})
     async with world([calls(same, same), calls(same), FINISH], charge) as it:
         run = await it.start()
+        seen: list[str] = []
         for number in (1, 2, 3):
             question = (await it.until_state(run, question=True, step=max(number, 2)))["question"]
-            assert (question["id"], question["call"]) == (f"q{number}", call_digest(*same))
-            wrong = {"decision": "approve", "call": call_digest("charge", {"eur": 6, "to": "eva"})}
-            assert "is not about the call" in await refused(run, wrong)
+            assert (question["id"], question["call"] in seen) == (f"q{number}", False)  # equal calls are not one call
+            for other in (*seen, call_digest(*same)):
+                assert "is not about the call" in await refused(run, {"decision": "approve", "call": other})
+            seen.append(question["call"])
             assert len(charge.calls) == number - 1
             await run.execute_update(
                 "answer", {"question_id": f"q{number}", "call": question["call"], "decision": "approve"}
             )
             await it.until(lambda: len(charge.calls) == number)  # noqa: B023 - awaited in this round
         await run.result()
+
+
+async def test_a_call_that_is_too_large_to_be_shown_whole_is_not_put_to_a_person(world: Any) -> None:
+    charge = guarded()
+    async with world([calls(("charge", {"note": "x" * 21_000})), FINISH], charge) as it:
+        run = await it.start()
+        await run.result()
+        assert "a person must approve this call, and as it is shown it has 21," in (await it.results(run))[0][1]
+    assert charge.calls == []
 
 
 async def test_a_call_is_made_only_with_the_arguments_that_were_approved(
