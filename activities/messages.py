@@ -183,6 +183,8 @@ class _Accumulated:
     _arguments: dict[int, str] = field(default_factory=dict)  # by place
     _text: str = ""
     _ids: set[str] = field(default_factory=set)
+    _given: set[str] = field(default_factory=set)  # ids as the server wrote them
+    repeated: list[str] = field(default_factory=list)
 
     def take(self, event: RawMessageStreamEvent) -> None:
         match event.type:
@@ -214,12 +216,16 @@ class _Accumulated:
         """
         if block["type"] != "tool_use":
             return block
-        name = re.sub(r"[^a-zA-Z0-9_-]", "_", str(block.get("id") or ""))
+        given = str(block.get("id") or "")
+        name = re.sub(r"[^a-zA-Z0-9_-]", "_", given)
         if not name or name in self._ids:
             name = f"{name or 'call'}_{len(self.content)}"
         while name in self._ids:
             name += "_"
         self._ids.add(name)
+        if given and given in self._given:
+            self.repeated.append(name)
+        self._given.add(given)
         return {**block, "id": name}
 
     def _grow(self, place: int, delta: dict[str, Any]) -> None:
@@ -264,7 +270,8 @@ class _Accumulated:
         self.content = replace_surrogates(self.content)
         said = [block for block in self.content if block.get("type") != "text" or block.get("text", "").strip()]
         content = [self._whole(block) for block in said]  # the API takes no blank text back
-        return fitted(ModelReply(content, self.stop_reason, self.model, self.usage, tuple(self.broken)))
+        broken, repeated = tuple(self.broken), tuple(self.repeated)
+        return fitted(ModelReply(content, self.stop_reason, self.model, self.usage, broken, repeated))
 
     def _must_be_whole(self) -> None:
         """Raises KeyError or TypeError where neither history nor the next reader could take what is there."""

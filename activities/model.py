@@ -33,7 +33,8 @@ class ModelCall:
 
 @dataclass(frozen=True)
 class ModelReply:
-    """`broken` names the tool uses whose arguments were not valid JSON.
+    """`broken` names the tool uses whose arguments were not valid JSON, `repeated` those that came with the
+    id of an earlier one.
 
     `asked` is who has answered, by the name that the project has for it; "" is the definition's own model. `waited` is
     how many seconds the call was held back before it was made.
@@ -44,6 +45,7 @@ class ModelReply:
     model: str
     usage: Usage
     broken: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
     asked: str = ""
     waited: float = 0.0
     passed_over: tuple[PassedOver, ...] = ()

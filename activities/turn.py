@@ -121,6 +121,7 @@ class Turns:
             duration_ms=round((perf_counter() - started - reply.waited) * 1000),
             cost_usd=cost(reply.usage, self._project.price_of(reply.asked or definition.model)),
             broken=reply.broken,
+            repeated=reply.repeated,
             passed_over=reply.passed_over,
         )
         turn = redacted(turn, self._project.secrets)
@@ -166,7 +167,8 @@ def renamed(reply: ModelReply, used: Collection[str], turn: int) -> ModelReply:
     if not names:
         return reply
     content = [{**block, "id": names[block["id"]]} if block.get("id") in names else block for block in reply.content]
-    return replace(reply, content=content, broken=tuple(names.get(each, each) for each in reply.broken))
+    broken, repeated = (tuple(names.get(name, name) for name in ids) for ids in (reply.broken, reply.repeated))
+    return replace(reply, content=content, broken=broken, repeated=repeated)
 
 
 def front_tokens(definition: Definition) -> int:

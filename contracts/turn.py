@@ -73,6 +73,7 @@ class ModelTurn(Terse):
 
     `stop_reason` is the API's; a reply that calls tools has the usual one, which history need not say.
     `broken` names the tool uses whose arguments were not valid JSON; their `input` is empty then.
+    `repeated` names those that came with the id of one before them in the reply, by the id they have instead.
     `cost_usd` is None where the model's price is not known.
     """
 
@@ -83,4 +84,5 @@ class ModelTurn(Terse):
     duration_ms: int = 0
     cost_usd: float | None = None
     broken: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
     passed_over: tuple[PassedOver, ...] = ()

@@ -22,6 +22,8 @@ _BEYOND = failed(
     f"not made: a reply may have {MOST_CALLS} calls; look at what these brought, and make it then if it is needed",
 )
 
+REPEATED = "not made: it has the id of another call in the same reply; make it again if it is wanted"
+
 
 def text_of(content: Iterable[dict[str, Any]]) -> str:
     """The text blocks of a message, joined."""
@@ -76,6 +78,8 @@ def _refused(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolRoute
     if name not in routes:
         tools = ", ".join(routes)
         outcome = failed(ToolFault.unknown_tool, f"there is no tool {name[:200]!r} here; the tools are: {tools}")
+    elif block["id"] in turn.repeated:
+        outcome = failed(ToolFault.invalid_arguments, REPEATED)
     elif block["id"] in turn.broken:
         outcome = failed(
             ToolFault.broken_json,

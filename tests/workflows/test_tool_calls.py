@@ -20,6 +20,7 @@ from activities.tool import bound_result, drop_cut_end
 from contracts.agent import ToolSchema
 from contracts.tool import MAX_RESULT_BYTES, Effect, ToolKind, ToolOutcome, ToolRoute, failed
 from perdure.client.runs import fork
+from perdure.testkit import model_server
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 
@@ -283,3 +284,29 @@ async def test_an_effect_that_was_made_counts_although_the_disk_keeps_nothing_of
     assert len(charge.calls) == 1
     assert shown["excerpt"].startswith("receipt 777")
     assert "only the excerpt is left" in shown["lost"]
+
+
+async def test_of_two_tool_uses_with_one_id_the_first_is_made_and_each_has_one_result(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = model_server._message
+
+    def with_one_id(reply: Any, body: Any, turn: int) -> Any:
+        message = plain(reply, body, turn)
+        for block in message["content"]:
+            block["id"] = f"toolu_{turn}"
+        return message
+
+    monkeypatch.setattr(model_server, "_message", with_one_id)
+    pay = ScriptedTool("pay", lambda *_: "paid", effect=Effect.once)
+    async with world([calls(("pay", {"cents": 5}), ("pay", {"cents": 5})), FINISH], pay) as it:
+        run = await it.start()
+        await run.result()  # the server refuses a conversation with a result too few or too many
+        asked, answered = (message["content"] for message in it.model.requests[-1]["messages"][-2:])
+    ids = [block["id"] for block in asked if block["type"] == "tool_use"]
+    results = [block for block in answered if block["type"] == "tool_result"]
+    assert len(set(ids)) == 2
+    assert [block["tool_use_id"] for block in results] == ids
+    assert [block.get("is_error", False) for block in results] == [False, True]
+    assert "the id of another call in the same reply" in json.dumps(results[1])
+    assert len(pay.calls) == 1
