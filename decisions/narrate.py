@@ -5,8 +5,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic_core import to_json
-
 from contracts.delegation import DelegationRequest, DelegationState, Spent, SubtaskState
 from contracts.failures import ToolFault
 from contracts.question import Question, QuestionKind
@@ -16,7 +14,7 @@ from decisions.builtins import DELEGATE
 from decisions.delegation import call_told
 from decisions.question import TEXTUAL, TITLES
 from decisions.requests import readable_nonce
-from decisions.visible_text import render_line, render_visible
+from decisions.visible_text import render_arguments, render_line, render_visible
 
 MAX_APPROVAL = 20_000  # characters of a call as it is shown for approval; a larger one is not asked about
 SHOWN = 64  # characters of a call in the timeline; the Web UI cuts longer labels, and the step with them
@@ -44,7 +42,7 @@ def call_summary(call: Call, *, was_lost: bool = False) -> str:
 
 def format_approval(tool: str, arguments: Mapping[str, Any]) -> str:
     """What an approval asks for: the call in a line, and the whole of its arguments."""
-    return f"{call_line(tool, arguments)}\n\n{render_visible(to_json(arguments, indent=2).decode())}"
+    return f"{call_line(tool, arguments)}\n\n{render_arguments(arguments)}"
 
 
 def too_large_to_approve(tool: str, arguments: Mapping[str, Any]) -> ToolOutcome | None:

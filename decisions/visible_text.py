@@ -4,7 +4,9 @@ Characters that a screen shows as nothing, as a blank, or that reorder their nei
 `[U+202E]`; long runs of blanks and line breaks become their count. Programs get the text as it is.
 """
 
+import json
 import re
+from collections.abc import Mapping
 from typing import Any
 from unicodedata import category
 
@@ -22,6 +24,9 @@ _BLANKS = frozenset(
 _JOINERS = "\u200c\u200d"
 _EMOJI_STYLE = "\ufe0f"
 _NOT_ASCII = re.compile(r"[^\t\n\x20-\x7e]+")
+_JOINING = re.compile("[\u200c\u200d\ufe0f]")
+_SPACES = re.compile(r" {3,}")
+_ESCAPED_BLANKS = re.compile(r"\\\\|(\\[nrt])\1{5,}")  # an escaped backslash is consumed, so that its "n" is a letter
 _RUN_OF_BLANKS = re.compile(r"[ \t\n]{4,}")
 
 
@@ -30,6 +35,27 @@ def render_visible(text: str) -> str:
     text = text.replace("\r\n", "\n")
     shown = _NOT_ASCII.sub(lambda part: _render_part(text, part.start(), part.end()), text)
     return _RUN_OF_BLANKS.sub(_count_blanks, shown)
+
+
+def render_arguments(arguments: Mapping[str, Any]) -> str:
+    """Return the arguments of a call as indented JSON, for the person who approves it.
+
+    Here joiners and emoji styles are written out wherever they are, since `pay` with one inside is another text, and
+    blanks are counted from three on. A line of JSON begins with an indent that is not the model's.
+    """
+    written = json.dumps(arguments, ensure_ascii=False, indent=2)
+    return "\n".join(_render_exactly(line) for line in written.split("\n"))
+
+
+def _render_exactly(line: str) -> str:
+    body = line.lstrip(" ")
+    shown = _JOINING.sub(lambda sign: f"[U+{ord(sign[0]):04X}]", render_visible(body))
+    shown = _SPACES.sub(lambda run: f"[{len(run[0]):,} spaces]", shown)
+    return line[: len(line) - len(body)] + _ESCAPED_BLANKS.sub(_count_escapes, shown)
+
+
+def _count_escapes(run: re.Match[str]) -> str:
+    return f"[{len(run[0]) // 2:,} times {run[1]}]" if run[1] else run[0]
 
 
 def render_line(text: str, length: int) -> str:

@@ -63,7 +63,8 @@ def _split(question: QuestionView) -> tuple[str, str]:
 def _format_line(question: QuestionView) -> str:
     head, body = _split(question)
     options = f" · {', '.join(cut(option, 500) for option in question.options)}" if question.options else ""
-    return f"? {head} {' '.join(body.split())}".rstrip() + options
+    line = re.sub(r"\s*\n\s*", " ", body)  # blanks inside a line are the question's own
+    return f"? {head} {line}".rstrip() + options
 
 
 def what_is_possible(question: QuestionView) -> str:

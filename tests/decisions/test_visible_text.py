@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decisions.visible_text import render_line, render_values, render_visible
+from decisions.visible_text import render_arguments, render_line, render_values, render_visible
 
 HIDDEN = [
     *("\u202e", "\u2066", "\u200b", "\u200e", "\u061c", "\u00ad", "\u2060", "\ufeff", "\u2062"),  # bidi and zero-width
@@ -89,3 +89,26 @@ def test_a_megabyte_takes_no_time_to_speak_of() -> None:
         began = perf_counter()
         render_visible(text)
         assert perf_counter() - began < 3
+
+
+def test_the_arguments_of_an_approval_show_joiners_and_count_blanks() -> None:
+    shown = render_arguments(
+        {
+            "to": "می\u200cخواهم",
+            "heart": "❤\ufe0f",
+            "note": "a" + " " * 20 + "pay",
+            "lines": "\n" * 40,
+            "path": r"C:\\nnnnnnn",
+        }
+    )
+    for part in ("می[U+200C]خواهم", "❤[U+FE0F]", "a[20 spaces]pay", r"[40 times \n]", r"\\nnnnnnn"):
+        assert part in shown
+    assert render_arguments({"a\u200d": 1, "a": 2}).count("\n") == 3  # no name takes another's place
+
+
+@given(ANY, st.sampled_from([*HIDDEN, "\u200d", "\u200c", "\ufe0f"]), st.integers(0, 60))
+def test_arguments_that_differ_in_a_hidden_character_look_different(text: str, hidden: str, at: int) -> None:
+    altered = render_arguments({"to": text[:at] + hidden + text[at:]})
+    assert altered != render_arguments({"to": text})
+    assert not set(altered) & {"\u200c", "\u200d", "\ufe0f"}
+    assert render_visible(altered) == altered  # every door may render it again

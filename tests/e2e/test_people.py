@@ -139,7 +139,7 @@ async def test_what_waits_for_a_person_is_listed_whatever_its_cause_and_nothing_
     assert "  approve note\n" in table
     assert 'perdure answer asking --question q1 "…"' in shop.perdure("show", "asking").out
     wrong = shop.perdure("approve", "asking")
-    assert (wrong.code, wrong.err) == (1, "perdure: question q1 takes a text: Which shop?\n")
+    assert (wrong.code, wrong.err) == (1, "perdure: question q1 takes a text\n")
     assert shop.perdure("answer", "asking", "the near one").out == "accepted\n"
     assert shop.perdure("cancel", "approving").out.splitlines()[-1] == "cancelled"
     assert shop.perdure("list", "--waiting").out == "no run waits for a person\n"
