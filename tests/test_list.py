@@ -93,4 +93,4 @@ def test_what_a_terminal_would_obey_is_shown_harmlessly() -> None:
     evil = found("r\x1b[2J", "waiting_on_human", "a\x9bb", "human: \x1b]0;owned\x07 yes\u202eon\r\nx")
     text = "\n".join(listed([evil], [evil]))
     assert not {"\x1b", "\x9b", "\x07", "\u202e", "\r"} & set(text)
-    assert "yes�on x" in text
+    assert "yes[U+202E]on x" in text

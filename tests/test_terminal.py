@@ -31,8 +31,10 @@ from perdure.client.happenings import (
 )
 from perdure.commands import lines
 from perdure.commands.asking import print_question, read_answer, what_is_possible
+from perdure.commands.chat_page import Page
 from perdure.commands.console import SafeConsole
 from perdure.commands.lines import Line
+from perdure.commands.report import on_one_line
 from perdure.commands.terminal import Screen
 
 SUMMARY = Summary(
@@ -225,3 +227,14 @@ def test_the_end_tells_what_it_took(file: type[StringIO]) -> None:
     assert "✓ note  step 1 · 1.5 s" in said
     assert "■ completed  1 step · 1 turn · 400 (75% cached) → 10 tokens · USD 0.0123 · 1:15 min" in said
     assert "[done]" in said
+
+
+def test_a_chat_writes_out_what_is_hidden_in_an_answer() -> None:
+    seen = StringIO()
+    page = Page(SafeConsole(file=seen, width=80))
+    page.end(RunEnd(RunStatus.completed, event={"type": "agent.completed", "payload": {"outcome": "pay\uffa0\u202e9"}}))
+    assert "pay[U+FFA0][U+202E]9" in seen.getvalue()
+
+
+def test_the_list_writes_out_what_is_hidden() -> None:
+    assert on_one_line("a\u202e\uffa0b") == "a[U+202E][U+FFA0]b"

@@ -9,6 +9,7 @@ from rich.text import Text
 from activities.outcome import RunEnd
 from contracts.signals import HumanInput
 from decisions.calls import text_of
+from decisions.visible_text import render_visible
 from perdure.client.happenings import Failed, Happening, Held, Live, Retrying, Started, Thought
 from perdure.commands.report import COLOURS
 from perdure.commands.terminal import Screen
@@ -51,6 +52,7 @@ class Page:
 
     def _write(self, text: str) -> None:
         self._written += text
+        text = render_visible(text)
         self._console.print(Text(self._lines.add(text) if self._screen.is_live else text), end="", soft_wrap=True)
 
     def _close(self) -> None:
@@ -64,12 +66,12 @@ class Page:
         if end.event and end.event["type"] == "agent.completed":
             outcome = end.event["payload"]["outcome"]
             if outcome != self._said:
-                self._console.print(Text(outcome))
+                self._console.print(Text(render_visible(outcome)))
             if self._screen.is_live:
                 self._console.print(f"[dim]{self._screen.progress.facts}[/]")
         else:
             payload = end.event["payload"] if end.event else {"reason": end.kind, "detail": end.message}
-            why = f": {payload['reason']}: {payload['detail']}" if payload["detail"] else ""
+            why = f": {payload['reason']}: {render_visible(payload['detail'])}" if payload["detail"] else ""
             colour = COLOURS.get(end.status, "white")
             self._console.print(f"[{colour}]■ {end.status}[/]{escape(why)}")
         self._screen = Screen(self._console)  # each turn is a run of its own

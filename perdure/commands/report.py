@@ -241,5 +241,5 @@ def near(path: Path) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """Words of others on one line: what a terminal would obey, or read backwards, is shown as "�"."""
-    return "".join(each if each.isprintable() else "�" for each in " ".join(text.split()))
+    """Words of others on one line, with what is hidden in them written out."""
+    return " ".join(render_visible(text).split())
