@@ -1,7 +1,7 @@
 """How: the only I/O. Each activity does one outside thing; its clients are given in.
 
 turn         `plan` and `reflect`: one model call each
-model        what they want of a model (messages: the Messages API; model_faults: its failures as named kinds)
+model        what they want of a model (messages: the Messages API; model_faults: its failures; model_answer: no stream)
 providers    which model answers: the first of the list that can (pace: how fast a provider is asked)
 context      `summarize`: what stands for old messages
 tool         `call_tool` (effect: how an effect is made whole, in its time, and once)
