@@ -73,6 +73,7 @@ __all__ = [
     "SignalToolSettings",
     "ToolSettings",
     "WorkerSettings",
+    "current_folder",
     "load",
 ]
 
@@ -158,11 +159,19 @@ class Settings:
             raise ProjectError(f"agent {name!r} lives outside: write to its mailbox ({bridge}), or delegate to it")
 
 
+def current_folder() -> Path:
+    """Raises ProjectError where it is gone."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise ProjectError(f"the current folder cannot be used ({error.strerror}): change to another one") from None
+
+
 def load(environment: Mapping[str, str] | None = None, folder: Path | None = None, *, strict: bool = True) -> Settings:
     """The project in force. Raises ProjectError; if not `strict`, agents that do not load are told of in the roster."""
     env = os.environ if environment is None else environment
     check_libraries(env)
-    path = Path(env["PERDURE_CONFIG"]) if env.get("PERDURE_CONFIG") else (folder or Path.cwd()) / "perdure.toml"
+    path = Path(env["PERDURE_CONFIG"]) if env.get("PERDURE_CONFIG") else (folder or current_folder()) / "perdure.toml"
     if env.get("PERDURE_CONFIG") and not path.is_file():
         raise ProjectError(f"PERDURE_CONFIG names {path}, and there is no such file")
     root = resolved(path).parent

@@ -30,7 +30,7 @@ from perdure.commands.completion import run_ids
 from perdure.commands.console import SafeConsole
 from perdure.commands.follow import DETACHED
 from perdure.process.leaving import leave
-from settings import ProjectError, load
+from settings import ProjectError, current_folder, load
 from telemetry import NoMetrics, quiet_core
 
 G = TypeVar("G", bound=str | tuple[str, ...] | None)
@@ -69,7 +69,7 @@ def go(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) 
         console.width = 120  # a pipe has no width; lines there should not break at 80
     logging.getLogger().addHandler(logging.NullHandler())  # a command that works logs to a file of its own
     try:
-        if project := _project_above(Path.cwd()):
+        if project := _project_above(current_folder()):
             complain(f"no perdure.toml here, but in {project}: a command works on the project of its own folder")
         quiet_core(load().metrics if stays else None)
         speak_as(CLI)
