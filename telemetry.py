@@ -31,7 +31,6 @@ from activities.secrets import NO_SECRETS, Secrets
 from contracts.value import is_utf8
 from decisions.ids import trace_id
 from decisions.metrics import BUCKETS
-from perdure.process.leaving import own
 
 # An activity that fails with a kind that was named, or is cancelled, is no bug: where it happened says nothing.
 EXPECTED = (ApplicationError, asyncio.CancelledError)
@@ -157,7 +156,7 @@ class _StandardError(logging.StreamHandler[TextIO]):
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
-        stream: TextIO = own(sys.stderr)
+        stream: TextIO = getattr(sys.stderr, "own", sys.stderr)  # of `perdure.process.streams`
         return stream
 
 
