@@ -13,7 +13,7 @@ import click
 
 from perdure.process.leaving import leave
 from perdure.process.streams import guard_streams, open_closed
-from settings.libraries import normalize
+from perdure.process.variables import normalize
 
 # Where each command is, and the first line of its help: to list them must not take the time to load them.
 SECTIONS = {

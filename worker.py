@@ -50,8 +50,8 @@ from perdure.process.offered import project_of
 from perdure.process.reconcile import reconciling
 from perdure.process.seal import affix
 from perdure.process.streams import count_as_busy, detach_tools, guard_streams, open_closed
+from perdure.process.variables import normalize
 from settings import Deployment, ProjectError, Settings, WorkerSettings, load
-from settings.libraries import normalize
 from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
 from workflows.sharing import Sharing
 

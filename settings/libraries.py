@@ -2,7 +2,7 @@
 
 import re
 import ssl
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,20 +11,9 @@ from settings.problems import ProjectError
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 SCHEMES = ("http", "https", "socks5", "socks5h")  # that httpx takes
 NO_PROXY = "NO_PROXY"
-SIZES = ("COLUMNS", "LINES")
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\]")
 _HOST = re.compile(r"[^\s\[\]@?#]+")
 MAX_SHOWN = 100  # characters of a value
-
-
-def normalize(env: MutableMapping[str, str]) -> None:
-    """Write as our libraries take it what others write otherwise: [::1] in NO_PROXY, and a size that is no number."""
-    for name in _spelled(NO_PROXY):
-        if name in env:
-            env[name] = _BRACKETED.sub(r"\1", env[name])
-    for name in SIZES:
-        if name in env and not (env[name].isascii() and env[name].isdigit()):
-            del env[name]
 
 
 def check_libraries(env: Mapping[str, str]) -> None:

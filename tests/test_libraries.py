@@ -5,8 +5,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from perdure.process.variables import normalize
 from settings import ProjectError, load
-from settings.libraries import normalize
 
 
 @pytest.mark.parametrize(

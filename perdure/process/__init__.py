@@ -11,4 +11,5 @@ seal        who in a task queue holds which keys
 supervisor  beside an embedded server, which it ends with its last user
 leaving     how a process ends
 streams     the standard streams, which tools do not have
+variables   what is written otherwise than our libraries read it
 """
