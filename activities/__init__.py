@@ -27,6 +27,7 @@ observation  what each attempt tells of itself: its step to the log, its figures
 spans        OpenTelemetry spans: of attempts, events and whole runs
 trace        `trace.jsonl`: what a run did, a line each
 private      folders and files of this user alone
+http_url     a URL from outside, read whole before it is used
 workspace    a run's folder, and nothing outside it
 content_type the suffix of a file by its content type
 secrets      the secrets of the process, and what they look like

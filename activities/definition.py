@@ -13,6 +13,7 @@ from contracts.agent import Agent, Definition
 from contracts.failures import RunFailure, Stop
 from decisions import builtins
 
+JOURNAL_MARK = "{journal}\n"  # where the instructions speak of the journal
 MOST_DIFFERENCE = 6000  # characters that a question shows
 
 
@@ -32,8 +33,8 @@ def agent_of(project: Project, name: str) -> Agent:
 def defined(project: Project, agent: Agent, *, may_delegate: bool) -> Definition:
     """As the project has it now, with its peers or without."""
     delegates = may_delegate and bool(agent.peers)
-    own = (*builtins.SCHEMAS, builtins.DELEGATE_SCHEMA) if delegates else builtins.SCHEMAS
-    told = (project.instructions, _peers(project, agent) if delegates else "", agent.prompt)
+    own = builtins.offered(delegates=delegates, journal=agent.journal)
+    told = (_instructions(project, agent), _peers(project, agent) if delegates else "", agent.prompt)
     return Definition(
         agent=agent.name,
         model=agent.model or project.model,
@@ -43,6 +44,11 @@ def defined(project: Project, agent: Agent, *, may_delegate: bool) -> Definition
         tools=(*own, *(project.tools[name].schema for name in agent.tools)),
         may_delegate=may_delegate,
     )
+
+
+def _instructions(project: Project, agent: Agent) -> str:
+    """How the loop works; what is said of the journal only where the agent has one."""
+    return project.instructions.replace(JOURNAL_MARK, project.on_journal if agent.journal else "")
 
 
 def _peers(project: Project, agent: Agent) -> str:

@@ -12,6 +12,7 @@ import httpcore
 import httpx
 
 from activities.guard import BlockedAddress, GuardedTransport, Resolver, resolve, spellings
+from activities.http_url import usable_url
 from activities.response_body import BodyEncodingError, read_prefix
 from activities.retry_after import retry_after
 from activities.toolkit import CallContext, TransientFailure
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from activities.webpage import Webpage
 
 MOST_REDIRECTS = 5
+PORTS = {"http": 80, "https": 443}
 _MAY_PASS = {408, 425, 429}
 _GONE = {404, 410}
 _HOST = re.compile(rb"[A-Za-z0-9._:-]+")
@@ -60,6 +62,9 @@ class _Answer:
 class FetchTool:
     """`allow_hosts` holds "host" and "host:port": there, private addresses are allowed, but no metadata service.
 
+    `only_hosts` holds "host", "*.host" and "host:port": where it is not None, nothing but these and `allow_hosts` is
+    fetched. A port other than 80 and 443 must be named by one of the two; "host" in `allow_hosts` means all its ports.
+
     `timeout` covers the whole call with its redirects; `max_bytes` the body once unpacked.
     """
 
@@ -69,7 +74,9 @@ class FetchTool:
         timeout: timedelta = timedelta(seconds=30),
         max_bytes: int = 5 * 1024 * 1024,
         resolver: Resolver = resolve,
+        only_hosts: frozenset[str] | None = None,
     ) -> None:
+        self._only_hosts = only_hosts
         self._allow_hosts = frozenset(host.lower() for host in allow_hosts)
         self._timeout = timeout
         self._max_bytes = max_bytes
@@ -112,7 +119,7 @@ class FetchTool:
 
     async def _get(self, asked: str) -> _Answer:
         """Follows redirects by hand, so that each hop is looked at before it is taken."""
-        url = _checked(asked)
+        url = self._permitted(_checked(asked))
         timeouts = httpx.Timeout(self._timeout.total_seconds()).as_dict()
         # No `httpx.AsyncClient`: it would log the URL, read the environment and judge redirects before us.
         async with GuardedTransport(self._tls, self._allow_hosts, self._resolver) as transport:
@@ -128,19 +135,30 @@ class FetchTool:
         raise _Refused(ToolFault.http_error, f"more than {MOST_REDIRECTS} redirects: {_brief(asked)}")
 
     def _next_hop(self, url: httpx.URL, location: str) -> httpx.URL:
-        """A page leads to other pages. A port that nobody asked for is some other service's, unless it is allowed."""
+        """A page leads to other pages, each looked at as if it had been asked for."""
         try:
-            hop = _checked(urljoin(str(url), location))
+            return self._permitted(_checked(urljoin(str(url), location)))
         except ValueError:
             raise _Refused(ToolFault.http_error, f"a redirect that leads nowhere, from {_brief(str(url))}") from None
         except _Refused as refused:
             message = f"redirect from {_brief(str(url))} refused: {refused.message}"
             raise _Refused(refused.kind, message) from None
-        name = hop.raw_host.decode().lower().rstrip(".")
-        if hop.port not in {None, url.port} and self._allow_hosts.isdisjoint(spellings(name, hop.port or 0)):
-            message = f"redirect from {_brief(str(url))} refused: it leads to another port, {_brief(str(hop))}"
+
+    def _permitted(self, url: httpx.URL) -> httpx.URL:
+        """The same URL. Raises _Refused where the project's lists do not have its host, or its port."""
+        name, port = url.raw_host.decode().lower().rstrip("."), url.port or PORTS[url.scheme]
+        if not self._allow_hosts.isdisjoint(spellings(name, port)):
+            return url
+        with_port, bare = _listed_spellings(name, port)
+        only = self._only_hosts
+        if only is not None and only.isdisjoint(with_port | bare):
+            raise _Refused(
+                ToolFault.blocked, f"only the hosts of [fetch] only_hosts are fetched, not {_brief(str(url))}"
+            )
+        if port not in PORTS.values() and (only is None or only.isdisjoint(with_port)):
+            message = f"only ports 80 and 443 are fetched unless perdure.toml names host:port, not {_brief(str(url))}"
             raise _Refused(ToolFault.blocked, message)
-        return hop
+        return url
 
     async def _answer(self, url: httpx.URL, response: httpx.Response) -> _Answer:
         status = response.status_code
@@ -175,11 +193,19 @@ class FetchTool:
         return ToolOutcome(result=_text(answer, page))
 
 
+def _listed_spellings(name: str, port: int) -> tuple[set[str], set[str]]:
+    """How `only_hosts` may write a host: with its port, and without."""
+    bare = f"[{name}]" if ":" in name else name
+    labels = name.split(".")
+    hosts = {bare, *(f"*.{'.'.join(labels[at:])}" for at in range(1, len(labels)))}
+    return {f"{host}:{port}" for host in hosts}, hosts
+
+
 def _checked(text: str) -> httpx.URL:
     """Only what plainly is http or https. The address behind it is checked when connecting."""
     try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL as error:
+        url = usable_url(text)
+    except ValueError as error:
         raise _Refused(ToolFault.blocked, f"not a usable URL ({error}): {_brief(text)}") from None
     if url.userinfo:
         # Not quoted: it would put the password into history.

@@ -15,7 +15,7 @@ from activities.effect import Effects
 from activities.first_run import find_key_id
 from activities.heartbeat import beating
 from activities.ledger import Doubtful, Entry, LedgerUnavailable
-from activities.outbox import Outbox
+from activities.outbox import ListedOutbox, Outbox
 from activities.project import Project
 from activities.redaction import redacted
 from activities.snapshot import snapshot_of
@@ -39,6 +39,7 @@ from contracts.tool import Effect, ToolOutcome, failed
 from contracts.topic import Subscription
 from decisions import ids
 from decisions.following import shown
+from decisions.kinds import KINDS
 from decisions.limits import left_for_follow_ups, smaller
 from decisions.narrate import cut, markdown
 
@@ -60,11 +61,20 @@ class FollowUps:
     @activity.defn
     async def command_follow_up(self, commands: FollowUpCommands) -> ToolOutcome:
         """Creates a follow-up, adds a task, or both; made again it changes nothing. The result names the ids."""
+        if commands.task is not None and (why := self._never_sent(commands.task)):
+            return failed(ToolFault.blocked, why)
         if commands.create is not None:
             await self._create(commands.create, commands.task)
         elif commands.task is not None and (why := await self._refusal(commands.task)):
             return failed(ToolFault.invalid_arguments, why)
         return ToolOutcome(result=shown(commands))
+
+    def _never_sent(self, task: TaskCommand) -> str | None:
+        """Why the outbox would refuse the message of a task, which is better told at once."""
+        kind, outbox = KINDS[task.data.kind], self._project.outbox
+        if kind.sends is None or not isinstance(outbox, ListedOutbox):
+            return None
+        return outbox.refusal(kind.sends(kind.input.model_validate(task.data.input)))
 
     async def _create(self, create: CreateCommand, task: TaskCommand | None) -> None:
         create = create.model_copy(update={"answer_keys": dict(self._project.answer_keys)})

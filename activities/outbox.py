@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +35,37 @@ class Outbox(Protocol):
 
     async def send(self, message: Outbound, key: str) -> ToolOutcome:
         """A permanent failure is returned, a passing one raised (`TransientFailure`)."""
+
+
+class ListedOutbox:
+    """Sends to the channels of a list only: `channel`, `platform:channel` or `platform:*`."""
+
+    def __init__(self, inner: Outbox, channels: Collection[str]) -> None:
+        self._inner = inner
+        self._channels = frozenset(channels)
+
+    @property
+    def effect(self) -> Effect:
+        return self._inner.effect
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._inner.timeout
+
+    def refusal(self, message: Outbound) -> str | None:
+        """Why such a message is never sent; None where it may be."""
+        spellings = {message.channel_id}
+        if message.platform is not None:
+            spellings |= {f"{message.platform}:{message.channel_id}", f"{message.platform}:*"}
+        if not self._channels.isdisjoint(spellings):
+            return None
+        where = f"{message.platform}:{message.channel_id}" if message.platform else message.channel_id
+        return f"not sent: the channel {where[:200]!r} is not in [outbox] channels of perdure.toml"
+
+    async def send(self, message: Outbound, key: str) -> ToolOutcome:
+        if why := self.refusal(message):
+            return failed(ToolFault.blocked, why)
+        return await self._inner.send(message, key)
 
 
 class LogOutbox:

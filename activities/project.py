@@ -13,6 +13,8 @@ from activities.toolkit import Tool
 from activities.workspace import Workspace, folder_name
 from contracts.agent import Agent
 from contracts.limits import LimitOverrides
+from contracts.tool import ToolRoute
+from decisions.builtins import ROUTES
 from decisions.providers import DEFAULT, provider_of
 
 
@@ -38,6 +40,8 @@ class Project:
     remote: Stores | None = None
     window: int | None = None
     summary_model: str | None = None
+    on_journal: str = ""  # told to every agent that has a journal, where `instructions` have their mark
+    builtins: tuple[ToolRoute, ...] = ROUTES  # with the approvals that the project sets
     on_delegation: str = ""  # when to delegate and how, told to every agent that has peers
     fallbacks: tuple[str, ...] = ()
     providers: Collection[str] = ()

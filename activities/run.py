@@ -20,7 +20,6 @@ from activities.workspace import Workspace
 from contracts.agent import Definition, Opening, OpeningRequest
 from contracts.journal import Journal
 from contracts.run import Closed, CloseRequest
-from decisions import builtins
 from decisions.context import goal_of
 from decisions.ids import run_id_of
 from decisions.journal import render, shown
@@ -52,7 +51,8 @@ class Runs:
             await asyncio.to_thread(_lay_out, workspace, goal, definition)
             ref = await asyncio.to_thread(keep, store, definition)
         peers = agent.peers if definition.may_delegate else ()
-        own = (*builtins.ROUTES, builtins.DELEGATE_ROUTE) if peers else builtins.ROUTES
+        offered = {tool.name for tool in definition.tools}
+        own = (route for route in self._project.builtins if route.name in offered)
         return Opening(
             agent=agent.name,
             model=definition.model,

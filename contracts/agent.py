@@ -10,7 +10,8 @@ DEFAULT_AGENT = "default"
 
 
 class Agent(Value):
-    """An agent as its project defines it. `tools` is the allow-list; built-ins are always there.
+    """An agent as its project defines it. `tools` is the allow-list; built-ins are always there, the journal's tools
+    unless `journal` is False.
 
     `peers` are the agents that it may delegate to. One behind a `mailbox` lives outside Temporal: it takes tasks as
     files, and answers so. Where its `model` cannot answer, the `fallbacks` are asked, in their order. `follow_ups` are
@@ -27,6 +28,7 @@ class Agent(Value):
     prompt: str = ""
     mailbox: bool = False
     follow_ups: tuple[str, ...] | None = ()
+    journal: bool = True
 
 
 class ToolSchema(Value):

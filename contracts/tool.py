@@ -62,6 +62,7 @@ class ToolRoute(Value):
     approval_timeout: Duration | None = sparse(None)
     is_posted: bool = sparse(True)  # of kind signal: the request is sent to a URL; else it is read from the run
     queue: QueueRoute | None = sparse(None)
+    approval_kinds: tuple[str, ...] = sparse(())  # of `workflow_task_create`: a task of these kinds needs an approval
 
 
 @lru_cache(maxsize=256)

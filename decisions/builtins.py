@@ -1,10 +1,12 @@
 """The tools that are decisions themselves: settled inside the workflow, at the cost of no activity."""
 
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from contracts.agent import ToolSchema
 from contracts.followup import Completion
-from contracts.tool import Effect, ToolKind, ToolRoute
+from contracts.tool import Approval, Effect, ToolKind, ToolRoute
 from decisions.kinds import KINDS
 
 FINISH, REFRAME, ESCALATE, ASK_HUMAN = "finish", "reframe", "escalate", "ask_human"
@@ -241,7 +243,31 @@ def _route(schema: ToolSchema) -> ToolRoute:
     )
 
 
-ROUTES = tuple(_route(schema) for schema in SCHEMAS)
-DELEGATE_ROUTE = _route(DELEGATE_SCHEMA)
+ALL_SCHEMAS = (*SCHEMAS, DELEGATE_SCHEMA)
+ROUTES = tuple(_route(schema) for schema in ALL_SCHEMAS)
 
-NAMES = frozenset(schema.name for schema in (*SCHEMAS, DELEGATE_SCHEMA))
+NAMES = frozenset(schema.name for schema in ALL_SCHEMAS)
+NOTIFY = "notify"  # no tool: a task of this kind, by which an agent sends a message
+GATED = (*FOLLOW_UP, DELEGATE, NOTIFY)  # may wait for an approval, as they reach beyond the run
+
+
+def offered(*, delegates: bool, journal: bool) -> tuple[ToolSchema, ...]:
+    """The built-in tools of an agent."""
+    left_out = {*(() if delegates else (DELEGATE,)), *(() if journal else JOURNAL)}
+    return tuple(schema for schema in ALL_SCHEMAS if schema.name not in left_out)
+
+
+def gated_routes(gates: Mapping[str, timedelta | None]) -> tuple[ToolRoute, ...]:
+    """The built-in routes, where `gates` names those that need an approval, each with the time that it may take.
+
+    A gate of `notify` stands before the tasks of that kind only.
+    """
+    return tuple(_gated(route, gates) for route in ROUTES)
+
+
+def _gated(route: ToolRoute, gates: Mapping[str, timedelta | None]) -> ToolRoute:
+    if route.name in gates:
+        return route.model_copy(update={"approval": Approval.always, "approval_timeout": gates[route.name]})
+    if route.name == WORKFLOW_TASK_CREATE and NOTIFY in gates:
+        return route.model_copy(update={"approval_kinds": (NOTIFY,), "approval_timeout": gates[NOTIFY]})
+    return route

@@ -122,9 +122,13 @@ def was_refused(call: Call) -> bool:
 def needs_approval(state: RunState, call: Call) -> bool:
     """Whether a person has to approve it first: an approval is for exactly one call, or for a tool in this run."""
     route = next((r for r in state.tools if r.name == call.tool), None)
-    if route is None or route.approval is not Approval.always:
+    if route is None or not (route.approval is Approval.always or _is_gated_kind(route, call)):
         return False
     return call.tool not in state.approved_tools and call.approval != call_digest(call.tool, call.arguments)
+
+
+def _is_gated_kind(route: ToolRoute, call: Call) -> bool:
+    return bool(route.approval_kinds) and call.arguments.get("kind") in route.approval_kinds
 
 
 def asked_first(state: RunState, call: Call) -> bool:

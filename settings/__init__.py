@@ -5,6 +5,7 @@ names the file, the line where that can be told, and what was expected.
 
 file         perdure.toml
 agents       agents/*.md
+tools        the tables `[tools.*]` of perdure.toml
 mcp          .mcp.json
 access       a provider's key and address
 libraries    variables that our libraries read: proxies, certificates, sizes
@@ -36,31 +37,28 @@ from settings.environment import (
     payloads_of,
     task_queue_of,
 )
-from settings.file import (
-    NATIVE_TOOLS,
-    HttpToolSettings,
-    McpToolSettings,
-    ProjectFile,
-    ProviderSettings,
-    PythonToolSettings,
-    QueueToolSettings,
-    SignalToolSettings,
-    ToolSettings,
-    WorkerSettings,
-    place_of,
-    read_file,
-    urls_of,
-)
+from settings.file import ProjectFile, ProviderSettings, WorkerSettings, place_of, read_file, urls_of
 from settings.libraries import check_libraries
 from settings.mcp import NAME as MCP_FILE
 from settings.mcp import named_secrets, read_servers, server_urls
 from settings.problems import ProjectError, meant, resolved
+from settings.tools import (
+    BuiltinToolSettings,
+    HttpToolSettings,
+    McpToolSettings,
+    PythonToolSettings,
+    QueueToolSettings,
+    SignalToolSettings,
+    ToolSettings,
+    tool_names,
+)
 
 if TYPE_CHECKING:
     from activities.payload_store import PayloadStore
 
 __all__ = [
     "REHEARSAL",
+    "BuiltinToolSettings",
     "Deployment",
     "HttpToolSettings",
     "McpToolSettings",
@@ -179,7 +177,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     servers = read_servers(root / MCP_FILE, env)
     home = resolved(Path(env.get("PERDURE_HOME") or root / ".perdure"))
     key, url = key_of(env, "ANTHROPIC_API_KEY"), base_url_of(env, "ANTHROPIC_BASE_URL")
-    roster = read_agents(root / "agents", (*NATIVE_TOOLS, *file.tools), servers)
+    roster = read_agents(root / "agents", tool_names(file.tools), servers)
     if strict:
         roster.check()
     model, *fallbacks = _models(env, file, roster.agents, is_reachable=bool(key or url))

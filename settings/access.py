@@ -51,3 +51,11 @@ def _fault_of(text: str) -> str | None:
     except ValueError:
         port = 0
     return "the port of this one is no number from 1 to 65535" if port == 0 else None
+
+
+def checked_host(text: str) -> str:
+    """A host of an allow-list, `host`, `*.host` or `host:port`, in small letters. Raises ValueError."""
+    bare = text.strip().lower().removeprefix("*.")
+    if not bare or "*" in bare or "/" in bare or "@" in bare or _fault_of(f"http://{bare}"):
+        raise ValueError("expected a host such as example.com, *.example.com or example.com:8443")
+    return text.strip().lower()

@@ -13,8 +13,9 @@ from contracts.limits import LimitOverrides
 from contracts.value import Edge
 from decisions import builtins
 from decisions.mcp import server_of
-from settings.file import NATIVE_TOOLS, ModelNames
+from settings.file import ModelNames
 from settings.problems import ProjectError, first_fault, meant, text_of, yaml_line, yaml_of
+from settings.tools import NATIVE_TOOLS
 
 
 class _FrontMatter(Edge):
@@ -25,7 +26,9 @@ class _FrontMatter(Edge):
     model: ModelNames = ()
     """A model or a list that is asked in turn, in place of the project's."""
     tools: tuple[str, ...] = NATIVE_TOOLS
-    """The allow-list. `server__*` are all tools of an MCP server; built-in tools are always there."""
+    """The allow-list; `[]` is none. `server__*` are all tools of an MCP server; built-in tools are always there."""
+    journal: bool = True
+    """Whether it has the tools of the run journal."""
     peers: tuple[str, ...] = ()
     """The agents that it may [delegate](delegation.md) to."""
     limits: LimitOverrides = LimitOverrides()
@@ -130,4 +133,5 @@ def _read_agent(path: Path) -> Agent:
         limits=head.limits,
         prompt=body,
         mailbox=head.mailbox,
+        journal=head.journal,
     )

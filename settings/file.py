@@ -12,112 +12,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, fi
 from contracts.duration import Duration
 from contracts.limits import LimitOverrides
 from contracts.strict_json import read_json
-from contracts.tool import Approval, Effect
-from contracts.value import MOST_DEPTH, Edge, depth
-from decisions import builtins
+from contracts.tool import Effect
+from contracts.value import Edge
 from decisions.providers import DEFAULT
-from settings.access import checked_url
+from settings.access import checked_host, checked_url
 from settings.problems import NESTED, ProjectError, first_fault, plain_reason, text_of
-
-NATIVE_TOOLS = ("fetch", "read_file", "write_file", "list_files")
-TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # what the Messages API takes
-
-
-class _Gated(Edge):
-    approval: Approval = Approval.never
-    """`always`: a person approves each call, with its arguments."""
-    pollable: bool = False
-    """The same call again and again is no sign of a loop: a job's status, a queue."""
-    approval_timeout: Duration | None = None
-    """After it, a call that nobody decided on is denied. Without it people take their time."""
-    timeout: Duration = timedelta(seconds=30)
-    """Of one attempt."""
-
-    @model_validator(mode="after")
-    def _waits_only_for_approvals(self) -> Self:
-        if self.approval_timeout is not None and self.approval is not Approval.always:
-            raise ValueError('approval_timeout needs approval = "always"')
-        return self
-
-
-class McpToolSettings(_Gated):
-    """Of a tool of an MCP server: what is not set stays as its annotations have it."""
-
-    kind: Literal["mcp"]
-    """A tool of an MCP server; the table is named for it, `[tools.server__tool]`."""
-    effect: Effect | None = None
-    """Stricter than the server's annotations; a looser one is refused."""
-
-
-class _Tool(_Gated):
-    effect: Effect = Effect.once
-    """What a call does to the world: `read` looks, `keyed` honours a key, `once` must not be repeated."""
-    description: str | None = Field(default=None, min_length=1, max_length=10_000)
-    """What the model is told of the tool."""
-
-
-class PythonToolSettings(_Tool):
-    kind: Literal["python"]
-    """A function."""
-    target: str
-    """`module:function`, beside `perdure.toml` or installed."""
-
-
-class _Described(_Tool):
-    description: str = Field(min_length=1, max_length=10_000)
-    input_schema: dict[str, Any] | str
-    """The JSON Schema of the arguments, an object; or the path of a JSON file with it."""
-
-    @field_validator("input_schema")
-    @classmethod
-    def _takes_an_object(cls, schema: dict[str, Any] | str) -> dict[str, Any] | str:
-        if isinstance(schema, dict) and schema.get("type") != "object":
-            raise ValueError('expected a JSON Schema with type = "object"')
-        if depth(schema) > MOST_DEPTH:
-            raise ValueError(NESTED)
-        return schema
-
-
-class HttpToolSettings(_Described):
-    kind: Literal["http"]
-    """A URL."""
-    url: str = Field(pattern=r"^https?://")
-    """Where `agentic.tool_request` is POSTed; the answer is the result."""
-
-
-class SignalToolSettings(_Described):
-    kind: Literal["signal"]
-    """The result comes back as a signal."""
-    url: str | None = Field(default=None, pattern=r"^https?://")
-    """Where `agentic.tool_request` is POSTed. Without one, whoever does it looks at the run."""
-    timeout: Duration = timedelta(hours=24)
-    """Of the wait for the result."""
-
-
-class QueueToolSettings(_Described):
-    kind: Literal["queue"]
-    """An activity of another worker."""
-    task_queue: str = Field(min_length=1, max_length=1000)
-    """Of the other worker; not this project's own."""
-    activity: str = Field(min_length=1, max_length=1000)
-    """Its name there."""
-    heartbeat: Duration | None = None
-    """How often it must say that it is alive; without it, it need not."""
-
-
-ToolSettings = Annotated[
-    PythonToolSettings | HttpToolSettings | McpToolSettings | QueueToolSettings | SignalToolSettings,
-    Field(discriminator="kind"),
-]
-
-
-def _is_free(name: str) -> str:
-    if name in builtins.NAMES or name in NATIVE_TOOLS:
-        raise ValueError(f"{name!r} is the name of a tool that Perdure brings; choose another")
-    return name
-
-
-ToolName = Annotated[str, Field(pattern=TOOL_NAME), AfterValidator(_is_free)]
+from settings.tools import TOOL_NAME, BuiltinToolSettings, ToolName, ToolSettings, name_fault, with_kind
 
 
 def _names(said: Any) -> Any:
@@ -130,6 +30,7 @@ def _names(said: Any) -> Any:
     return tuple(dict.fromkeys(name.strip() for name in names))
 
 
+HostPattern = Annotated[str, AfterValidator(checked_host)]
 ModelNames = Annotated[tuple[str, ...], BeforeValidator(_names, json_schema_input_type=str | list[str])]
 ProviderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")]
 
@@ -192,7 +93,10 @@ class ModelSettings(Edge):
 
 class FetchSettings(Edge):
     allow_hosts: tuple[str, ...] = ()
-    """`host` or `host:port` whose private addresses may be fetched, and whose ports a redirect may lead to."""
+    """`host` or `host:port` whose private addresses may be fetched, at any port or at that one."""
+    only_hosts: tuple[HostPattern, ...] | None = None
+    """`host`, `*.host` or `host:port`: nothing else is fetched, but for `allow_hosts`. Without it, all that is public.
+    Ports other than 80 and 443 must be named, here or there."""
 
 
 class OutboxSettings(Edge):
@@ -206,6 +110,8 @@ class OutboxSettings(Edge):
     """`keyed` where `url` honours `Idempotency-Key`: a message is then sent until it is taken."""
     timeout: Duration = timedelta(seconds=30)
     """Of one attempt."""
+    channels: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] | None = None
+    """`channel` or `platform:channel` (`slack:*`: all of a platform): messages go nowhere else."""
 
     @model_validator(mode="after")
     def _goes_somewhere(self) -> Self:
@@ -265,6 +171,7 @@ class ProjectFile(Edge):
     """`perdure.toml`."""
 
     tools: dict[ToolName, ToolSettings] = Field(default_factory=dict)
+    """The project's own tools, and approvals of those that Perdure brings."""
     model: ModelSettings = ModelSettings()
     fetch: FetchSettings = FetchSettings()
     limits: LimitOverrides = LimitOverrides()
@@ -272,6 +179,22 @@ class ProjectFile(Edge):
     outbox: OutboxSettings = OutboxSettings()
     gateway: GatewaySettings = GatewaySettings()
     worker: WorkerSettings = WorkerSettings()
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _knows_what_perdure_brings(cls, tools: Any) -> Any:
+        """A table with such a name needs no kind."""
+        if not isinstance(tools, dict):
+            return tools
+        return {name: with_kind(name, table) for name, table in tools.items()}
+
+    @field_validator("tools")
+    @classmethod
+    def _has_names_of_its_own(cls, tools: dict[str, ToolSettings]) -> dict[str, ToolSettings]:
+        for name, tool in tools.items():
+            if fault := name_fault(name, is_builtin=isinstance(tool, BuiltinToolSettings)):
+                raise ValueError(fault)
+        return tools
 
 
 def read_file(path: Path) -> ProjectFile:

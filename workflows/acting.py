@@ -68,16 +68,16 @@ async def _settle(run: LiveRun, call: Call) -> None:
 async def _carry_out(run: LiveRun, call: Call) -> ToolOutcome:
     if call.tool == ASK_HUMAN:
         return await _ask(run, call)
-    if call.tool in FOLLOW_UP:
-        return await follow_up(run, call)
-    if call.tool == DELEGATE:
-        return await delegate(run, call)
     if needs_approval(run.state, call):
         with run.not_awaiting(call.step or 0):
             approved = await _approve(run, call)
         if isinstance(approved, ToolOutcome):
             return approved
         call = approved
+    if call.tool in FOLLOW_UP:
+        return await follow_up(run, call)
+    if call.tool == DELEGATE:
+        return await delegate(run, call)
     if call.kind is ToolKind.signal:
         return await _hand_out(run, call)
     return await _run_tool(run, call)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from importlib.resources import files
 from urllib.parse import urlsplit
 
@@ -11,7 +12,7 @@ import httpx
 from activities.fetch import FetchTool
 from activities.files import ListFiles, ReadFile, WriteFile
 from activities.http_tool import HttpTool
-from activities.outbox import LogOutbox, Outbox, WebhookOutbox
+from activities.outbox import ListedOutbox, LogOutbox, Outbox, WebhookOutbox
 from activities.price import FREE, Price
 from activities.project import Project
 from activities.python_tool import BadTarget, PythonTool
@@ -20,11 +21,13 @@ from activities.signal_tool import SignalTool
 from activities.store import Stores
 from activities.toolkit import Tool
 from contracts.agent import ToolSchema
-from contracts.tool import QueueRoute, ToolKind, ToolRoute
+from contracts.tool import Approval, QueueRoute, ToolKind, ToolRoute
+from decisions.builtins import gated_routes
 from decisions.providers import DEFAULT
 from perdure.process.mcp_tools import Offer, offer_of
 from settings import (
     REHEARSAL,
+    BuiltinToolSettings,
     HttpToolSettings,
     McpToolSettings,
     ProjectError,
@@ -46,12 +49,9 @@ async def looked_at(settings: Settings) -> AsyncIterator[Project]:
 def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None = None) -> Project:
     """What a worker of this project offers; without `mcp`, for looking at only. Raises ProjectError."""
     mcp = mcp or offer_of(settings)
-    tools: dict[str, Tool] = {
-        tool.route.name: tool
-        for tool in (FetchTool(frozenset(settings.file.fetch.allow_hosts)), ReadFile(), WriteFile(), ListFiles())
-    }
+    tools = _native_tools(settings)
     for name, described in settings.file.tools.items():
-        if not isinstance(described, McpToolSettings):
+        if not isinstance(described, McpToolSettings | BuiltinToolSettings):
             tools[name] = _tool(name, described, settings, client)
     tools.update(mcp.tools)
     return Project(
@@ -76,6 +76,8 @@ def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None 
         outbox=_outbox(settings, client),
         answer_keys=settings.answer_keys.public,
         on_delegation=_prompt("delegate"),
+        on_journal=_prompt("journal"),
+        builtins=gated_routes(_gates(settings)),
     )
 
 
@@ -94,9 +96,28 @@ def _is_anthropic(url: str | None) -> bool:
     return host is not None and (host == "anthropic.com" or host.endswith(".anthropic.com"))
 
 
+def _native_tools(settings: Settings) -> dict[str, Tool]:
+    """What every project has, with the approvals that this one sets."""
+    hosts, gates = settings.file.fetch, _gates(settings)
+    only = None if hosts.only_hosts is None else frozenset(hosts.only_hosts)
+    tools = FetchTool(frozenset(hosts.allow_hosts), only_hosts=only), ReadFile(), WriteFile(), ListFiles()
+    for tool in tools:
+        if tool.route.name in gates:
+            gate = {"approval": Approval.always, "approval_timeout": gates[tool.route.name]}
+            tool.route = tool.route.model_copy(update=gate)
+    return {tool.route.name: tool for tool in tools}
+
+
+def _gates(settings: Settings) -> dict[str, timedelta | None]:
+    """The tools that Perdure brings and a person has to approve, each with the time that this may take."""
+    brought = ((name, tool) for name, tool in settings.file.tools.items() if isinstance(tool, BuiltinToolSettings))
+    return {name: tool.approval_timeout for name, tool in brought if tool.approval is Approval.always}
+
+
 def _outbox(settings: Settings, client: httpx.AsyncClient) -> Outbox:
     out = settings.file.outbox
-    return WebhookOutbox(out.url, out.effect, out.timeout, client) if out.url else LogOutbox(settings.home)
+    outbox = WebhookOutbox(out.url, out.effect, out.timeout, client) if out.url else LogOutbox(settings.home)
+    return outbox if out.channels is None else ListedOutbox(outbox, out.channels)
 
 
 def _prompt(name: str) -> str:

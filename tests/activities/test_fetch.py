@@ -432,7 +432,7 @@ async def test_a_public_address_of_this_machine_is_not_reached_by_its_name(
     """What listens there is ours: the Temporal server, its Web UI, a codec server, the gateway."""
     monkeypatch.setattr("activities.guard.is_own", lambda address: str(address) == "93.184.216.34")
     tool = FetchTool(frozenset(), resolver=resolving(runner_test=["93.184.216.34"]))
-    for port in (7233, 8233, 8081, 80):
+    for port in (443, 80):
         kind, message = error_of(await tool.run({"url": f"http://runner.test:{port}/"}, context))
         assert (kind, "runner.test is at 93.184.216.34" in message) == ("blocked", True)
 
@@ -553,7 +553,7 @@ async def test_a_redirect_to_what_is_blocked_is_not_taken(fetch: Fetch, server: 
 
 
 @pytest.mark.parametrize("target", ["http://other.test:22/", "https://other.test:8443/", "http://inside.test:6379/"])
-async def test_a_redirect_to_a_port_that_nobody_asked_for_is_not_taken(
+async def test_a_redirect_to_a_port_that_nobody_named_is_not_taken(
     server: Server, context: CallContext, target: str
 ) -> None:
     resolver = resolving(inside_test=["127.0.0.1"])  # the other one must not even be resolved
@@ -561,7 +561,7 @@ async def test_a_redirect_to_a_port_that_nobody_asked_for_is_not_taken(
     outcome = await tool.run({"url": f"http://inside.test:{server.server_port}/to?url={target}"}, context)
     kind, message = error_of(outcome)
     assert kind == "blocked"
-    assert f"it leads to another port, {target}" in message
+    assert f"unless perdure.toml names host:port, not {target}" in message
     assert len(server.seen) == 1
 
 
@@ -582,3 +582,69 @@ async def test_a_redirect_may_lead_to_a_port_that_is_allowed(server: Server, con
 @pytest.mark.parametrize("target", ["http://[", "http://a..b:x/", "http://[::1%5d/"])
 async def test_a_redirect_that_is_no_url_is_an_error_not_a_crash(fetch: Fetch, target: str) -> None:
     assert error_of(await fetch(f"/to?url={target}"))[0] in {"http_error", "blocked"}
+
+
+# Where the project lets it go
+
+
+@pytest.mark.parametrize(
+    ("only", "url"),
+    [
+        (None, "http://open.test:8080/"),
+        (None, "https://open.test:22/"),
+        ({"open.test"}, "http://other.test/"),
+        ({"open.test"}, "http://sub.open.test/"),
+        ({"open.test"}, "http://open.test.evil.test/"),
+        ({"open.test"}, "http://open.test:8080/"),
+        ({"*.open.test"}, "http://open.test/"),
+        ({"*.open.test"}, "http://notopen.test/"),
+        ({"open.test:8080"}, "http://open.test/"),
+        (set(), "http://open.test/"),
+    ],
+)
+async def test_what_the_project_does_not_list_is_not_even_resolved_and_no_redirect_leads_there(
+    server: Server, context: CallContext, only: set[str] | None, url: str
+) -> None:
+    async def nobody(host: str, port: int) -> list[str]:
+        raise AssertionError("must not even be resolved")
+
+    tool = FetchTool(frozenset({server.address}), resolver=nobody, only_hosts=None if only is None else frozenset(only))
+    for asked in (url, f"{server.url}/to?url={url}"):
+        kind, message = error_of(await tool.run({"url": asked}, context))
+        assert (kind, "only " in message) == ("blocked", True)
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("only", "url"),
+    [
+        (None, "http://open.test/"),
+        (None, "https://open.test/"),
+        ({"open.test"}, "http://OPEN.test./"),
+        ({"*.open.test"}, "http://a.b.open.test/"),
+        ({"open.test:8080"}, "http://open.test:8080/"),
+        ({"*.open.test:8080"}, "http://a.open.test:8080/"),
+    ],
+)
+async def test_what_the_project_lists_is_fetched(context: CallContext, only: set[str] | None, url: str) -> None:
+    asked: list[str] = []
+
+    async def unknown(host: str, port: int) -> list[str]:
+        asked.append(host)
+        raise OSError("no such name")
+
+    tool = FetchTool(frozenset(), resolver=unknown, only_hosts=None if only is None else frozenset(only))
+    with pytest.raises(TransientFailure):
+        await tool.run({"url": url}, context)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "host", ["xn--", "xn--a.com", "a.xn--", "a.xn--zzzzzzzz99999.com", "XN--", "www.xn--abc-.com", "xn--" + "9" * 60]
+)
+async def test_a_host_that_does_not_decode_is_one_error_and_not_tried_again(
+    fetch: Fetch, context: CallContext, host: str
+) -> None:
+    for asked in (f"http://{host}/", f"/to?url=http://{host}/"):
+        kind, message = error_of(await fetch(asked))
+        assert (kind, "not a usable URL" in message, "\n" in message) == ("blocked", True, False)

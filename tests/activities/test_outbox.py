@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from unittest.mock import create_autospec
+from unittest.mock import AsyncMock, create_autospec
 
 import httpx
 import pytest
@@ -20,10 +20,11 @@ from temporalio.testing import ActivityEnvironment
 
 from activities.followup import MOST_SENDS, FollowUps
 from activities.ledger import Doubtful, Entry, Recorded
-from activities.outbox import FILE, LogOutbox, WebhookOutbox
+from activities.outbox import FILE, ListedOutbox, LogOutbox, WebhookOutbox
 from activities.project import Project
 from activities.toolkit import TransientFailure
-from contracts.followup import NotifyRequest, Outbound
+from contracts.conversation import Headers
+from contracts.followup import FollowUpCommands, NotifyRequest, Outbound, TaskCommand, TaskData
 from contracts.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
 from settings import ProjectError, load
@@ -274,3 +275,34 @@ async def test_an_answer_of_any_size_costs_no_memory(status: int, tmp_path: Path
         outcome = await outbox.send(MESSAGE, KEY)
         assert (outcome.error is None) is (status == 200)
     assert pulled <= 2
+
+
+@pytest.mark.parametrize(
+    ("listed", "platform", "is_sent"),
+    [
+        ("x", None, True),
+        ("x", "slack", True),
+        ("slack:x", "slack", True),
+        ("slack:*", "slack", True),
+        ("slack:x", None, False),
+        ("slack:*", "discord", False),
+        ("y", "slack", False),
+        ("X", None, False),
+    ],
+)
+async def test_a_message_goes_only_to_a_channel_that_is_listed(
+    tmp_path: Path, listed: str, platform: str | None, *, is_sent: bool
+) -> None:
+    """By whatever door it came; and the agent that asks for it is told at once."""
+    message = MESSAGE.model_copy(update={"platform": platform})
+    outbox = ListedOutbox(LogOutbox(tmp_path), (listed,))
+    outcome = await outbox.send(message, KEY)
+    assert (outcome.status == "ok", (tmp_path / FILE).exists()) == (is_sent, is_sent)
+    data = {"workflowId": "f", "taskId": "t", "kind": "notify", "description": "tell", "runId": "r"}
+    given = {"channelId": "x", "text": "hi", **({"platform": platform} if platform else {})}
+    headers = Headers(request_id="r", session_id="s", request_client="c")
+    task = TaskCommand(headers=headers, data=TaskData.model_validate({**data, "input": given}))
+    follow_ups = FollowUps(create_autospec(Client, instance=True), project(outbox, tmp_path))
+    follow_ups._refusal = AsyncMock(return_value=None)  # type: ignore[method-assign]
+    told = await attempt().run(follow_ups.command_follow_up, FollowUpCommands(task=task))
+    assert told.error is None if is_sent else told.error is not None and told.error.kind == "blocked"

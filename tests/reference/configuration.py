@@ -10,20 +10,22 @@ from decisions.limits import DEFAULTS
 from settings.agents import _FrontMatter
 from settings.file import (
     FetchSettings,
-    HttpToolSettings,
-    McpToolSettings,
     ModelSettings,
     OutboxSettings,
     PriceSettings,
     ProviderSettings,
+    WebhookSettings,
+    WorkerSettings,
+)
+from settings.mcp import _Http, _Stdio
+from settings.tools import (
+    HttpToolSettings,
+    McpToolSettings,
     PythonToolSettings,
     QueueToolSettings,
     SignalToolSettings,
-    WebhookSettings,
-    WorkerSettings,
     _Gated,
 )
-from settings.mcp import _Http, _Stdio
 from tests.reference.fields import HEAD, Fields, Row
 from tests.reference.markdown import code, shown, table
 from tests.reference.variables import GROUPS

@@ -1,6 +1,8 @@
 """Questions, approvals and doubts: one open question, answered once, by whoever may."""
 
 import asyncio
+import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -21,6 +23,7 @@ from temporalio.service import RPCError
 from activities.tool import ToolCalls
 from contracts.signals import HumanInput
 from contracts.tool import Approval, Effect, ToolKind
+from decisions.builtins import gated_routes
 from decisions.ids import call_digest
 from perdure.client.found import listing
 from perdure.client.refusals import NotReachable
@@ -452,3 +455,36 @@ async def test_a_result_from_outside_approves_nothing(world: Any) -> None:
         await run.result()
         assert (await it.results(run))[0][1].startswith("denied")
     assert charge.calls == []
+
+
+async def test_a_message_that_an_agent_sends_waits_for_its_approval(world: Any) -> None:
+    """The task of the kind `notify` is not created before; one of another kind is not asked about."""
+
+    def task(kind: str, given: dict[str, Any], workflow: str) -> Any:
+        told = {"workflowId": workflow, "kind": kind, "description": "tell them", "input": given}
+        return calls(("workflow_task_create", told))
+
+    def script(body: dict[str, Any]) -> Any:
+        said = [block for message in body["messages"] for block in message["content"] if block["type"] == "tool_result"]
+        if not said:
+            return calls(("workflow_create", {"definition": {"summary": "waits"}}))
+        workflow = json.loads(said[0]["content"])["workflowId"]
+        turns = (task("wait", {"delayMs": 1}, workflow), task("notify", {"channelId": "c", "text": "hi"}, workflow))
+        return (*turns, FINISH)[len(said) - 1]
+
+    async with world(script, works=False) as it:
+        it.project = replace(it.project, builtins=gated_routes({"notify": None}))
+        async with it.worker():
+            run = await it.start()
+            question = (await it.until_state(run, question=True))["question"]
+            assert (question["kind"], "notify" in question["text"], "hi" in question["text"]) == (
+                "approval",
+                True,
+                True,
+            )
+            await run.execute_update("answer", {"decision": "deny", "text": "not today"})
+            assert (await run.result())["type"] == "agent.completed"
+            results = [content for _, content in await it.results(run)]
+            denied = ["denied: a person denied this call: not today" in content for content in results]
+            assert denied[:3] == [False, False, True]
+            await it.replay()

@@ -1,0 +1,98 @@
+"""Tools that Perdure brings: how a project takes them away, and puts an approval before them."""
+
+import re
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import httpx
+import pytest
+
+from activities.definition import defined
+from activities.project import Project
+from contracts.run import Call, RunState
+from contracts.tool import Approval, Effect, ToolKind
+from decisions.builtins import JOURNAL, gated_routes
+from decisions.calls import needs_approval
+from perdure.process.offered import project_of
+from settings import ProjectError, load
+
+ALWAYS = 'approval = "always"\n'
+
+
+async def project(folder: Path, toml: str = "", agent: str = "") -> Project:
+    (folder / "perdure.toml").write_text(toml, encoding="utf-8")
+    (folder / "agents").mkdir()
+    (folder / "agents" / "a.md").write_text(f"---\n{agent}\n---\nYou are A.\n", encoding="utf-8")
+    async with httpx.AsyncClient() as client:
+        return project_of(load({}, folder), client)
+
+
+@pytest.mark.parametrize("name", ["fetch", "read_file", "write_file", "list_files"])
+async def test_a_native_tool_takes_an_approval_and_its_timeout(tmp_path: Path, name: str) -> None:
+    made = await project(tmp_path, f'[tools.{name}]\n{ALWAYS}approval_timeout = "1h"\n')
+    route = made.tools[name].route
+    assert (route.approval, route.approval_timeout) == (Approval.always, timedelta(hours=1))
+    others = (tool.route.approval for other, tool in made.tools.items() if other != name)
+    assert set(others) == {Approval.never}
+
+
+@pytest.mark.parametrize(
+    ("gate", "tool", "kind", "asks"),
+    [
+        ("notify", "workflow_task_create", "notify", True),
+        ("notify", "workflow_task_create", "wait", False),
+        ("notify", "workflow_create", None, False),
+        ("workflow_task_create", "workflow_task_create", "wait", True),
+        ("workflow_create", "workflow_create", None, True),
+        ("workflow_wait_for_reply", "workflow_wait_for_reply", None, True),
+        ("delegate", "delegate", None, True),
+    ],
+)
+async def test_an_approval_stands_before_what_reaches_beyond_the_run(
+    tmp_path: Path, gate: str, tool: str, kind: str | None, *, asks: bool
+) -> None:
+    made = await project(tmp_path, f"[tools.{gate}]\n{ALWAYS}")
+    call = Call(
+        tool_use_id="u", tool=tool, kind=ToolKind.builtin, effect=Effect.keyed, step=1, arguments={"kind": kind}
+    )
+    state = SimpleNamespace(tools=made.builtins, approved_tools=())
+    assert needs_approval(cast("RunState", state), call) is asks
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        (f'[tools.fetch]\n{ALWAYS}timeout = "1h"\n', "tools.fetch.timeout: no such setting"),
+        (f'[tools.notify]\n{ALWAYS}effect = "read"\n', "tools.notify.effect: no such setting"),
+        (
+            '[tools.fetch]\nkind = "python"\ntarget = "a:b"\n',
+            "'fetch' is the name of a tool that Perdure brings",
+        ),
+        (f"[tools.finish]\n{ALWAYS}", "'finish' takes no approval; those that do: fetch,"),
+        (f"[tools.get_run_journal]\n{ALWAYS}", "'get_run_journal' takes no approval"),
+        (f'[tools.mine]\nkind = "builtin"\n{ALWAYS}', "'mine' takes no approval"),
+        ('[tools.fetch]\napproval_timeout = "1h"\n', 'approval_timeout needs approval = "always"'),
+        ('[fetch]\nonly_hosts = ["https://example.com/"]\n', "expected a host such as example.com"),
+    ],
+)
+async def test_what_such_a_table_cannot_say_is_refused_in_a_line(tmp_path: Path, toml: str, words: str) -> None:
+    with pytest.raises(ProjectError, match=re.escape(words)):
+        await project(tmp_path, toml)
+
+
+async def test_an_agent_without_a_journal_is_offered_and_told_of_none(tmp_path: Path) -> None:
+    made = await project(tmp_path, agent="tools: []\njournal: false")
+    without = defined(made, made.agents["a"], may_delegate=True)
+    with_one = defined(made, made.agents["default"], may_delegate=True)
+    assert {tool.name for tool in without.tools}.isdisjoint({*JOURNAL, "fetch", "read_file", "write_file"})
+    assert {tool.name for tool in with_one.tools}.issuperset(JOURNAL)
+    assert "{journal}" not in without.system + with_one.system
+    assert ("journal" in without.system, "journal" in with_one.system) == (False, True)
+
+
+async def test_a_gate_that_never_asks_changes_nothing(tmp_path: Path) -> None:
+    made = await project(tmp_path, '[tools.fetch]\napproval = "never"\n[tools.notify]\n')
+    assert made.builtins == gated_routes({})
+    assert made.tools["fetch"].route.approval is Approval.never
