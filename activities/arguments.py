@@ -12,7 +12,7 @@ from typing import Any
 
 import regex
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import ValidationError, best_match
+from jsonschema.exceptions import SchemaError, ValidationError, best_match
 from jsonschema.validators import extend
 from referencing.exceptions import Unresolvable
 
@@ -23,6 +23,15 @@ _until: ContextVar[float] = ContextVar("_until")
 
 class NotApplicable(Exception):
     """The schema itself cannot be applied. The message is a line."""
+
+
+def schema_fault(schema: dict[str, Any]) -> str | None:
+    """Why it is no JSON Schema; None where it is one."""
+    try:
+        Draft202012Validator.check_schema(schema)
+    except (SchemaError, RecursionError) as error:
+        return error.message[:200] if isinstance(error, SchemaError) else "it is nested too deeply"
+    return None
 
 
 class Arguments:

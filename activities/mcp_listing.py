@@ -4,19 +4,18 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
 from mcp import Client
 from mcp_types import Tool
 
+from activities.arguments import schema_fault
 from contracts.mcp import Pin
-from decisions.mcp import foreign_reference, pin, unfit
+from decisions.api_tool import MAX_DEFINITION, api_fault
+from decisions.mcp import foreign_reference, pin, tool_name, unfit
 
 _log = logging.getLogger(__name__)
 
 MOST_PAGES = 100  # of a listing
 MOST_TOOLS = 1000
-MOST_DEFINITION = 64 * 1024  # bytes of a tool's description and schema: all of it goes to the model
 MOST_DEFINITIONS = 4 * 1024 * 1024  # bytes of those of one server: to look at a megabyte takes one to six seconds
 
 
@@ -51,7 +50,7 @@ def _judged(server: str, tools: Iterable[Tool]) -> tuple[dict[str, Pin], dict[st
     taken = 0
     for tool in tools:
         size = len(tool.model_dump_json(include={"description", "input_schema", "annotations"}))
-        taken += size if size <= MOST_DEFINITION else 0
+        taken += size if size <= MAX_DEFINITION else 0
         if taken > MOST_DEFINITIONS:
             refused[tool.name] = f"the definitions of its server are larger than {MOST_DEFINITIONS:,} bytes"
         elif why := _fault(server, tool, size):
@@ -70,14 +69,12 @@ def _fault(server: str, tool: Tool, size: int) -> str | None:
     """Why a model cannot be offered this tool; None if it can."""
     if why := unfit(server, tool.name):
         return why
-    if size > MOST_DEFINITION:
-        return f"its definition is larger than {MOST_DEFINITION:,} bytes"
-    if tool.input_schema.get("type") != "object":
-        return 'its inputSchema has no type "object"'
+    if size > MAX_DEFINITION:
+        return f"its definition is larger than {MAX_DEFINITION:,} bytes"
+    if fault := api_fault(tool_name(server, tool.name), tool.description or "", tool.input_schema):
+        return f"models do not take it: {fault[1]}"
     if target := foreign_reference(tool.input_schema):
         return f"its inputSchema refers to {target[:200]}, which lies outside of it"
-    try:
-        Draft202012Validator.check_schema(tool.input_schema)
-    except SchemaError as error:
-        return f"its inputSchema is none: {error.message[:200]}"
+    if why := schema_fault(tool.input_schema):
+        return f"its inputSchema is none: {why}"
     return None

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from decisions.api_tool import api_fault
+
 Json = dict[str, Any]
 
 _STATUS_OF_TYPE = {
@@ -104,9 +106,21 @@ def _field_fault(body: Json) -> str | None:
     }
     if fault := next((message for message, is_sound in sound.items() if not is_sound), None):
         return fault
+    if fault := next((fault for at, tool in enumerate(tools) if (fault := _tool_fault(at, tool))), None):
+        return fault
+    if len({tool["name"] for tool in tools}) < len(tools):
+        return "tools: Tool names must be unique."
     forced = (body.get("tool_choice") or {}).get("name")
     known = forced is None or any(tool["name"] == forced for tool in tools)
     return None if known else f"tool_choice: tool '{forced}' not found in provided tools"
+
+
+def _tool_fault(at: int, tool: Json) -> str | None:
+    """A tool that a server brings itself has a type of its own, and no schema."""
+    if tool.get("type") not in (None, "custom"):
+        return None
+    fault = api_fault(tool["name"], str(tool.get("description", "")), tool.get("input_schema"))
+    return f"tools.{at}.custom.{fault[0]}: {fault[1]}" if fault else None
 
 
 def _message_fault(at: int, message: Any) -> str | None:

@@ -6,6 +6,7 @@ visibility  what a visibility query says of them
 limits      which limit is in force, and which is used up
 builtins    the tools that are decisions themselves, and their schemas
 calls       a reply of the model -> the calls it asks for, in batches
+api_tool    what the Messages API takes for a tool
 mcp         tools of MCP servers: names, effects, and what has changed of them
 faults      what is wrong with a value that was given, in a line
 framing     frame and plan, read from the first turn

@@ -183,7 +183,8 @@ def _standing(standing: Standing) -> str:
     if not standing.is_seen:
         return f"{standing.server}: not seen yet: perdure tools --accept {standing.server}"
     other = [f"{tool} {state}" for tool, state in standing.tools.items() if state is not PinState.pinned]
-    return f"{standing.server}: {', '.join(other) or f'{len(standing.tools)} tools as accepted'}"
+    refused = "".join(f"; {tool!a} is not offered: {why}" for tool, why in standing.refused.items())
+    return f"{standing.server}: {', '.join(other) or f'{len(standing.tools)} tools as accepted'}{refused}"
 
 
 async def _server(settings: Settings) -> AsyncIterator[Check]:

@@ -96,3 +96,28 @@ async def test_a_gate_that_never_asks_changes_nothing(tmp_path: Path) -> None:
     made = await project(tmp_path, '[tools.fetch]\napproval = "never"\n[tools.notify]\n')
     assert made.builtins == gated_routes({})
     assert made.tools["fetch"].route.approval is Approval.never
+
+
+HTTP = '[tools.look]\nkind = "http"\nurl = "http://127.0.0.1:9/"\ndescription = "looks"\n'
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ('{ type = "object", anyOf = [{ required = ["a"] }] }', "anyOf is not supported at the root"),
+        ('{ type = "object", properties = { "filter[id]" = {} } }', "names of properties must match"),
+        ('{ type = "object", minProperties = "many" }', "'many' is not of type"),
+    ],
+)
+async def test_a_tool_of_the_project_that_no_model_takes_is_refused_by_name(
+    tmp_path: Path, schema: str, words: str
+) -> None:
+    with pytest.raises(ProjectError, match=rf"tools\.look: models do not take this tool: .*{re.escape(words)}"):
+        await project(tmp_path, f"{HTTP}input_schema = {schema}\n")
+
+
+async def test_a_python_tool_is_held_to_the_same_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "odd_names.py").write_text('def look(größe: int) -> int:\n    """Looks."""\n', "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ProjectError, match="names of properties must match"):
+        await project(tmp_path, '[tools.look]\nkind = "python"\ntarget = "odd_names:look"\n')

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from activities.mcp_lock import change_lock
 from contracts.mcp import PinState
 from contracts.tool import Approval, Effect, ToolKind
+from decisions.mcp import pin
 from perdure.process.mcp_tools import accept, accepted, offer_of, offering, standings
 from settings import ProjectError, Settings, load
 
@@ -255,3 +257,19 @@ def test_what_servers_are_given_is_secret(folder: Folder) -> None:
     assert "canary" not in told
     assert told.endswith("/home/eva/files 12345678")
     assert "canary" not in repr(settings)
+
+
+async def test_a_tool_that_models_do_not_take_is_left_out_with_its_reason(folder: Folder) -> None:
+    """Of a server that nobody has seen, and of a lock file that was written before anybody looked."""
+    odd: dict[str, Any] = {**LOOK, "name": "odd", "inputSchema": {"type": "object", "anyOf": [{"required": ["a"]}]}}
+    folder.define(LOOK, odd)
+    await folder.see()
+    (found,) = await standings(folder.load())
+    assert list(found.tools) == ["look"]
+    assert "anyOf is not supported at the root" in found.refused["odd"]
+    kept = pin("", odd["inputSchema"], {})
+    change_lock(folder.path / "mcp.lock.json", lambda pins: pins["h"].update(odd=kept))
+    for named in (["h__*"], ["h__look", "h__odd"]):
+        folder.agent(*named)
+        async with offering(folder.load()) as offer:
+            assert (list(offer.tools), offer.agents["a"].tools) == (["h__look"], ("h__look",))

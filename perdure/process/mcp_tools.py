@@ -16,6 +16,7 @@ from activities.toolkit import Tool
 from contracts.agent import Agent
 from contracts.mcp import Pin, PinnedProgram, PinState
 from contracts.tool import ToolKind, ToolRoute
+from decisions.api_tool import api_fault
 from decisions.mcp import SEPARATOR, difference, effect_of, is_looser, server_of, states, tool_name
 from settings import McpToolSettings, ProjectError, Settings
 from settings.problems import meant
@@ -135,14 +136,20 @@ async def _first_seen(settings: Settings, connections: "Connections", names: lis
 def _offer(settings: Settings, connections: "Connections", pins: Pins, *, is_strict: bool) -> Offer:
     from activities.mcp_tool import McpTool
 
-    tools: dict[str, Tool] = {}
+    tools, left_out = dict[str, Tool](), dict[str, str]()
     for server in settings.servers:
         for tool, kept in pins.get(server, {}).items():
             name = tool_name(server, tool)
+            if fault := api_fault(name, kept.description, kept.input_schema):  # of a lock file that is older
+                left_out[name] = f"models do not take it: {fault[1]}"
+                continue
             tools[name] = McpTool(_route(name, kept, settings), tool, kept, connections[server])
-    _no_strangers(settings, tools)
+    _no_strangers(settings, {**tools, **left_out})
+    for name, why in left_out.items() if is_strict else ():
+        _log.warning("mcp tool %s is not offered: %s", name, why)
+    there = dict.fromkeys(tools, "") | left_out
     agents = {
-        name: agent.model_copy(update={"tools": tuple(_named(agent, settings, pins, tools, is_strict=is_strict))})
+        name: agent.model_copy(update={"tools": tuple(_named(agent, settings, pins, there, is_strict=is_strict))})
         for name, agent in settings.agents.items()
     }
     return Offer(tools, agents)
@@ -169,7 +176,7 @@ def _route(name: str, kept: Pin, settings: Settings) -> ToolRoute:
     )
 
 
-def _no_strangers(settings: Settings, tools: Mapping[str, Tool]) -> None:
+def _no_strangers(settings: Settings, tools: Mapping[str, object]) -> None:
     """Settings for a tool that no server has would be believed to hold."""
     for name, local in settings.file.tools.items():
         if not isinstance(local, McpToolSettings):
@@ -182,23 +189,23 @@ def _no_strangers(settings: Settings, tools: Mapping[str, Tool]) -> None:
             raise ProjectError(f"{settings.at('tools', name)}: {_no_such(name, server, tools)}")
 
 
-def _named(
-    agent: Agent, settings: Settings, pins: Pins, tools: Mapping[str, Tool], *, is_strict: bool
-) -> Iterable[str]:
-    """Its allow-list, with `server__*` written out."""
+def _named(agent: Agent, settings: Settings, pins: Pins, tools: Mapping[str, str], *, is_strict: bool) -> Iterable[str]:
+    """Its allow-list, with `server__*` written out, and without those of `tools` that say why they are left out."""
     for name in dict.fromkeys(agent.tools):
         server = server_of(name)
         if server not in settings.servers:
             yield name
         elif name == f"{server}{SEPARATOR}*":
-            yield from (each for each in tools if server_of(each) == server and each not in agent.tools)
+            own = (each for each, why in tools.items() if server_of(each) == server and not why)
+            yield from (each for each in own if each not in agent.tools)
         elif name in tools:
-            yield name
+            if not tools[name]:
+                yield name
         elif is_strict or server in pins:
             raise ProjectError(f"{settings.roster.at(agent.name, 'tools', name)}: {_no_such(name, server, tools)}")
 
 
-def _no_such(name: str, server: str | None, tools: Mapping[str, Tool]) -> str:
+def _no_such(name: str, server: str | None, tools: Mapping[str, object]) -> str:
     there = [each for each in tools if server_of(each) == server]
     told = f"{NAME} has no {name!r}{meant(name, there)}; of {server} it has: {', '.join(there) or 'none'}"
     return f"{told} (perdure tools --accept {server} takes what is new)"

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from activities.arguments import schema_fault
 from activities.fetch import FetchTool
 from activities.files import ListFiles, ReadFile, WriteFile
 from activities.http_tool import HttpTool
@@ -22,6 +23,7 @@ from activities.store import Stores
 from activities.toolkit import Tool
 from contracts.agent import ToolSchema
 from contracts.tool import Approval, QueueRoute, ToolKind, ToolRoute
+from decisions.api_tool import api_fault
 from decisions.builtins import gated_routes
 from decisions.providers import DEFAULT
 from perdure.process.mcp_tools import Offer, offer_of
@@ -53,6 +55,7 @@ def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None 
     for name, described in settings.file.tools.items():
         if not isinstance(described, McpToolSettings | BuiltinToolSettings):
             tools[name] = _tool(name, described, settings, client)
+            _must_be_taken(tools[name], settings)
     tools.update(mcp.tools)
     return Project(
         agents=mcp.agents,
@@ -94,6 +97,15 @@ def _claude_priced(settings: Settings) -> frozenset[str]:
 def _is_anthropic(url: str | None) -> bool:
     host = urlsplit(url).hostname if url else None
     return host is not None and (host == "anthropic.com" or host.endswith(".anthropic.com"))
+
+
+def _must_be_taken(tool: Tool, settings: Settings) -> None:
+    """Raises ProjectError where no model would take the tool: each request that offers it would fail."""
+    name, schema = tool.route.name, tool.schema
+    fault = api_fault(name, schema.description, schema.input_schema)
+    why = fault[1] if fault else schema_fault(schema.input_schema)
+    if why:
+        raise ProjectError(f"{settings.at('tools', name)}: models do not take this tool: {why}")
 
 
 def _native_tools(settings: Settings) -> dict[str, Tool]:

@@ -434,12 +434,16 @@ async def test_tools_that_no_model_could_call_are_refused_by_name(rig: Rig) -> N
         {**LOOK, "name": "outside", "inputSchema": {"type": "object", "$ref": "http://169.254.169.254/"}},
         {**LOOK, "name": "invalid", "inputSchema": {"type": "object", "minProperties": "many"}},
         {**LOOK, "name": "large", "description": "x" * 70_000},
+        {**LOOK, "name": "either", "inputSchema": {"type": "object", "anyOf": [{"required": ["a"]}]}},
+        {**LOOK, "name": "brackets", "inputSchema": {"type": "object", "properties": {"filter[id]": {}}}},
         LOOK,
     )
     assert list(await rig.connection.tools()) == ["look"]
     refused = rig.connection.refused
-    assert sorted(refused) == ["a.b", "invalid", "large", "n" * 62, "outside"]
+    assert sorted(refused) == ["a.b", "brackets", "either", "invalid", "large", "n" * 62, "outside"]
     assert "lies outside" in refused["outside"]
+    assert "anyOf is not supported at the root" in refused["either"]
+    assert "names of properties must match" in refused["brackets"]
     assert "no server's name is short enough" in refused["n" * 62]
 
 
@@ -460,7 +464,7 @@ async def test_all_else_goes_on_while_a_large_listing_is_looked_at(rig: Rig) -> 
         assert end.wait(LONG)
 
     rig.define(LOOK)
-    with patch("activities.mcp_listing.Draft202012Validator.check_schema", looks_long):
+    with patch("activities.arguments.Draft202012Validator.check_schema", looks_long):
         listing = asyncio.create_task(rig.connection.tools())
         assert await asyncio.to_thread(begun.wait, LONG)
         end.set()

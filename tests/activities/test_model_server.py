@@ -92,6 +92,22 @@ async def test_a_conversation_that_the_api_would_refuse_is_refused() -> None:
             await ask(model, conversation)
 
 
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        ({"input_schema": {"type": "object", "anyOf": []}}, "tools.1.custom.input_schema: anyOf is not supported"),
+        ({"input_schema": {"type": "array"}}, "tools.1.custom.input_schema.type"),
+        ({"input_schema": {"type": "object", "properties": {"a b": {}}}}, "tools.1.custom.input_schema.properties"),
+        ({"name": "a.b"}, "tools.1.custom.name"),
+        ({"name": "fine"}, "names must be unique"),
+    ],
+)
+async def test_a_tool_that_the_api_would_refuse_is_refused_by_its_place(tool: dict[str, Any], words: str) -> None:
+    fine = {"name": "fine", "input_schema": {"type": "object"}}
+    with ScriptedModel([says("done")]) as model, pytest.raises(BadRequestError, match=words):
+        await ask(model, tools=[fine, {**fine, "name": "other", **tool}])
+
+
 async def test_a_fault_carries_type_message_and_retry_after() -> None:
     with ScriptedModel([fails(429, retry_after=2, message="slow down")]) as model:
         with pytest.raises(RateLimitError, match="slow down") as caught:
