@@ -1,15 +1,16 @@
 """The secrets of this process, and how they are kept out of all that a run leaves behind.
 
-They are collected once, where the parts are wired. A tool, a page or a model may say one of them back, as it is or in
-base64, or as some writer of JSON, HTML or URLs escapes it: each such form is replaced by `[redacted NAME]`. What a
-person or another program sends to a run themselves is theirs, and not looked through.
+They are collected once, where the parts are wired. A tool, a page or a model may say one of them back, as it is, in
+base64, base32 or hex, or as some writer of JSON, HTML or URLs escapes it: each such form is replaced by
+`[redacted NAME]`. What a person or another program sends to a run themselves is theirs, and not looked through.
 """
 
 import base64
 import html
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import lcm
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -37,6 +38,8 @@ _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 _SIGN, _MOST_SIGN = 8, 64
 _MOST_PIECES = 64  # that one is chosen of; a whole key file has thousands
 _SWITCHES = frozenset({"disabled", "required", "optional"})  # as long as a secret may be
+
+_BETWEEN_HEX = ("", "%", "\\x")  # of the bytes of a dump, a URL, a literal
 
 Escapes = dict[str, str | int | None]  # as `str.maketrans` takes it
 
@@ -329,7 +332,7 @@ def _forms(secret: str) -> Iterator[str]:
                 yield from (_in_json(once, *again) for again in (*_IN_JSON[:2], writer))
         if len(form) >= _HALVED:
             yield from (form[: len(form) // 2], form[-(len(form) // 2) :])
-    yield from _shifted(secret)
+    yield from _encoded(secret)
 
 
 def _in_urls_as(secret: str) -> Iterator[str]:
@@ -364,14 +367,31 @@ def _units(text: str, digits: str) -> str:
     return "".join(f"\\u{unit:04{digits}}" for unit in units)
 
 
-def _shifted(secret: str) -> Iterator[str]:
-    """Its base64, wherever in a longer text it began: the characters that only the secret decides."""
+def _encoded(secret: str) -> Iterator[str]:
+    """In base64, once and twice, in base32 and in hex, wherever in a longer text it began."""
     data = secret.encode(errors="surrogatepass")
-    for shift in range(3):
-        whole = base64.b64encode(bytes(shift) + data).decode().rstrip("=")
-        first = (0, 2, 3)[shift]
-        last = len(whole) - (0 if (shift + len(data)) % 3 == 0 else 1)
-        core = whole[first:last]
+    for once in _shifted(secret):
+        yield once
+        yield from _shifted(once)
+    for core in _cores(data, 5, base64.b32encode):
+        yield core
+        yield core.lower()
+    for separator in _BETWEEN_HEX:
+        yield separator.join(f"{byte:02x}" for byte in data)
+        yield separator.join(f"{byte:02X}" for byte in data)
+
+
+def _shifted(secret: str) -> Iterator[str]:
+    """Its base64, in both alphabets."""
+    for core in _cores(secret.encode(errors="surrogatepass"), 6, base64.b64encode):
+        yield core
+        yield core.translate(str.maketrans("+/", "-_"))
+
+
+def _cores(data: bytes, bits: int, encode: Callable[[bytes], bytes]) -> Iterator[str]:
+    """Of each way in which it may lie in a longer text the characters of so many bits that only the data decides."""
+    for shift in range(lcm(bits, 8) // 8):
+        whole = encode(bytes(shift) + data).decode()
+        core = whole[-(-8 * shift // bits) : 8 * (shift + len(data)) // bits]
         if len(core) >= LEAST:
             yield core
-            yield core.translate(str.maketrans("+/", "-_"))
