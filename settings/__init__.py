@@ -25,7 +25,7 @@ from contracts.agent import Agent
 from decisions.providers import DEFAULT, provider_of
 from perdure.answer_keys import NO_KEYS, AnswerKeys
 from perdure.codec import AesGcmCodec
-from settings.access import base_url_of, key_of
+from settings.access import base_url_of, key_of, must_be_private
 from settings.agents import Roster, read_agents
 from settings.environment import (
     Deployment,
@@ -177,6 +177,9 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     servers = read_servers(root / MCP_FILE, env)
     home = resolved(Path(env.get("PERDURE_HOME") or root / ".perdure"))
     key, url = key_of(env, "ANTHROPIC_API_KEY"), base_url_of(env, "ANTHROPIC_BASE_URL")
+    must_be_private("ANTHROPIC_BASE_URL", url, key)
+    for name, each in file.model.providers.items():
+        must_be_private(f"model.providers.{name}.base_url", each.base_url, env.get(each.api_key_env or ""))
     roster = read_agents(root / "agents", tool_names(file.tools), servers)
     if strict:
         roster.check()

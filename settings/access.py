@@ -1,6 +1,7 @@
 """How a model's provider is reached: its key and its address, looked at before anybody is asked."""
 
 from collections.abc import Mapping
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from settings.problems import ProjectError
@@ -25,6 +26,19 @@ def base_url_of(env: Mapping[str, str], variable: str) -> str | None:
         return checked_url(env[variable])
     except ValueError as error:
         raise ProjectError(f"{variable}: {error}") from None
+
+
+def must_be_private(where: str, url: str | None, key: str | None) -> None:
+    """Raises ProjectError where a key would cross a network that others can listen to."""
+    if key and url and url.lower().startswith("http://") and not _is_loopback(urlsplit(url).hostname or ""):
+        raise ProjectError(f"{where}: a key goes to another machine by https:// only; this address is http://")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host.lower() == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def checked_url(text: str) -> str:
