@@ -111,7 +111,7 @@ class ToolCalls:
                 delay = RETRY_DELAYS[attempt - 1] if asked is None else asked
                 _retried(call, workspace, attempt + 1, passing.message, delay)
             raise ApplicationError(
-                passing.message[:MOST_ERROR],
+                cut_error(passing.message),
                 type=passing.kind,
                 next_retry_delay=None if asked is None else timedelta(seconds=asked),
             ) from None
@@ -233,7 +233,7 @@ class ToolCalls:
 
 
 def _not_begun(why: str) -> ApplicationError:
-    return ApplicationError(why[:MOST_ERROR], type=Stop.not_begun, non_retryable=True)
+    return ApplicationError(cut_error(why), type=Stop.not_begun, non_retryable=True)
 
 
 def _run_id() -> str:
@@ -297,6 +297,14 @@ def drop_cut_end(outcome: ToolOutcome) -> ToolOutcome:
     return outcome.model_copy(update={"result": outcome.result[:-CUT_MARGIN]})
 
 
+def cut_error(text: str) -> str:
+    """At most MOST_ERROR characters of it, with a mark that says how many are missing."""
+    if len(text) <= MOST_ERROR:
+        return text
+    shown = MOST_ERROR - 60  # the mark is shorter
+    return f"{text[:shown]}\n… (cut: {len(text) - shown:,} more characters)"
+
+
 def is_large(outcome: ToolOutcome) -> bool:
     return len(to_json(outcome.result)) > INLINE_BYTES or (
         outcome.error is not None and len(outcome.error.message) > MOST_ERROR
@@ -311,7 +319,7 @@ def fitted(
     The call has been made: a disk that takes no artifact costs the rest of the result, not the whole of it.
     """
     if outcome.error is not None:
-        error = outcome.error.model_copy(update={"message": outcome.error.message[:MOST_ERROR]})
+        error = outcome.error.model_copy(update={"message": cut_error(outcome.error.message)})
         return outcome.model_copy(update={"error": error, "result": None})
     is_text = isinstance(outcome.result, str)
     data = outcome.result.encode() if isinstance(outcome.result, str) else to_json(outcome.result, indent=2)
