@@ -125,9 +125,16 @@ def _caught(call: Callable[[], Any]) -> Any:
 def _judged(error: BaseException) -> ToolOutcome:
     """What the model is told. Raises TransientFailure for what may pass."""
     told = f"{type(error).__name__}: {error}"
-    if isinstance(error, MAY_PASS) and not isinstance(error, NEVER_SENT):
+    if _may_pass(error):
         raise TransientFailure(ToolFault.unreachable, told) from error
     return failed(ToolFault.tool_error, told)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Of a group, that each of its errors may."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_may_pass, error.exceptions))
+    return isinstance(error, MAY_PASS) and not isinstance(error, NEVER_SENT)
 
 
 _UNNAMED = (
