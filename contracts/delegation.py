@@ -40,9 +40,13 @@ class Share(Value):
     """A part of a budget: at most so much. None: no limit."""
 
     steps: int
+    """Calls."""
     tokens: int | None = None
+    """Sent and received."""
     usd: float | None = None
+    """Money."""
     follow_ups: int | None = sparse(None)
+    """Of the run, and of all that resumes from them."""
 
 
 class Spent(Value):

@@ -1,5 +1,6 @@
 """What lies in history: tersely what every step brings, and readable whole."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -33,9 +34,17 @@ MEANING_NOTHING: dict[type[Terse], dict[str, Any]] = {
         "is_closing": False,
         "window": None,
         "unchecked": False,
+        "turn_timeout": timedelta(seconds=120),
         "told": (),
     },
-    ModelTurn: {"stop_reason": "tool_use", "duration_ms": 0, "cost_usd": None, "broken": (), "passed_over": ()},
+    ModelTurn: {
+        "stop_reason": "tool_use",
+        "duration_ms": 0,
+        "cost_usd": None,
+        "broken": (),
+        "repeated": (),
+        "passed_over": (),
+    },
     ToolCall: {
         "effect": Effect.read,
         "attempt": 1,
@@ -43,6 +52,7 @@ MEANING_NOTHING: dict[type[Terse], dict[str, Any]] = {
         "head": "",
         "owner": None,
         "execution": None,
+        "key_id": None,
         "approval": None,
         "accepts": None,
         "nonce": None,

@@ -100,7 +100,7 @@ async def test_a_refused_answer_quotes_nothing_to_who_may_not_read(door: Door, t
     for body in ({"text": "x", "question_id": "q9"}, {"decision": "approve"}, {"text": " "}):
         for headers, quotes in ((alone, False), ({}, True)):
             refused = await door.post(f"/v1/runs/{run_id}/answer", body, **headers)
-            assert (refused.status_code, "Shall it be red" in refused.text) == (409, quotes)
+            assert (refused.status_code, "question q1" in refused.text or "one is q1" in refused.text) == (409, quotes)
     await door.post(f"/v1/runs/{run_id}/cancel", {})
 
 

@@ -19,7 +19,7 @@ class Variable:
 GROUPS: dict[str, tuple[Variable, ...]] = {
     "Models": (
         Variable(
-            "ANTHROPIC_API_KEY", "The key of the default provider. With neither key nor address the rehearsal answers."
+            "ANTHROPIC_API_KEY", "The key of the default provider. With neither key nor address, and no model named, the rehearsal answers."
         ),
         Variable("ANTHROPIC_BASE_URL", "The address of any server of the Messages API, in place of Anthropic's."),
         Variable(
@@ -106,6 +106,18 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
     "`docker-compose.yml`": (
         Variable("PERDURE_PROJECT", "The folder with `perdure.toml`.", "`./examples/critique`", "docker-compose.yml"),
         Variable("PERDURE_UI_PORT", "The port of the Web UI on this machine.", "`8080`", "docker-compose.yml"),
+        Variable(
+            "PERDURE_UI_READ_ONLY",
+            "`false`: whoever opens the Web UI may also answer, approve and cancel.",
+            "`true`",
+            "docker-compose.yml",
+        ),
+        Variable("PERDURE_MEMORY", "What a container of ours may take.", "`2g`", "docker-compose.yml"),
+        Variable(
+            "PERDURE_ANSWER_KEY_PUBLIC",
+            "The public half of `PERDURE_ANSWER_KEY`, for the workers.",
+            reader="docker-compose.yml",
+        ),
         Variable("PERDURE_GATEWAY_PORT", "The port of the gateway on this machine.", "`8088`", "docker-compose.yml"),
     ),
 }

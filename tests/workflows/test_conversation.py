@@ -230,7 +230,7 @@ async def test_the_same_id_with_another_body_is_refused(world: Any) -> None:
         await lane_of(it, chat).signal("request", {"request_id": "r1", "goal": "pay Eve"})
         view = await until_idle(it, chat, 1)
     assert (view.accepted, view.refused) == (1, 1)
-    assert "used before" in view.notices[-1]
+    assert "was used with another body" in view.notices[-1]
 
 
 async def test_a_busy_lane_rejects_who_will_not_wait(world: Any) -> None:

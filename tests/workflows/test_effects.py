@@ -18,6 +18,7 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from activities.attempts import WORKER_SHUTDOWN
+from activities.first_run import NAME as FIRST_RUN
 from activities.ledger import Entry
 from activities.store import LocalStore
 from activities.transcript import TranscriptMismatch, Transcripts
@@ -93,7 +94,7 @@ async def test_a_ledger_that_takes_no_claim_stops_effects_and_the_run_waits(
     create, full = LocalStore.create, [True]
 
     def creating(store: LocalStore, name: str, data: bytes) -> None:
-        if full:
+        if full and name != FIRST_RUN:
             raise OSError(errno.ENOSPC, "No space left on device")
         create(store, name, data)
 
@@ -118,8 +119,12 @@ async def test_a_ledger_that_takes_no_claim_stops_effects_and_the_run_waits(
 async def test_a_run_that_waits_for_its_ledger_can_be_cancelled_and_nothing_has_happened(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
+    create = LocalStore.create
+
+    def refuse(store: LocalStore, name: str, data: bytes) -> None:
+        if name != FIRST_RUN:
+            raise OSError(errno.EROFS, "Read-only file system")
+        create(store, name, data)
 
     monkeypatch.setattr(LocalStore, "create", refuse)
     tool = charge()
