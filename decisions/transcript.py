@@ -13,6 +13,7 @@ from contracts.run import Call
 from contracts.tool import ToolOutcome
 from contracts.transcript import Page, Part, PartKind, Segment
 from contracts.turn import ModelTurn
+from decisions.visible_text import mark_hidden
 
 EMPTY = ""
 PAGE_BYTES = 480_000  # the server takes 2 MiB, but warns of a payload above 512 KiB
@@ -139,6 +140,10 @@ def note_part(text: str) -> Part:
 
 
 def _shown(outcome: ToolOutcome) -> str:
+    return mark_hidden(_text_of(outcome))
+
+
+def _text_of(outcome: ToolOutcome) -> str:
     if outcome.error is not None:
         return f"{outcome.error.kind}: {outcome.error.message}"
     return "(no output)" if outcome.result in (None, "") else _plain(outcome.result)

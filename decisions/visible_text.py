@@ -1,7 +1,8 @@
 """Text of models, tools and callers as people are shown it: nothing in it is invisible, and nothing hides the rest.
 
 Characters that a screen shows as nothing, as a blank, or that reorder their neighbours become their code point, like
-`[U+202E]`; long runs of blanks and line breaks become their count. Programs get the text as it is.
+`[U+202E]`; long runs of blanks and line breaks become their count. Models are shown the same characters of a tool's
+result written out, and all its blanks and line breaks as they are. Programs get the text as it is.
 """
 
 import json
@@ -24,6 +25,7 @@ _BLANKS = frozenset(
 _JOINERS = "\u200c\u200d"
 _EMOJI_STYLE = "\ufe0f"
 _NOT_ASCII = re.compile(r"[^\t\n\x20-\x7e]+")
+_NEITHER_ASCII_NOR_BLANK = re.compile(r"[^\t\n\r\x20-\x7e\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]+")
 _JOINING = re.compile("[\u200c\u200d\ufe0f]")
 _SPACES = re.compile(r" {3,}")
 _ESCAPED_BLANKS = re.compile(r"\\\\|(\\[nrt])\1{5,}")  # an escaped backslash is consumed, so that its "n" is a letter
@@ -35,6 +37,14 @@ def render_visible(text: str) -> str:
     text = text.replace("\r\n", "\n")
     shown = _NOT_ASCII.sub(lambda part: _render_part(text, part.start(), part.end()), text)
     return _RUN_OF_BLANKS.sub(_count_blanks, shown)
+
+
+def mark_hidden(text: str) -> str:
+    """Return the text as a model reads it: hidden characters written out, blanks and line breaks left as they are.
+
+    What people do not see in a page, in a mail or in an answer must not speak to the model unseen.
+    """
+    return _NEITHER_ASCII_NOR_BLANK.sub(lambda part: _render_part(text, part.start(), part.end()), text)
 
 
 def render_arguments(arguments: Mapping[str, Any]) -> str:

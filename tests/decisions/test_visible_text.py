@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decisions.visible_text import render_arguments, render_line, render_values, render_visible
+from decisions.visible_text import mark_hidden, render_arguments, render_line, render_values, render_visible
 
 HIDDEN = [
     *("\u202e", "\u2066", "\u200b", "\u200e", "\u061c", "\u00ad", "\u2060", "\ufeff", "\u2062"),  # bidi and zero-width
@@ -38,6 +38,12 @@ def test_what_a_screen_does_not_show_is_written_out(hidden: str) -> None:
 )
 def test_ordinary_text_of_every_script_stays_as_it_is(text: str) -> None:
     assert render_visible(text) == text
+    assert mark_hidden(text) == text
+
+
+def test_blanks_and_line_breaks_stay_as_they_are_for_a_model() -> None:
+    text = "a\r\n" + " " * 500 + "\n" * 400 + "\t" * 99 + "\u00a0\u3000\u202f«x»"
+    assert mark_hidden(text) == text
 
 
 @pytest.mark.parametrize(
@@ -71,6 +77,15 @@ def test_nothing_hidden_is_left_and_rendering_again_changes_nothing(text: str) -
     assert set(shown) - {" "} == {sign for sign in shown if category(sign) != "Zs"}
     assert not set(shown) & {"\u3164", "\u2800", "\u034f", "\U000e0100"}
     assert render_visible(shown) == shown
+
+
+@given(ANY)
+def test_nothing_but_blanks_is_hidden_from_a_model_and_marking_again_changes_nothing(text: str) -> None:
+    marked = mark_hidden(text)
+    kept = marked.translate({ord(sign): None for sign in "\n\t\r\u200c\u200d\ufe0f"})
+    assert not {category(sign) for sign in kept} & {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+    assert not set(marked) & {"\u3164", "\u2800", "\u034f", "\u115f", "\U000e0100"}
+    assert mark_hidden(marked) == marked
 
 
 @given(ANY, st.sampled_from([sign for sign in HIDDEN if sign != "\r"]), st.integers(0, 60))
