@@ -23,6 +23,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.heartbeat import beating
 from activities.inherit import no_files
+from activities.outcome import TERMINATED, TIMED_OUT
 from activities.private import make_private
 from activities.project import Project
 from activities.snapshot import snapshot_of
@@ -39,6 +40,7 @@ from decisions.calls import text_of
 from decisions.ids import conversation_workflow_id, run_id_of, run_workflow_id
 from decisions.journal import handed_on
 from decisions.narrate import cut, markdown
+from decisions.omission import close_unanswered, unanswered_kind, visible
 from decisions.resume import journal_of
 from decisions.settlement import halted
 from decisions.transcript import Transcript, call_part
@@ -50,6 +52,11 @@ from decisions.visibility import named
 AT_ONCE = 2
 _turnstiles: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str], asyncio.Semaphore] = WeakValueDictionary()
 
+_UNANSWERED = {  # ends that the run itself does not know
+    WorkflowExecutionStatus.TERMINATED: TERMINATED,
+    WorkflowExecutionStatus.TIMED_OUT: TIMED_OUT,
+    WorkflowExecutionStatus.FAILED: "Failed",
+}
 LATEST = "latest"  # of the conversation's store: the record of its latest turn, for a lane that begins anew
 
 
@@ -118,7 +125,9 @@ class Conversations:
         for call in halted(snapshot.state, in_flight, snapshot.state.updated_at).calls:
             whole.append(call_part(call))
         before = next((each for each in snapshot.segments if each.owner == owner), None)
-        turn = TurnClose(owner=owner, before=before, journal=handed_on(snapshot.state.journal))
+        why = unanswered_kind(snapshot.state, _UNANSWERED.get(described.status) if described.status else None)
+        journal = handed_on(snapshot.state.journal)
+        turn = TurnClose(owner=owner, before=before, journal=journal, unanswered=why)
         return await keep_turn(self._project, run_id, turn, whole)
 
     def _copy_files(self, before: str, own: str) -> None:
@@ -211,7 +220,7 @@ def _copy(source: str, target: str) -> None:
 
 
 async def keep_turn(project: Project, run_id: str, turn: TurnClose, whole: Transcript) -> TurnRecord:
-    """Writes down how a turn leaves its conversation.
+    """Writes down how a turn leaves its conversation, which shows no more of it what never had an answer.
 
     Stretches are joined where the later ones have grown as long as the one before, so there are few of them, and each
     part is written a few times only, however long the conversation gets.
@@ -220,6 +229,10 @@ async def keep_turn(project: Project, run_id: str, turn: TurnClose, whole: Trans
     make_private(project.workspace(turn.owner).root)
     kept = list((await read_record(store, turn.before.ref, turn.before.digest)).segments) if turn.before else []
     start = kept[-1].end if kept else 0
+    if turn.unanswered and (
+        note := close_unanswered(whole.parts, turn.before.end if turn.before else 0, turn.unanswered)
+    ):
+        whole.append(note)
     while kept and kept[-1].end - kept[-1].start <= whole.length - start:
         start = kept.pop().start
     if whole.length > start:
@@ -240,5 +253,5 @@ def _text(journal: Journal) -> str:
 
 
 def _last_shown(whole: Transcript) -> str:
-    latest = next((part for part in reversed(whole.parts) if part.kind is PartKind.journal), None)
+    latest = next((part for part in reversed(visible(whole.parts)) if part.kind is PartKind.journal), None)
     return text_of(latest.content) if latest else ""

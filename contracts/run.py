@@ -271,11 +271,15 @@ class RunView(Value):
 
 
 class TurnClose(Value):
-    """The end of a turn of a conversation, whose store is `owner`'s: what it began with, and the journal it leaves."""
+    """The end of a turn of a conversation, whose store is `owner`'s: what it began with, and the journal it leaves.
+
+    `unanswered` says why it ended without an answer.
+    """
 
     owner: str
     before: Segment | None
     journal: Journal | None = sparse(None)
+    unanswered: str | None = sparse(None)
 
 
 class CloseRequest(Value):

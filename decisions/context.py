@@ -14,6 +14,7 @@ from contracts.context import ContextFull, Summary
 from contracts.transcript import Part, PartKind
 from contracts.turn import Usage
 from decisions.calls import text_of
+from decisions.omission import is_omission, visible
 from decisions.transcript import add_message
 
 COMPACT_AT = 0.7  # of the window
@@ -33,18 +34,32 @@ Message = dict[str, Any]
 def messages_of(parts: Sequence[Part], messages: list[Message], rendered: int) -> list[Message]:
     """The messages that the model is shown, given those of the first `rendered` parts.
 
-    They only grow, so that the provider's cache of them stays good; a new summary begins them anew.
+    They only grow, so that the provider's cache of them stays good; a summary, and a note that leaves parts out, begin
+    them anew.
     """
-    if any(part.kind is PartKind.summary for part in parts[rendered:]):
-        return _summarised(parts)
+    if any(_begins_anew(part) for part in parts[rendered:]):
+        return _all_messages(visible(parts))
     for part in parts[rendered:]:
+        add_message(messages, part)
+    return messages
+
+
+def _begins_anew(part: Part) -> bool:
+    return part.kind is PartKind.summary or is_omission(part)
+
+
+def _all_messages(seen: Sequence[Part]) -> list[Message]:
+    if _latest_summary(seen) is not None:
+        return _summarised(seen)
+    messages: list[Message] = []
+    for part in seen:
         add_message(messages, part)
     return messages
 
 
 def digest_of(parts: Sequence[Part]) -> str:
     """The journal's digest for the system prompt, as it was when the run last went on from its journal."""
-    latest = next((part for part in reversed(parts) if part.kind is PartKind.journal), None)
+    latest = next((part for part in reversed(visible(parts)) if part.kind is PartKind.journal), None)
     return str(latest.about["digest"]) if latest else ""
 
 
@@ -77,6 +92,10 @@ def _summarised(parts: Sequence[Part]) -> list[Message]:
     for i in live:
         add_message(messages, _cut(parts[i], about["cut"]) if i < at else parts[i])
     return messages
+
+
+def _is_message(parts: Sequence[Part], i: int) -> bool:
+    return parts[i].kind is not PartKind.brief and not _is_front(parts, i)
 
 
 def _is_front(parts: Sequence[Part], i: int) -> bool:
@@ -143,9 +162,10 @@ class Cut:
 
 def divided(parts: Sequence[Part], keep: int, window: int, *, is_deep: bool) -> Cut:
     """Keeps the last `keep` messages, and one more where a tool use would else lose its result."""
+    parts = visible(parts)
     at = _latest_summary(parts)
     start = parts[at].about["tail"] if at is not None else 0
-    messages = _grouped(parts, [i for i in range(start, len(parts)) if not _is_front(parts, i)])
+    messages = _grouped(parts, [i for i in range(start, len(parts)) if _is_message(parts, i)])
     first = max(len(messages) - keep, 0)
     if first and parts[messages[first][0]].kind is PartKind.result:
         first -= 1
@@ -221,6 +241,7 @@ def truncated(parts: Sequence[Part], tail: int, window: int) -> str:
 
 def _told(parts: Sequence[Part], tail: int, each: int) -> Iterator[str]:
     """The latest summary stands for what came before its own tail; the goal is told elsewhere."""
+    parts = visible(parts)
     at = _latest_summary(parts)
     if at is not None:
         yield text_of(parts[at].content)
@@ -257,7 +278,7 @@ def estimate(parts: Sequence[Part], messages: Sequence[Message], front: int) -> 
     counted = _counted_prompt(parts[last]) if last is not None else 0
     if last is None or not counted:
         return _estimate_all(messages, front)
-    if any(part.kind is PartKind.summary for part in parts[last:]):
+    if any(_begins_anew(part) for part in parts[last:]):
         then = _estimate_all(messages_of(parts[:last], [], 0), front)
         return round(_estimate_all(messages, front) * min(max(counted / then, LEAST_RATIO), 1.0))
     output = parts[last].about["usage"]["output"]
@@ -270,7 +291,7 @@ def is_over(full: ContextFull, parts: Sequence[Part]) -> bool:
     Right after a summary an estimate alone climbs no further rung while the request fits the window: the provider's own
     count, or its refusal, says whether more has to go.
     """
-    at = _latest_summary(parts)
+    at = _latest_summary(visible(parts))
     is_fresh = at is not None and not any(part.kind is PartKind.reply for part in parts[at:])
     return full.tokens > (1.0 if is_fresh else COMPACT_AT) * full.window
 

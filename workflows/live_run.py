@@ -37,6 +37,7 @@ from decisions.calls import asked_first
 from decisions.correlate import ESCALATES, Verdict, outcome_of
 from decisions.journal import handed_on
 from decisions.limits import DEFAULTS, in_force, set_in
+from decisions.omission import unanswered_kind
 from decisions.question import DECISIONS, is_same, refusal
 from decisions.signature import Asked, signature_error
 from decisions.transcript import Transcript, brief_part, goal_part, too_large
@@ -107,7 +108,9 @@ class LiveRun:
             return None
         before = next((segment for segment in self.segments if segment.owner), None)
         owner = ids.conversation_workflow_id(state.conversation_id or "")
-        return TurnClose(owner=owner, before=before, journal=handed_on(state.journal))
+        return TurnClose(
+            owner=owner, before=before, journal=handed_on(state.journal), unanswered=unanswered_kind(state)
+        )
 
     @property
     def is_long(self) -> bool:

@@ -19,7 +19,8 @@ class Variable:
 GROUPS: dict[str, tuple[Variable, ...]] = {
     "Models": (
         Variable(
-            "ANTHROPIC_API_KEY", "The key of the default provider. With neither key nor address, and no model named, the rehearsal answers."
+            "ANTHROPIC_API_KEY",
+            "The key of the default provider. With neither key nor address, and no model named, the rehearsal answers.",
         ),
         Variable("ANTHROPIC_BASE_URL", "The address of any server of the Messages API, in place of Anthropic's."),
         Variable(

@@ -381,7 +381,10 @@ async def test_a_run_that_cannot_begin_does_not_block_the_lane(world: Any, caplo
         vars(record)["event"] for record in caplog.records if record.msg.startswith("agent_run.dispatch_next_failed")
     ]
     assert [each["why"][:21] for each in told] == ["there is no agent 'no"]
-    assert texts(last) == ["to nobody", "to somebody"]
+    assert texts(last) == [
+        "[An earlier turn ended without an answer: UnknownAgent. The user's message of that turn was left out.]",
+        "to somebody",
+    ]
 
 
 def asks_with_much_in_hand(body: dict[str, Any]) -> Reply:
@@ -437,7 +440,8 @@ async def test_what_a_terminated_turn_said_is_not_lost(world: Any) -> None:
         view = await until_idle(it, chat, 2)
         last = it.model.requests[-1]
     assert ends(view) == [("how is the sea?", "cancelled"), ("well?", "completed")]
-    assert texts(last) == ["how is the sea?", "I look", "well?"]
+    note = "[An earlier turn ended without an answer: Terminated. What it did stands above.]"
+    assert texts(last) == ["how is the sea?", "I look", note, "well?"]
     results = [b["content"] for m in last["messages"] for b in m["content"] if b["type"] == "tool_result"]
     assert results[0] == "calm"
     assert results[1].startswith("in_doubt")

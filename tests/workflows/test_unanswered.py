@@ -1,0 +1,86 @@
+"""A turn that ends without an answer does not spoil its conversation: what may be the cause is not sent again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from contracts.tool import Effect
+from perdure.testkit.model_server import Answer, calls, fails, says
+from perdure.testkit.tools import ScriptedTool
+from tests.workflows.lane import echo, ends, new_id, run_of, say, texts, until_idle
+
+FILTERED = fails(400, message="the content filter refused this")
+
+
+def filters(otherwise: Callable[[dict[str, Any]], Answer], refusal: Answer = FILTERED) -> Callable[..., Answer]:
+    """As a provider with a content filter: it reads the whole conversation each time."""
+    return lambda body: refusal if "POISON" in str(body["messages"]) else otherwise(body)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind"),
+    [
+        (FILTERED, "ModelRefused"),
+        (fails(500, message="template error"), "ModelUnavailable"),
+        (says("no", stop_reason="refusal"), "model_declined"),
+        (says("", stop_reason="end_turn"), "ModelUnusable"),
+        (says("cut o", stop_reason="max_tokens"), "ModelUnusable"),
+    ],
+)
+async def test_a_message_that_the_model_does_not_answer_is_not_sent_again(
+    world: Any, monkeypatch: pytest.MonkeyPatch, refusal: Answer, kind: str
+) -> None:
+    monkeypatch.setattr("activities.turn.PAUSES", (0.01,) * 5)
+    chat = new_id()
+    async with world(filters(echo, refusal)) as it:
+        await say(it, chat, "my name is Ada")
+        await say(it, chat, "POISON")
+        await say(it, chat, "what is 1 + 1?")
+        view = await until_idle(it, chat, 3)
+        last = it.model.requests[-1]
+    assert [end for _, end in ends(view)][::2] == ["completed", "completed"]
+    assert texts(last) == [
+        "my name is Ada",
+        "you said: my name is Ada",
+        f"[An earlier turn ended without an answer: {kind}. The user's message of that turn was left out.]",
+        "what is 1 + 1?",
+    ]
+
+
+async def test_an_effect_before_the_refusal_is_told_and_its_result_withheld(world: Any) -> None:
+    chat = new_id()
+    paid: list[int] = []
+
+    def pay(*_: Any) -> str:
+        paid.append(1)
+        return "POISON in a receipt"
+
+    def pays_once(body: dict[str, Any]) -> Answer:
+        return calls(("pay", {}), text="I pay") if texts(body)[-1] == "pay it" else echo(body)
+
+    async with world(filters(pays_once), ScriptedTool("pay", pay, effect=Effect.once)) as it:
+        await say(it, chat, "pay it")
+        await say(it, chat, "is it paid?")
+        view = await until_idle(it, chat, 2)
+        last = it.model.requests[-1]
+        await it.replay()
+    assert ends(view) == [("pay it", "failed"), ("is it paid?", "completed")]
+    results = [b["content"] for m in last["messages"] for b in m["content"] if b["type"] == "tool_result"]
+    assert (len(paid), results) == (1, ["(done; the result was left out)"])
+    assert texts(last)[:2] == ["pay it", "I pay"]
+
+
+async def test_a_turn_that_was_terminated_before_its_answer_is_left_out_and_told(world: Any) -> None:
+    chat = new_id()
+    async with world(filters(echo, fails(529, retry_after=60))) as it:
+        await say(it, chat, "my name is Ada")
+        first = await say(it, chat, "POISON")
+        await it.until(lambda: len(it.model.requests) >= 2)
+        await run_of(it, first).terminate("its worker was killed by it")
+        await say(it, chat, "what is 1 + 1?")
+        view = await until_idle(it, chat, 3)
+        last = it.model.requests[-1]
+    assert [end for _, end in ends(view)] == ["completed", "cancelled", "completed"]
+    assert "POISON" not in str(last)
+    assert "[An earlier turn ended without an answer: Terminated." in texts(last)[2]
