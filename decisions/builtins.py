@@ -21,6 +21,10 @@ CONTROL = (FINISH, ESCALATE, REFRAME)
 JOURNAL = (GET_JOURNAL, UPDATE_JOURNAL, APPEND_JOURNAL)
 FOLLOW_UP = (WORKFLOW_CREATE, WORKFLOW_TASK_CREATE, WORKFLOW_WAIT_FOR_REPLY)
 
+# In results, since tools and prompt stay the same for the provider's cache. Small models repeat a call whose result
+# does not say what comes next.
+GO_ON = "Go on with the task: call the tool that it needs next, or write your answer as text without a tool call."
+
 TEXT_SECTIONS = ("objective", "current_state", "handoff_next_action")
 LIST_SECTIONS = ("verified_findings", "decisions", "artifacts", "open_questions", "blockers")
 

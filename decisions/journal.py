@@ -9,7 +9,15 @@ from contracts.failures import ToolFault
 from contracts.journal import Journal
 from contracts.tool import ToolOutcome, failed
 from contracts.transcript import Part, PartKind
-from decisions.builtins import APPEND_JOURNAL, GET_JOURNAL, LIST_SECTIONS, REFRAME, TEXT_SECTIONS, UPDATE_JOURNAL
+from decisions.builtins import (
+    APPEND_JOURNAL,
+    GET_JOURNAL,
+    GO_ON,
+    LIST_SECTIONS,
+    REFRAME,
+    TEXT_SECTIONS,
+    UPDATE_JOURNAL,
+)
 from decisions.calls import text_of
 from decisions.framing import framing
 
@@ -20,10 +28,13 @@ MOST_BYTES = 64 * 1024  # of all of it: the model is shown it after each summary
 DIGEST = 500  # characters
 
 
+READ = f"(This is the whole journal. It changes only by what you write into it. {GO_ON})"
+
+
 def kept(journal: Journal, tool: str, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:
     """Carries out one of the three journal tools."""
     if tool == GET_JOURNAL:
-        return journal, ToolOutcome(result=render(journal))
+        return journal, ToolOutcome(result=f"{render(journal)}\n{READ}")
     if tool == UPDATE_JOURNAL:
         return _updated(journal, arguments)
     if tool == APPEND_JOURNAL:
@@ -42,8 +53,10 @@ def _updated(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, T
         else:
             return journal, _unfit(name)
     if not changes:
-        return journal, _unfit("nothing")
+        return journal, failed(ToolFault.invalid_arguments, f"give one section at least: {_sections()}")
     changed = journal.model_copy(update=changes)
+    if changed == journal:
+        return journal, ToolOutcome(result=f"journal: nothing changed, it says this already. {GO_ON}")
     if _size(changed) > max(MOST_BYTES, _size(journal)):
         return journal, failed(ToolFault.too_large, f"the journal may have {MOST_BYTES:,} bytes: make it shorter")
     return changed, ToolOutcome(result=f"journal: {', '.join(changes)} updated")
@@ -67,7 +80,8 @@ def _appended(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, 
         return journal, failed(ToolFault.too_large, full)
     dropped = len(before) + 1 - len(entries)
     left_out = f"; the oldest {'one was' if dropped == 1 else f'{dropped} were'} dropped" if dropped else ""
-    return changed, ToolOutcome(result=f"journal: {section} now has {len(entries)}{left_out}")
+    again = f"; it had this entry already. {GO_ON}" if entries[-1] in before and not dropped else ""
+    return changed, ToolOutcome(result=f"journal: {section} now has {len(entries)}{left_out}{again}")
 
 
 def _size(journal: Journal) -> int:
@@ -75,9 +89,11 @@ def _size(journal: Journal) -> int:
 
 
 def _unfit(what: str) -> ToolOutcome:
-    texts, lists = ", ".join(TEXT_SECTIONS), ", ".join(LIST_SECTIONS)
-    wrong = f"{what[:100]!r} does not fit: texts are {texts}; lists of texts are {lists}"
-    return failed(ToolFault.invalid_arguments, wrong)
+    return failed(ToolFault.invalid_arguments, f"{what[:100]!r} does not fit: {_sections()}")
+
+
+def _sections() -> str:
+    return f"texts are {', '.join(TEXT_SECTIONS)}; lists of texts are {', '.join(LIST_SECTIONS)}"
 
 
 def is_written(journal: Journal) -> bool:

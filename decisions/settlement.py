@@ -7,7 +7,7 @@ from typing import Any
 from contracts.failures import Escalation, ToolFault
 from contracts.run import Call, Pending, RunState
 from contracts.tool import Effect, ToolKind, ToolOutcome, failed
-from decisions.builtins import ESCALATE, FINISH, REFRAME
+from decisions.builtins import ESCALATE, FINISH, GO_ON, REFRAME
 from decisions.endings import completed, escalated
 from decisions.ids import call_digest
 from decisions.journal import kept, reframed, with_artifacts
@@ -115,13 +115,19 @@ def controlled(state: RunState, call: Call, now: datetime) -> RunState:
     raise AssertionError(f"{call.tool} is no control tool")
 
 
+_AFTER_FAULT = f"Read its error; then mend the call, or call `{FINISH}` again alone."
+_WITH_OUTCOME = (
+    f"Call `{FINISH}` again with it: say what was achieved. Or write your answer as text without a tool call."
+)
+
+
 def _finish(state: RunState, call: Call, outcome: str, now: datetime) -> RunState:
     sibling = next((c for c in state.calls if c.outcome is not None and c.outcome.status == "error"), None)
     if sibling is not None:
-        fault = failed(ToolFault.not_finished, f"not finished: {sibling.tool} failed in this turn; look at its error")
+        fault = failed(ToolFault.not_finished, f"not finished: {sibling.tool} failed in this turn. {_AFTER_FAULT}")
         return settled(state, call, fault, now)
     if not outcome.strip():
-        fault = failed(ToolFault.invalid_arguments, "`outcome` is required: say what was achieved")
+        fault = failed(ToolFault.invalid_arguments, f"`outcome` is required. {_WITH_OUTCOME}")
         return settled(state, call, fault, now)
     state = completed(state, outcome.strip(), artifacts_in(call.arguments))
     return settled(state, call, ToolOutcome(result="finished"), now)
@@ -138,7 +144,13 @@ def _reframe(state: RunState, call: Call, frame: str, now: datetime) -> RunState
         state = escalated(state, Escalation.reframe_budget, f"all {most} reframes are used up")
         return settled(state, call, failed(ToolFault.budget, f"reframes used up ({most})"), now)
     state = state.model_copy(update={"reframes": count, "journal": reframed(state.journal, frame)})
-    return settled(state, call, ToolOutcome(result=f"reframed ({count} of {most})"), now)
+    return settled(
+        state, call, ToolOutcome(result=f"reframed ({count} of {most}). {GO_ON} {_reframes_left(most - count)}"), now
+    )
+
+
+def _reframes_left(left: int) -> str:
+    return f"Reframes left: {left}." if left else f"No {REFRAME} is left: another one escalates the run, which ends it."
 
 
 def halted(state: RunState, in_flight: Collection[str], now: datetime) -> RunState:

@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 from contracts.journal import Journal
 from contracts.transcript import Part, PartKind
 from decisions.builtins import LIST_SECTIONS, TEXT_SECTIONS
-from decisions.journal import DIGEST, MOST_BYTES, MOST_ENTRIES, digest, kept, refolded, render, shown, with_artifacts
+from decisions.journal import (
+    DIGEST,
+    MOST_BYTES,
+    MOST_ENTRIES,
+    READ,
+    digest,
+    kept,
+    refolded,
+    render,
+    shown,
+    with_artifacts,
+)
 
 UPDATE, APPEND, GET = "update_run_journal", "append_run_journal_entry", "get_run_journal"
 
@@ -27,13 +38,13 @@ def test_texts_are_replaced_and_lists_grow() -> None:
     journal, _ = kept(journal, UPDATE, {"blockers": []})
     assert journal.blockers == ()
     same, told = kept(journal, GET, {})
-    assert (same, told.result) == (journal, "# Run journal\n\n## Objective\n\nb\n")
+    assert (same, told.result) == (journal, f"# Run journal\n\n## Objective\n\nb\n\n{READ}")
 
 
 @pytest.mark.parametrize(
     ("tool", "arguments", "says"),
     [
-        (UPDATE, {}, "'nothing' does not fit"),
+        (UPDATE, {}, "give one section at least"),
         (UPDATE, {"objective": 5}, "'objective' does not fit"),
         (UPDATE, {"blockers": "one"}, "'blockers' does not fit"),
         (UPDATE, {"objective": "x", "mood": "good"}, "'mood' does not fit"),

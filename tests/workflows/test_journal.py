@@ -13,7 +13,7 @@ from temporalio.client import Client, WorkflowFailureError
 
 from contracts.failures import Escalation
 from contracts.journal import Journal
-from decisions.journal import DIGEST, digest, render
+from decisions.journal import DIGEST, READ, digest, render
 from perdure.client.found import find
 from perdure.client.runs import ended, fork, resume
 from perdure.client.runs import state as state_of
@@ -93,7 +93,7 @@ async def test_the_three_tools_cost_no_activity_and_no_step(world: Any) -> None:
         assert await timeline(run) == ["open_run", "plan", "reflect", "reflect", "close_segment"]
     whole = Journal.model_validate({**EIGHT, "decisions": ["tugs are ships", "rafts are not"]})
     assert (event["payload"]["steps_taken"], state["step"], state["turns"], state["pending"]) == (0, 0, 3, [])
-    assert [text for _, text in told[2:4]] == [render(whole)] * 2
+    assert [text for _, text in told[2:4]] == [f"{render(whole)}\n{READ}"] * 2
 
 
 async def test_the_query_and_the_file_tell_the_same_journal(world: Any, tmp_path: Path) -> None:
