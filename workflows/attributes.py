@@ -23,26 +23,31 @@ from contracts.question import Question, QuestionKind
 from contracts.run import RunState, RunStatus
 from decisions import followup, followup_told
 from decisions.limits import spent
-from decisions.narrate import cut, waiting_for
+from decisions.narrate import waiting_for
 from workflows.confidential import is_confidential
 
 MOST_CHARACTERS = 200  # characters of a value
 
 
+def format_keyword(text: str) -> str:
+    """Return one line of a name or id as it is, so that a search finds it: nothing in it is written out."""
+    return " ".join(text.split())[:MOST_CHARACTERS]
+
+
 def of(state: RunState) -> TypedSearchAttributes:
     """The attributes of a run in this state; what does not apply is left out."""
     pairs: list[SearchAttributePair[Any]] = [
-        SearchAttributePair(AGENT_NAME, cut(state.agent, MOST_CHARACTERS)),
+        SearchAttributePair(AGENT_NAME, format_keyword(state.agent)),
         SearchAttributePair(AGENT_STATUS, state.status.value),
         SearchAttributePair(AGENT_STEP, state.step),
     ]
     if state.conversation_id:
-        pairs.append(SearchAttributePair(CONVERSATION_ID, cut(state.conversation_id, MOST_CHARACTERS)))
+        pairs.append(SearchAttributePair(CONVERSATION_ID, format_keyword(state.conversation_id)))
     if state.question is not None:
         pairs.append(SearchAttributePair(WAITING_FOR, _about(state.question)))
     outside = [f"{p.tool}:{p.step}" for p in state.pending if p.outside]
     if outside:
-        pairs.append(SearchAttributePair(PENDING_TOOLS, [cut(tool, MOST_CHARACTERS) for tool in outside[:20]]))
+        pairs.append(SearchAttributePair(PENDING_TOOLS, [format_keyword(tool) for tool in outside[:20]]))
     if cost := spent(state).usd:
         pairs.append(SearchAttributePair(COST_USD, cost))
     return TypedSearchAttributes(pairs)
@@ -73,7 +78,7 @@ def of_follow_up(state: FollowUpState) -> TypedSearchAttributes:
     status = _ENDS.get(state.state, waits if state.tasks else RunStatus.queued)
     pairs: list[SearchAttributePair[Any]] = [
         SearchAttributePair(AGENT_STATUS, status.value),
-        SearchAttributePair(CONVERSATION_ID, cut(state.definition.resume_target.session_id, MOST_CHARACTERS)),
+        SearchAttributePair(CONVERSATION_ID, format_keyword(state.definition.resume_target.session_id)),
     ]
     if about := followup_told.waiting_for(state, is_confidential=is_confidential()):
         pairs.append(SearchAttributePair(WAITING_FOR, about))

@@ -18,6 +18,7 @@ from contracts.signals import CancelRequest, HumanInput
 from decisions import conversation as lane
 from decisions import conversation_told, lane_move
 from decisions.narrate import cut
+from workflows.attributes import format_keyword
 from workflows.handlers import ignoring_refusals, invalid, read, read_optional
 from workflows.lane_errand import bring, tell
 from workflows.lane_turn import begin_turn, take_up_turn
@@ -42,7 +43,7 @@ class Conversation:
     async def run(self, *args: Any) -> None:  # noqa: ARG002 - read by __init__; Temporal wants both alike
         live = self._live
         if workflow.info().typed_search_attributes.get(CONVERSATION_ID) is None:
-            workflow.upsert_search_attributes([CONVERSATION_ID.value_set(cut(live.state.conversation_id, 200))])
+            workflow.upsert_search_attributes([CONVERSATION_ID.value_set(format_keyword(live.state.conversation_id))])
         await live.halt.outlast(self._work(live))
         if live.halt.reason is not None:
             raise asyncio.CancelledError

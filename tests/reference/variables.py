@@ -20,7 +20,7 @@ GROUPS: dict[str, tuple[Variable, ...]] = {
     "Models": (
         Variable(
             "ANTHROPIC_API_KEY",
-            "The key of the default provider. With neither key nor address, and no model named, the rehearsal answers.",
+            "The key of the default provider. With neither key nor address nor a named model the rehearsal answers.",
         ),
         Variable("ANTHROPIC_BASE_URL", "The address of any server of the Messages API, in place of Anthropic's."),
         Variable(
