@@ -55,6 +55,13 @@ def test_an_answer_is_offered_for_pasting_and_a_decision_is_not_suggested(
     assert body in narrate.details(new_state(question=question))
 
 
+def test_where_only_signed_answers_count_nothing_is_offered_for_pasting(new_state: Any, now: Any) -> None:
+    question = Question(id="q1", kind=QuestionKind.approval, text="charge", asked_at=now, call="c0ffee")
+    told = narrate.details(new_state(question=question, answer_keys={"k1": "x"}))
+    assert "Only signed answers are taken" in told
+    assert "question_id" not in told
+
+
 def test_an_approval_is_offered_for_exactly_its_call_and_tells_how_long_it_is_open(new_state: Any, now: Any) -> None:
     fields = {"asked_at": now, "call": "c0ffee", "expires_at": now + timedelta(hours=1)}
     question = Question(id="q1", kind=QuestionKind.approval, text="charge", options=("approve", "deny"), **fields)
