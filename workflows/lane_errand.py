@@ -13,8 +13,6 @@ from decisions.narrate import cut
 from workflows.live_lane import LiveLane
 from workflows.policies import ANSWER
 
-LEAVES_ANSWERS = "lane-leaves-answers"  # the name of a patch (docs/upgrading.md)
-
 
 async def bring(live: LiveLane, errand: lane.Errand) -> None:
     """To the turn that runs."""
@@ -54,10 +52,7 @@ async def _answer(live: LiveLane, message: Queued) -> None:
             took = await _taken(run_id, message)
         except ActivityError as error:
             workflow.logger.warning("run %s takes no answers for now: %s", run_id, error.cause)
-            # Lanes that began before this was so have queued it behind the question that it answers.
-            if workflow.patched(LEAVES_ANSWERS):
-                said = lane.answer_of(message.request)
-                is_left = await _signal(live, run_id, "human_input", said)
+            is_left = await _signal(live, run_id, "human_input", lane.answer_of(message.request))
     if is_left:
         live.become(lane.left(live.state, message, workflow.now()))
     else:

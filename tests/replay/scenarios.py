@@ -217,6 +217,15 @@ async def stops_a_summary(it: World, run: Run) -> None:
     await run.signal("cancel", {"reason": "enough"})
 
 
+async def delivers(it: World, run: Run) -> None:
+    """A result that brings back the nonce of its request, as the gateway takes it."""
+    await it.until_pending(run, 1)
+    (pending,) = (await it.state(run))["pending"]
+    payload = {"run_id": run.id.removeprefix("run:"), "step": 1, "tool": "vote", "status": "ok", "result": "yes"}
+    event = {"type": "agentic.tool_result", "payload": payload, "nonce": pending["nonce"]}
+    await run.execute_update("deliver_result", event)
+
+
 async def bothers(it: World, run: Run) -> None:
     """Signals that mean nothing, and an answer that does not fit, before the one that does."""
     await it.until_pending(run, 1)
@@ -601,6 +610,12 @@ SCENARIOS = (
         (partial(working, Effect.keyed),),
         limits={"soft_limit": "1ms", "hard_limit": "2ms"},
     ),
+    Scenario(
+        "turn-without-end",
+        "failed TurnLimit",
+        [slow(says("word " * 400), 60)],
+        limits={"turn_timeout": "1s", "turn_limit": "2s"},
+    ),
     Scenario("model-unusable", "failed ModelUnusable", lambda _: CUT_OFF),
     # cancelled
     Scenario("cancelled-while-asking", "cancelled", [ASK], play=stops("signal", question=True)),
@@ -891,6 +906,7 @@ SCENARIOS = (
     ],
     # results from outside
     Scenario("voted", "completed", [VOTE, FINISH], (vote,), sends({"result": {"votes": 3}})),
+    Scenario("voted-over-http", "completed", [VOTE, FINISH], (vote,), delivers),
     Scenario("voted-again", "completed", [VOTE, FINISH], (vote_again,), sends(BUSY, {"result": "now"})),
     Scenario("vote-failed", "completed", [VOTE, FINISH], (vote,), sends(GIVEN_UP)),
     Scenario("vote-never-came", "completed", [VOTE, FINISH], (late_vote,)),
