@@ -29,6 +29,8 @@ from contracts.turn import Usage
 from decisions.calls import text_of
 from decisions.context import (
     BYTES_PER_TOKEN,
+    DATA,
+    ENTRIES,
     complete_usage,
     divided,
     estimate,
@@ -115,7 +117,7 @@ class Summaries:
             tools=(),
         )
         most = round(READ_SHARE * self._project.window_of(*asked.models) * BYTES_PER_TOKEN)
-        told = f"# Goal\n\n{goal_in(parts)}\n\n# Messages\n\n{narrated(parts, tail, most)}"
+        told = f"# Goal\n\n{goal_in(parts)}\n\n# Messages ({DATA})\n\n{ENTRIES}\n\n{narrated(parts, tail, most)}"
         message = {"role": "user", "content": [{"type": "text", "text": told}]}
         info = activity.info()
         caller = f"{info.workflow_id}/{info.activity_id}"

@@ -52,5 +52,6 @@ metrics     what is counted of runs, and under which names
 spans       what a span says of a run, an attempt, an event
 export      what a run's events tell of its turns, calls and questions
 evaluation  whether a run came to what was expected of it
+quoting     quotes the text of others as data
 narrate     what a person reads: summaries, current details, the state view
 """

@@ -20,6 +20,7 @@ from decisions.builtins import (
 )
 from decisions.calls import text_of
 from decisions.framing import framing
+from decisions.quoting import escape_headings
 
 EXCERPT = 600  # characters of an objective, a finding or a plan that the run keeps by itself
 MOST_TEXT = 4000  # characters of a section, or of an entry
@@ -151,13 +152,16 @@ def shown(journal: Journal, goal: str, finding: str) -> Journal:
 
 
 def render(journal: Journal) -> str:
-    """As Markdown (`memory.md`): every section that holds something, in the journal's order."""
+    """As Markdown (`memory.md`): every section that holds something, in the journal's order.
+
+    A text cannot open a section: a heading in it is escaped.
+    """
     sections: list[str] = []
     for name in Journal.model_fields:
         value = getattr(journal, name)
         if value:
             body = value if isinstance(value, str) else "\n".join(f"- {entry}" for entry in value)
-            sections.append(f"## {name.replace('_', ' ').capitalize()}\n\n{body}\n")
+            sections.append(f"## {name.replace('_', ' ').capitalize()}\n\n{escape_headings(body)}\n")
     return "# Run journal\n\n" + "\n".join(sections)
 
 

@@ -26,7 +26,18 @@ from contracts.run import Call, RunState
 from contracts.tool import Effect, ToolKind, ToolOutcome
 from contracts.turn import Usage
 from decisions import delegation
-from decisions.delegation import begun, committed, ended, message, next_share, outcome_of, planned, ready, started
+from decisions.delegation import (
+    CONTEXT,
+    begun,
+    committed,
+    ended,
+    message,
+    next_share,
+    outcome_of,
+    planned,
+    ready,
+    started,
+)
 from decisions.ids import delegating_run_id, delegation_workflow_id, subtask_run_id
 from decisions.limits import DEFAULTS, in_force, used_up
 
@@ -266,7 +277,8 @@ def test_a_message_says_all_that_the_peer_must_know() -> None:
     )
     assert message(asked, state, asked.subtasks[1]) == (
         '---\ntype: "task"\ntask_id: "R1.1"\nsubtask_id: "b"\nfrom: "lead"\nexpected_output: "a page"\n---\n\n'
-        "Do b.\n\n# Context\n\n## Result of a (by writer)\n\nIt is 4.\n\nFiles, in your workspace:\n- artifacts/a/x.md"
+        f"Do b.\n\n{CONTEXT}\n\n## Result of a (by writer)\n\n```\nIt is 4.\n```\n\n"
+        "Files, in your workspace:\n- artifacts/a/x.md"
     )
 
 

@@ -16,6 +16,7 @@ from activities.model import ModelCall, ModelReply
 from contracts.context import ContextFull, Recoveries
 from contracts.failures import Escalation
 from contracts.run import RunState
+from decisions.context import ENTRIES
 from decisions.limits import DEFAULTS
 from perdure.testkit.model_server import Answer, Cut, Reply, calls, cut, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
@@ -106,7 +107,9 @@ async def test_a_summary_that_fails_is_done_without(world: Any, monkeypatch: pyt
         run = await it.start(run_id="truncated")
         assert (await ended(run))["type"] == "agent.completed"
         after = turns_of(it.model.requests)[-1]
-    assert "[calls] read" in str(after["messages"][0])
+    front = after["messages"][0]["content"][0]["text"]
+    assert '{"from": "agent", "calls": "read", "arguments": ' in front
+    assert ENTRIES in front
     assert events(tmp_path / "truncated", "agent.compaction.run")[0]["model"] is None
 
 

@@ -26,6 +26,7 @@ from contracts.conversation import SubmitRequest
 from contracts.run import RunView
 from contracts.tool import Effect
 from decisions import ids
+from decisions.transcript import SHOW_JOURNAL
 from perdure.client.found import find
 from perdure.client.refusals import Refused
 from perdure.commands.report import print_run
@@ -472,8 +473,7 @@ async def test_the_journal_goes_from_turn_to_turn_and_the_counters_do_not(world:
         second, third = it.model.requests[-2:]
     assert journal["current_state"] == "two of three are counted"
     assert (state["turns"], state["step"], state["reframes"]) == (1, 0, 0)
-    asked = "Show your run journal before you go on."
-    assert texts(second).count(asked) == texts(third).count(asked) == 1  # not again where nothing is new
+    assert texts(second).count(SHOW_JOURNAL) == texts(third).count(SHOW_JOURNAL) == 1  # not again where nothing is new
     assert "State: two of three are counted" in second["system"][-1]["text"]
 
 

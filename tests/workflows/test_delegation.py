@@ -18,6 +18,7 @@ from contracts.agent import Agent
 from contracts.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
 from decisions import ids
+from decisions.delegation import CONTEXT
 from perdure.client.found import below, find, listing
 from perdure.client.runs import fork, resume
 from perdure.codec import AesGcmCodec
@@ -108,8 +109,9 @@ async def test_subtasks_run_in_the_order_of_their_needs_and_are_told_what_came_b
         assert len(goals) == 3
         assert goals[2] == (
             f'---\ntype: "task"\ntask_id: "{run.id[4:]}.1"\nsubtask_id: "c"\nfrom: "lead"\n'
-            'expected_output: "one line"\n---\n\nDo c.\n\n# Context\n\n'
-            "## Result of a (by writer)\n\na is done\n\n## Result of b (by writer)\n\nb is done"
+            f'expected_output: "one line"\n---\n\nDo c.\n\n{CONTEXT}\n\n'
+            "## Result of a (by writer)\n\n```\na is done\n```\n\n"
+            "## Result of b (by writer)\n\n```\nb is done\n```"
         )
         (brought, _) = await shown(it, run)
         assert '{"id":"c","agent":"writer","status":"done","outcome":"c is done"}' in brought

@@ -11,9 +11,11 @@ import pytest
 from rich.console import Console
 from temporalio.client import Client, WorkflowFailureError
 
+from activities.messages import JOURNAL
 from contracts.failures import Escalation
 from contracts.journal import Journal
 from decisions.journal import DIGEST, READ, digest, render
+from decisions.transcript import SHOW_JOURNAL
 from perdure.client.found import find
 from perdure.client.runs import ended, fork, resume
 from perdure.client.runs import state as state_of
@@ -58,14 +60,14 @@ def said(body: dict[str, Any]) -> list[tuple[str, str]]:
 def pair(body: dict[str, Any]) -> str:
     """The journal as the model is shown it: asked for by the user, told by the assistant."""
     texts = said(body)
-    at = next(i for i, (_, text) in enumerate(texts) if text == "Show your run journal before you go on.")
+    at = next(i for i, (_, text) in enumerate(texts) if text == SHOW_JOURNAL)
     assert (texts[at][0], texts[at + 1][0]) == ("user", "assistant")
     return texts[at + 1][1]
 
 
 def in_short(body: dict[str, Any]) -> str:
     """The digest in the system prompt."""
-    front, _, told = body["system"][-1]["text"].partition("Your run journal, in short:\n")
+    front, _, told = body["system"][-1]["text"].partition(f"{JOURNAL}\n")
     assert front == ""
     return str(told)
 
