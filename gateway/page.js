@@ -109,7 +109,7 @@ function answerForm({ run_id, question }) {
   const said = () => form.said?.value.trim() || undefined;
   const send = (body) => answer(run_id, { ...named, ...body }, form);
   for (const option of question.options) {
-    const button = element("button", LABELS[option] ?? option.replaceAll("_", " "), option === "approve" ? "first" : "");
+    const button = element("button", LABELS[option] ?? option.replaceAll("_", " "), option === "approve" && !isText ? "first" : "");
     button.type = "button";
     button.dataset.option = option;
     button.addEventListener("click", () => send(isText ? { text: option } : { decision: option, text: said() }));
