@@ -28,7 +28,15 @@ from activities.private import make_private
 from activities.project import Project
 from activities.snapshot import snapshot_of
 from activities.store import Store
-from activities.transcript import Transcripts, Wanted, digest_of_record, keep_segment, read_record, record_name
+from activities.transcript import (
+    Transcripts,
+    Wanted,
+    digest_of_record,
+    keep_segment,
+    read_record,
+    read_segment,
+    record_name,
+)
 from activities.with_start import update_with_start
 from activities.workspace import ARTIFACTS
 from contracts.conversation import Joined, JoinRequest, Queued, SubmitRequest, Submitted, TurnAnswer, TurnRecord
@@ -40,7 +48,7 @@ from decisions.calls import text_of
 from decisions.ids import conversation_workflow_id, run_id_of, run_workflow_id
 from decisions.journal import handed_on
 from decisions.narrate import cut, markdown
-from decisions.omission import close_unanswered, unanswered_kind, visible
+from decisions.omission import close_unanswered, forget_turn, unanswered_kind, visible
 from decisions.resume import journal_of
 from decisions.settlement import halted
 from decisions.transcript import Transcript, call_part
@@ -57,6 +65,7 @@ _UNANSWERED = {  # ends that the run itself does not know
     WorkflowExecutionStatus.TIMED_OUT: TIMED_OUT,
     WorkflowExecutionStatus.FAILED: "Failed",
 }
+JOINED = "+joined"  # in the name of a record that a turn begins with, and no turn left
 LATEST = "latest"  # of the conversation's store: the record of its latest turn, for a lane that begins anew
 
 
@@ -78,6 +87,8 @@ class Conversations:
             own = activity.info().workflow_id or ""
             self._transcripts.hand_on(owner, own)
             await asyncio.to_thread(self._copy_files, record.run_id, run_id_of(own))
+            if request.forget:
+                record = await _forget(store, record, request.forget, own)
             last = record.segments[-1]
             segment = Segment(
                 ref=record_name(record.run_id),
@@ -228,11 +239,19 @@ async def keep_turn(project: Project, run_id: str, turn: TurnClose, whole: Trans
     store = project.stores.of(turn.owner)
     make_private(project.workspace(turn.owner).root)
     kept = list((await read_record(store, turn.before.ref, turn.before.digest)).segments) if turn.before else []
-    start = kept[-1].end if kept else 0
-    if turn.unanswered and (
-        note := close_unanswered(whole.parts, turn.before.end if turn.before else 0, turn.unanswered)
-    ):
+    own = turn.before.end if turn.before else 0
+    if turn.unanswered and (note := close_unanswered(whole.parts, own, turn.unanswered)):
         whole.append(note)
+    record = await _put_record(store, run_id, kept, whole, turn.journal)
+    await asyncio.to_thread(store.put, LATEST, record_name(run_id).encode())
+    return record
+
+
+async def _put_record(
+    store: Store, run_id: str, kept: list[Segment], whole: Transcript, journal: Journal | None
+) -> TurnRecord:
+    """Writes what of the conversation is not in `kept` yet, and the record of all of it, under the name of `run_id`."""
+    start = kept[-1].end if kept else 0
     while kept and kept[-1].end - kept[-1].start <= whole.length - start:
         start = kept.pop().start
     if whole.length > start:
@@ -240,12 +259,25 @@ async def keep_turn(project: Project, run_id: str, turn: TurnClose, whole: Trans
     record = TurnRecord(
         segments=tuple(kept),
         run_id=run_id,
-        journal=turn.journal,
-        shows_journal=turn.journal is not None and _text(turn.journal) != _last_shown(whole),
+        journal=journal,
+        shows_journal=journal is not None and _text(journal) != _last_shown(whole),
     )
     await asyncio.to_thread(store.put, record_name(run_id), record.model_dump_json().encode())
-    await asyncio.to_thread(store.put, LATEST, record_name(run_id).encode())
     return record
+
+
+async def _forget(store: Store, record: TurnRecord, forget: tuple[str, ...], own: str) -> TurnRecord:
+    """Leave these turns out of the conversation that a turn goes on with: with a record of its own."""
+    whole = Transcript()
+    for segment in record.segments:
+        for part in await read_segment(store, segment):
+            whole.append(part)
+    for run_id in forget:
+        with suppress(FileNotFoundError):  # a turn that left no record has said nothing
+            end = (await read_record(store, record_name(run_id))).segments[-1]
+            if whole.head_at(end.end) == end.head and (note := forget_turn(whole.parts, end.end)):
+                whole.append(note)
+    return await _put_record(store, f"{own}{JOINED}", list(record.segments), whole, record.journal)
 
 
 def _text(journal: Journal) -> str:

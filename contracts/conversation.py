@@ -168,6 +168,8 @@ class LaneFault(StrEnum):
     """It has as many requests as it takes. Come back after `retry_after_seconds`."""
     lane_busy = "LaneBusy"
     """A turn is running, and `when_busy` was `reject`. Come back later, or queue."""
+    no_such_turn = "NoSuchTurn"
+    """The turn to forget is not among the latest that have ended. The query `lane` shows them."""
     lane_closing = "LaneClosing"
     """It is being cancelled. Come back later: a new lane is opened then."""
 
@@ -182,10 +184,14 @@ class Queued(Value):
 
 
 class Active(Value):
-    """The turn that runs. `is_repeat` says that its run had been started before its lane began it."""
+    """The turn that runs. `is_repeat` says that its run had been started before its lane began it.
+
+    `forget` names the turns that it leaves out of the conversation.
+    """
 
     queued: Queued
     is_repeat: bool = False
+    forget: tuple[str, ...] = sparse(())
 
 
 class TurnEnd(StrEnum):
@@ -226,6 +232,8 @@ class Turn(Value):
     end: TurnEnd
     said: str = ""
     at: datetime
+    forgotten: bool = sparse(False)
+    """A person took it out of the conversation."""
 
 
 class Word(Value):
@@ -241,7 +249,8 @@ class LaneState(Value):
     """All that a lane knows, which is also what it carries over continue-as-new.
 
     `seen` has a digest of each request by a digest of its id; `after` names the turns whose conversation the next one
-    goes on with, the latest first; `notices` tell of what had no effect; `words` are to be told to mailboxes.
+    goes on with, the latest first; `notices` tell of what had no effect; `words` are to be told to mailboxes. The next
+    turn leaves the turns `forget` out of the conversation.
     """
 
     type: Literal["conversation.continue"] = "conversation.continue"
@@ -258,6 +267,7 @@ class LaneState(Value):
     refused: int = 0
     notices: tuple[str, ...] = ()
     words: tuple[Word, ...] = sparse(())
+    forget: tuple[str, ...] = sparse(())
 
 
 class ConversationStart(Edge):
@@ -281,6 +291,26 @@ class DropRequest(Edge):
     """Who drops it, as they say."""
     sender: Sender | None = sparse(None)
     """Where it came in. Perdure's doors set it."""
+
+
+class ForgetRequest(Edge):
+    """The body of the update `forget`: takes a turn that has ended out of the conversation.
+
+    Later turns are not shown it. What it did is not undone, and its run keeps its record.
+    """
+
+    run_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    """Of the turn; the latest one if it is left out."""
+    sender: Sender | None = sparse(None)
+    """Where it came in. Perdure's doors set it."""
+
+
+class Forgotten(Value):
+    """The answer of `forget`: the turn that the next one leaves out."""
+
+    run_id: str
+    asked: str
+    """What was said in it, cut."""
 
 
 class SteerRequest(Edge):
@@ -329,10 +359,11 @@ class LaneView(Value):
 
 
 class JoinRequest(Value):
-    """The input of the activity `join_conversation`."""
+    """The input of the activity `join_conversation`. The turns `forget` are left out from now on."""
 
     conversation_id: str
     after: tuple[str, ...]
+    forget: tuple[str, ...] = sparse(())
 
 
 class Joined(Value):

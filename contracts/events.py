@@ -83,9 +83,9 @@ class BeginEvent(Value):
     """The input of an `AgentRun` that another workflow starts.
 
     Of a turn of a conversation: `headers` are its request's, `brief` goes beside the system prompt, `after` names the
-    turns whose conversation it goes on with, the latest first, and `raw` is the sender's own; of one that resumes a
-    follow-up, `share` is what is left of its budget. Of a subtask: its `assignment`. The work begins once a person has
-    made each of the `choices`.
+    turns whose conversation it goes on with, the latest first, `forget` those that it leaves out of it, and `raw` is
+    the sender's own; of one that resumes a follow-up, `share` is what is left of its budget. Of a subtask: its
+    `assignment`. The work begins once a person has made each of the `choices`.
     """
 
     type: Literal["agentic.begin"]
@@ -99,6 +99,7 @@ class BeginEvent(Value):
     share: Share | None = sparse(None)
     choices: tuple[Choice, ...] = sparse(())
     sender: Sender | None = sparse(None)
+    forget: tuple[str, ...] = sparse(())
 
 
 class ToolRequestPayload(Value):

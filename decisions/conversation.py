@@ -38,6 +38,7 @@ ANSWERS, ANSWER_BYTES = 10, 64 * 1024  # room beside those, for answers: the tur
 MOST_REQUEST = PAGE_BYTES  # bytes of one, which is carried beside them while it runs; more a run would not take
 FRAME = 160  # bytes that a lane keeps beside a request
 MOST_SEEN = 5000  # request ids that are known again; older ones find their run, which has ended
+NO_TURN = (TurnEnd.steered, TurnEnd.answered, TurnEnd.dropped)  # requests that became part of another, or nothing
 MOST_RECENT, MOST_NOTICES, MOST_AFTER = 20, 20, 5
 EXCERPT = 400  # characters of a request or an outcome
 RETRY_AFTER = 5.0  # seconds; about the time of a short turn
@@ -191,7 +192,9 @@ def begun(state: LaneState) -> LaneState:
         raise IllegalMove("begin a turn", "nothing waits")
     first, *rest = state.queue
     agent = first.request.agent or state.agent or first.request.default_agent
-    return state.model_copy(update={"active": Active(queued=first), "queue": tuple(rest), "agent": agent})
+    return state.model_copy(
+        update={"active": Active(queued=first, forget=state.forget), "queue": tuple(rest), "agent": agent}
+    )
 
 
 def repeated(state: LaneState) -> LaneState:
@@ -231,6 +234,7 @@ def begin_event(state: LaneState, message: Queued) -> BeginEvent:
         brief=request.brief,
         is_turn=True,
         after=state.after,
+        forget=state.forget,
         raw=request.raw,
         choices=request.choices,
         share=request.share,
@@ -248,8 +252,30 @@ def ended(state: LaneState, end: TurnEnd, said: str, now: datetime) -> LaneState
         raise IllegalMove("end a turn", "none runs")
     done = state.active.queued
     after = () if state.active.is_repeat else (done.run_id, *state.after)[:MOST_AFTER]
-    changes = {"active": None, "after": after, "queue": (*state.steering, *state.queue), "steering": ()}
+    # A turn that was cut off may not have joined the conversation, so the next one leaves them out.
+    left_out = () if end in (TurnEnd.cancelled, TurnEnd.timed_out) else state.active.forget
+    changes = {
+        "active": None,
+        "after": after,
+        "queue": (*state.steering, *state.queue),
+        "steering": (),
+        "forget": tuple(run_id for run_id in state.forget if run_id not in left_out),
+    }
     return _told(state.model_copy(update=changes), done, end, said, now)
+
+
+def forget(state: LaneState, run_id: str | None) -> tuple[LaneState, Turn] | None:
+    """Leave an ended turn, the latest if none is named, out of the conversation from the next turn on.
+
+    None if there is no such turn among the latest.
+    """
+    turns = [turn for turn in state.recent if turn.end not in NO_TURN and not turn.forgotten]
+    turn = next((turn for turn in reversed(turns) if run_id in (None, turn.run_id)), None)
+    if turn is None:
+        return None
+    gone = turn.model_copy(update={"forgotten": True})
+    recent = tuple(gone if each is turn else each for each in state.recent)
+    return state.model_copy(update={"recent": recent, "forget": (*state.forget, turn.run_id)}), gone
 
 
 def steered(state: LaneState, request_id: str, now: datetime) -> LaneState:

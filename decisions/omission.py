@@ -67,6 +67,20 @@ def omit(parts: Sequence[Part], start: int, end: int, said: str) -> Part:
     return _note(said + made, omits=[[start, end]], withholds=[])
 
 
+def forget_turn(parts: Sequence[Part], end: int) -> Part | None:
+    """Return the note that leaves a whole turn, the last one before `end`, out; None if it is left out already."""
+    seen = visible(parts)[:end]
+    goal = max((i for i in range(end) if parts[i].kind is PartKind.goal), default=None)
+    if goal is None or seen[goal] is OMITTED:
+        return None
+    return omit(parts, _turn_start(seen, goal), end, "A person took an earlier turn out of the conversation.")
+
+
+def _turn_start(parts: Sequence[Part], goal: int) -> int:
+    """The index of a turn's first part, given its goal's: its brief comes before the goal."""
+    return goal - 1 if goal and parts[goal - 1].kind is PartKind.brief else goal
+
+
 def _note(said: str, omits: list[list[int]], withholds: list[list[int]]) -> Part:
     about = {"omits": omits, "withholds": withholds}
     return Part(kind=PartKind.note, content=[{"type": "text", "text": f"[{said}]"}], about=about)
@@ -146,4 +160,4 @@ def _first_unanswered(seen: Sequence[Part], start: int) -> int:
             first += 1
         return min(first, start)
     goal = next((i for i in reversed(range(reply)) if seen[i].kind is PartKind.goal), 0)
-    return goal - 1 if goal and seen[goal - 1].kind is PartKind.brief else goal
+    return _turn_start(seen, goal)

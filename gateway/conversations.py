@@ -10,7 +10,7 @@ from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submi
 from gateway.access import Here, Holder, Route, needs, require
 from gateway.problems import AGAIN, Failure, described
 from gateway.tokens import Scope
-from perdure.client.lanes import look, submit
+from perdure.client.lanes import forget, look, submit
 from settings import ProjectError
 
 
@@ -68,3 +68,16 @@ async def read_conversation(here: Here, conversation_id: ConversationId) -> Lane
     if view is None:
         raise Failure(503, "no worker answers for this conversation now", headers=AGAIN)
     return view
+
+
+@router.delete(
+    "/{conversation_id}/turns/{run_id}",
+    dependencies=[needs(Scope.answer)],
+    responses=described(400, 401, 403, 404, 408, 409, 413, 422, 503),
+)
+async def forget_turn(
+    here: Here, conversation_id: ConversationId, run_id: Annotated[str, Path(max_length=MAX_ID_LENGTH)]
+) -> dict[str, str]:
+    """Leaves a turn that has ended out of the conversation from the next turn on. What it did is not undone."""
+    gone = await forget(here.session.client, conversation_id, run_id)
+    return {"run_id": gone.run_id}  # not what was said in it: the token may not read

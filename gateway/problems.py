@@ -137,6 +137,7 @@ _OF_LANES: dict[LaneFault | None, tuple[int, Kind, bool]] = {
     LaneFault.request_reused: (409, Kind.request_reused, False),
     LaneFault.lane_full: (429, Kind.lane_full, True),
     LaneFault.lane_busy: (409, Kind.lane_busy, True),
+    LaneFault.no_such_turn: (404, Kind.refused, False),
     LaneFault.lane_closing: (409, Kind.lane_closing, True),
 }
 

@@ -13,7 +13,18 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from activities.attributes import CONVERSATION_ID
-from contracts.conversation import DropRequest, LaneFault, LaneView, Steered, SubmitRequest, Submitted
+from contracts.conversation import (
+    DropRequest,
+    ForgetRequest,
+    Forgotten,
+    LaneFault,
+    LaneState,
+    LaneView,
+    Steered,
+    SubmitRequest,
+    Submitted,
+    Turn,
+)
 from contracts.signals import CancelRequest, HumanInput
 from decisions import conversation as lane
 from decisions import conversation_told, lane_move
@@ -150,6 +161,26 @@ class Conversation:
         if left is None:
             raise invalid(f"no request {cut(request.request_id, 80)} waits")
         self._live.become(left)
+
+    @workflow.update(description='Leave an ended turn out from the next turn on: {"run_id"?}, the latest by default')
+    def forget(self, *args: Any) -> dict[str, Any]:
+        state, turn = self._forgotten(args)
+        self._live.become(state)
+        return Forgotten(run_id=turn.run_id, asked=turn.asked).model_dump(mode="json")
+
+    @forget.validator
+    def _may_forget(self, *args: Any) -> None:
+        self._forgotten(args)
+
+    def _forgotten(self, args: Sequence[Any]) -> tuple[LaneState, Turn]:
+        request = read_optional(ForgetRequest, args)
+        forgotten = lane.forget(self._live.state, request.run_id)
+        if forgotten is None:
+            named = f"run {cut(request.run_id, 80)} is not among" if request.run_id else "there is no turn among"
+            raise _refused(
+                LaneFault.no_such_turn, f"{named} the latest turns that have ended; look at the conversation"
+            )
+        return forgotten
 
     @workflow.signal(description="Answer the open question of the running turn; it is handed on")
     @ignoring_refusals

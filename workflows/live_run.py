@@ -70,6 +70,7 @@ class LiveRun:
         self.state = state
         self.origin = origin  # what this run goes on from
         self.after: tuple[str, ...] = ()  # the turns of its conversation before it, the latest first
+        self.forget: tuple[str, ...] = ()  # turns that it leaves out of its conversation
         self.opening: tuple[Part, ...] = ()  # what it adds to their conversation, until it has
         self.transcript = transcript
         self.segments = segments
@@ -414,7 +415,7 @@ def _begun(event: BeginEvent) -> LiveRun:
         raise invalid(why)
     state = _new(payload, event.sender).model_copy(update=changes)
     run = LiveRun(state.model_copy(update={"limits": in_force(state, DEFAULTS)}), transcript, ())
-    run.after, run.opening = event.after, tuple(parts)
+    run.after, run.forget, run.opening = event.after, event.forget, tuple(parts)
     return run
 
 

@@ -121,6 +121,6 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
 
 
 async def _read_conversation(run: LiveRun) -> Joined:
-    request = JoinRequest(conversation_id=run.state.conversation_id or "", after=run.after)
+    request = JoinRequest(conversation_id=run.state.conversation_id or "", after=run.after, forget=run.forget)
     joined: Joined = await filed(Conversations.join_conversation, request, "read the conversation so far")
     return joined

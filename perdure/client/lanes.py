@@ -14,7 +14,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities import conversation
-from contracts.conversation import LaneFault, LaneView, SubmitRequest, Submitted
+from contracts.conversation import ForgetRequest, Forgotten, LaneFault, LaneView, SubmitRequest, Submitted
 from decisions import ids
 from decisions.conversation import answer_of
 from decisions.narrate import cut
@@ -86,6 +86,26 @@ async def _sign(client: Client, conversation_id: str, request: SubmitRequest, ke
         return request
     signed = await sign_answer(client, view.active.run_id, answer_of(request), keys)
     return request.model_copy(update={"signature": signed.signature})
+
+
+async def forget(client: Client, conversation_id: str, run_id: str | None = None) -> Forgotten:
+    """Leave an ended turn, the latest if none is named, out of the conversation from the next turn on.
+
+    Raises NotTaken with the lane's reason, NoSuchRun if there is no such lane, and NotReachable without a worker.
+    """
+    handle = client.get_workflow_handle(ids.conversation_workflow_id(conversation_id))
+    body = stamp(ForgetRequest(run_id=run_id)).model_dump(mode="json", exclude_none=True)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            forgotten: Forgotten = await handle.execute_update("forget", body, result_type=Forgotten)
+    except WorkflowUpdateFailedError as error:
+        cause = error.cause
+        raise NotTaken(str(cause), getattr(cause, "type", None)) from None
+    except (WorkflowUpdateRPCTimeoutOrCancelledError, TimeoutError):
+        raise NotReachable(f"no worker answers for conversation {conversation_id} now") from None
+    except RPCError as error:
+        raise translated(error, f"conversation {conversation_id}") from None
+    return forgotten
 
 
 async def look(client: Client, conversation_id: str) -> LaneView | None:

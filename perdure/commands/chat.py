@@ -20,12 +20,13 @@ from contracts.journal import Journal
 from contracts.run import QuestionView
 from contracts.signals import CancelRequest
 from decisions import ids
+from decisions.conversation import NO_TURN
 from decisions.faults import fault_line
 from decisions.journal import render
 from decisions.narrate import cut
 from perdure.client.found import find
 from perdure.client.happenings import Happening, Resumed, Waiting
-from perdure.client.lanes import look, submit
+from perdure.client.lanes import forget, look, submit
 from perdure.client.refusals import NoSuchRun, Refused
 from perdure.client.runs import answer, cancel, ended
 from perdure.client.watch import Watch
@@ -42,11 +43,11 @@ from settings import load
 LOOKS_EVERY = 0.2  # seconds between looks at what became of a message
 BEGINS_WITHIN = 3.0  # seconds that a cancel waits for the turn it is meant for
 OTHERS_EVERY = 1.0  # seconds between looks whether somebody else has said something here
-NO_TURN = (TurnEnd.steered, TurnEnd.answered, TurnEnd.dropped)  # requests that became part of another, or nothing
 HELP = """\
   /cancel             stop the running turn
   /steer TEXT         say it to the running turn, for its next model call
   /interrupt TEXT     stop the running turn, and ask this next
+  /forget [RUN]       leave the latest turn that has ended, or that of RUN, out of the conversation
   /journal            what the agent has written down
   /history            the latest turns
   /quit               leave; what runs goes on"""
@@ -213,6 +214,10 @@ class Talk:
                     self._console.print(HELP)
                 case "/cancel":
                     await self._cancel()
+                case "/forget":
+                    gone = await forget(self._here.client, self._id, rest.strip() or None)
+                    told = f"left out from the next turn on: {cut(gone.asked, 80)}"
+                    self._console.print(f"[dim]{escape(told)} · run {escape(gone.run_id)}[/]")
                 case "/steer" | "/interrupt" if rest:
                     await self._ask(rest, WhenBusy(word[1:]))
                 case "/journal":

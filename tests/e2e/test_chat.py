@@ -137,6 +137,8 @@ def test_a_conversation_at_the_terminal(project: Project) -> None:
         it.type("/cancel")
         it.until("■ cancelled")
         it.until("you said after it")
+        it.type("/forget")
+        it.until("left out from the next turn on: after it")
         it.type("/nonsense")
         it.until("there is no /nonsense")
         it.type("/quit")

@@ -106,6 +106,10 @@ class Door:
         async with self.http as http:
             return await http.get(path, headers=headers)
 
+    async def delete(self, path: str, **headers: str) -> httpx.Response:
+        async with self.http as http:
+            return await http.delete(path, headers=headers)
+
     async def start(self, goal: str = "say: something", **headers: str) -> str:
         answer = await self.post("/v1/runs", {"payload": {"goal": goal}}, **headers)
         assert answer.status_code in (200, 202), answer.text

@@ -329,6 +329,20 @@ async def test_a_conversation_takes_requests_once(door: Door) -> None:
     assert (await door.get(f"/v1/conversations/{uuid4().hex}")).status_code == 404
 
 
+async def test_a_turn_is_taken_out_of_its_conversation_once(door: Door) -> None:
+    path = f"/v1/conversations/lane-{uuid4().hex[:8]}"
+    run_id = (await door.post(f"{path}/requests", {"request_id": "r1", "goal": "say: hello"})).json()["run_id"]
+    await door.get(f"/v1/runs/{run_id}/result?wait=20")
+    async with asyncio.timeout(20):
+        while not (await door.get(path)).json()["recent"]:  # noqa: ASYNC110 - of another process
+            await asyncio.sleep(0.05)
+    gone = await door.delete(f"{path}/turns/{run_id}")
+    assert (gone.status_code, gone.json()) == (200, {"run_id": run_id})
+    assert (await door.get(path)).json()["recent"][0]["forgotten"]
+    assert (await door.delete(f"{path}/turns/{run_id}")).status_code == 404
+    assert (await door.delete(f"/v1/conversations/{uuid4().hex}/turns/{run_id}")).status_code == 404
+
+
 async def test_a_folders_bridge_alone_names_a_mailbox(door: Door) -> None:
     body = {"request_id": "r1", "goal": "say: hello", "mailbox": "clerk"}
     refused = await door.post(f"/v1/conversations/{uuid4().hex}/requests", body)

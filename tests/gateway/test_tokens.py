@@ -31,6 +31,7 @@ ROUTES = [
     ("POST", "/v1/runs/nobody/tool-results", "tools:result"),
     ("POST", "/v1/conversations/nobody/requests", "runs:start"),
     ("GET", "/v1/conversations/nobody", "runs:read"),
+    ("DELETE", "/v1/conversations/nobody/turns/nobody", "human:answer"),
     ("GET", "/v1/questions", "runs:read"),
     ("POST", "/v1/events", "events:publish"),
 ]

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from contracts.tool import Effect
+from perdure.client.lanes import NotTaken, forget
 from perdure.testkit.model_server import Answer, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
-from tests.workflows.lane import echo, ends, new_id, run_of, say, texts, until_idle
+from tests.workflows.lane import asking, echo, ends, new_id, run_of, say, texts, until_idle
 
 FILTERED = fails(400, message="the content filter refused this")
 
@@ -84,3 +85,46 @@ async def test_a_turn_that_was_terminated_before_its_answer_is_left_out_and_told
     assert [end for _, end in ends(view)] == ["completed", "cancelled", "completed"]
     assert "POISON" not in str(last)
     assert "[An earlier turn ended without an answer: Terminated." in texts(last)[2]
+
+
+async def test_a_person_takes_a_turn_out_of_the_conversation(world: Any) -> None:
+    """Also one that is in the middle of it, and while another turn runs; its calls are told, and told once."""
+    chat = new_id()
+
+    def pays(body: dict[str, Any]) -> Answer:
+        match texts(body)[-1], body["messages"][-1]["content"][0]["type"]:
+            case "pay it", "text":
+                return calls(("pay", {}), text="I pay")
+            case "ask", "text":
+                return calls(("ask_human", {"question": "which one?"}))
+            case _:
+                return echo(body)
+
+    async with world(pays, ScriptedTool("pay", lambda *_: "paid", effect=Effect.once)) as it:
+        await say(it, chat, "my name is Ada")
+        paid = await say(it, chat, "pay it")
+        await until_idle(it, chat, 2)
+        asking_turn = await say(it, chat, "ask")
+        question = await asking(it, asking_turn)
+        gone = await forget(it.client, chat, paid.run_id)
+        with pytest.raises(NotTaken, match="is not among the latest turns"):
+            await forget(it.client, chat, paid.run_id)
+        await say(it, chat, "red", question_id=question["id"])
+        await until_idle(it, chat, 4)
+        assert (await forget(it.client, chat)).run_id == asking_turn.run_id
+        await say(it, chat, "and now?")
+        await until_idle(it, chat, 5)
+        await say(it, chat, "and then?")
+        view = await until_idle(it, chat, 6)
+        last = it.model.requests[-1]
+    assert (gone.asked, [turn.asked for turn in view.recent if turn.forgotten]) == ("pay it", ["pay it", "ask"])
+    note = "[A person took an earlier turn out of the conversation.{}]"
+    assert texts(last) == [
+        "my name is Ada",
+        "you said: my name is Ada",
+        note.format(" Calls in what was left out: pay (step 1): done. They are not undone."),
+        note.format(" Calls in what was left out: ask_human (step 1): done. They are not undone."),
+        "and now?",
+        "you said: and now?",
+        "and then?",
+    ]
