@@ -24,6 +24,8 @@ from contracts.run import Inherited, InheritRequest, RunState, RunStatus, Snapsh
 from contracts.transcript import Part, Segment
 from decisions.ids import run_id_of, run_workflow_id
 from decisions.journal import render, shown
+from decisions.limits import below_ceiling, format_excess, set_in
+from decisions.narrate import notice
 from decisions.resume import NoSuchStep, continued, cut_after, forked, refusal, resumed
 from decisions.transcript import Transcript
 
@@ -67,7 +69,14 @@ class Inheritances:
         workspace = str(self._project.workspace(own).root)
         keys = dict(self._project.answer_keys) or state.answer_keys  # of now; without any here, the origin's bind it on
         changes = {"workspace": workspace, "answer_keys": keys, "key_id": key_id}
-        return Inherited(state=state.model_copy(update=changes), segments=segments)
+        return Inherited(state=self._bounded(state.model_copy(update=changes)), segments=segments)
+
+    def _bounded(self, state: RunState) -> RunState:
+        """Bound the origin's limits by the ceiling of now."""
+        ceiling = set_in(self._project.ceiling)
+        excess = tuple(notice("limits", text) for text in format_excess(state.limits, ceiling))
+        limits = below_ceiling(state.limits, ceiling)
+        return state.model_copy(update={"ceiling": ceiling, "limits": limits, "ignored": (*state.ignored, *excess)})
 
     def _copy_files(self, origin: str, own: str) -> None:
         """The conversation speaks of them by their paths."""

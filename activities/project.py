@@ -45,6 +45,7 @@ class Project:
     on_delegation: str = ""  # when to delegate and how, told to every agent that has peers
     fallbacks: tuple[str, ...] = ()
     providers: Collection[str] = ()
+    ceiling: LimitOverrides = field(default_factory=LimitOverrides)  # no run exceeds it
 
     @property
     def stores(self) -> Stores:

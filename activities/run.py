@@ -23,7 +23,7 @@ from contracts.run import Closed, CloseRequest
 from decisions.context import goal_of
 from decisions.ids import run_id_of
 from decisions.journal import render, shown
-from decisions.limits import effective
+from decisions.limits import below_ceiling, effective, set_in, with_requested
 from decisions.transcript import Transcript
 
 
@@ -44,9 +44,11 @@ class Runs:
             workspace, store = self._project.workspace(_run_id()), self._project.stores.of(_run_id())
             conversation = await self._conversation(request.length, request.head, store)
             goal = goal_of(conversation.parts)
-            limits = effective(agent.limits, self._project.limits)
-            most = limits.max_depth if request.max_depth is None else request.max_depth
-            definition = defined(self._project, agent, may_delegate=request.depth < most)
+            ceiling = set_in(self._project.ceiling)
+            limits = below_ceiling(effective(agent.limits, self._project.limits), ceiling)
+            requested = {} if request.max_depth is None else {"max_depth": request.max_depth}
+            deepest = below_ceiling(with_requested(limits, requested), ceiling).max_depth
+            definition = defined(self._project, agent, may_delegate=request.depth < deepest)
             key_id = await asyncio.to_thread(find_key_id, store, workspace, _run_id(), request.execution)
             await asyncio.to_thread(_lay_out, workspace, goal, definition)
             ref = await asyncio.to_thread(keep, store, definition)
@@ -65,6 +67,7 @@ class Runs:
             sessions=agent.follow_ups or (),
             secret=secrets.token_hex(16),
             answer_keys=dict(self._project.answer_keys),
+            ceiling=ceiling,
             key_id=key_id,
         )
 

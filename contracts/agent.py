@@ -73,6 +73,7 @@ class Opening(Value):
     sessions: tuple[str, ...] = sparse(())  # in which its follow-ups may resume, beside the run's own
     secret: str = sparse("")  # random; the nonces of the run's requests derive from it
     answer_keys: dict[str, str] = sparse({})  # public keys by id, of those who may answer
+    ceiling: dict[str, Any] = sparse({})  # the limits of the project that no run exceeds
     key_id: str = sparse("")  # as in `RunState`
 
 

@@ -110,6 +110,7 @@ class RunState(Value):
     updated_at: datetime
     limits: Limits
     requested: dict[str, Any] = Field(default_factory=dict)  # the limits that the start event set
+    ceiling: dict[str, Any] = sparse({})  # the project's limits that these never exceed
     status: RunStatus = RunStatus.queued
     model: str = ""
     passed_over: tuple[PassedOver, ...] = sparse(())  # in the last turn

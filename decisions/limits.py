@@ -52,7 +52,7 @@ def in_force(state: RunState, limits: Limits) -> Limits:
     """`limits` are those of agent, file and default; what the run itself sets, and its share, come first."""
     limits = with_requested(limits, state.requested)
     shares = (state.assignment.share if state.assignment else None, state.share)
-    return reduce(within, filter(None, shares), limits)
+    return below_ceiling(reduce(within, filter(None, shares), limits), state.ceiling)
 
 
 def left_for_follow_ups(state: RunState) -> Share:
@@ -75,6 +75,31 @@ def smaller(one: Share | None, other: Share | None) -> Share | None:
     fields = Share.model_fields
     least = {name: [n for n in (getattr(one, name), getattr(other, name)) if n is not None] for name in fields}
     return Share.model_validate({name: min(known, default=None) for name, known in least.items()})
+
+
+def below_ceiling(limits: Limits, ceiling: Mapping[str, Any]) -> Limits:
+    """Bound limits by the project's ceiling. A budget that is not set becomes the ceiling's."""
+    excess = _excess(limits, ceiling)
+    return limits.model_copy(update=excess) if excess else limits
+
+
+def format_excess(limits: Limits, ceiling: Mapping[str, Any]) -> tuple[str, ...]:
+    """Report each limit that is set above the project's ceiling, a line each."""
+    return tuple(
+        f"{name} {getattr(limits, name)} is above the project's ceiling of {highest}"
+        for name, highest in _excess(limits, ceiling).items()
+        if getattr(limits, name) is not None
+    )
+
+
+def _excess(limits: Limits, ceiling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ceiling of each limit that is above it. Silence is part of a turn, so `turn_limit` bounds it too."""
+    known = with_requested(limits, ceiling)
+    highest = {name: getattr(known, name) for name in Limits.model_fields if name in ceiling}
+    if "turn_limit" in highest:
+        highest["turn_timeout"] = min(known.turn_timeout, known.turn_limit)
+    current = dict(limits)
+    return {name: most for name, most in highest.items() if current[name] is None or current[name] > most}
 
 
 def spent(state: RunState) -> Spent:

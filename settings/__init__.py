@@ -180,7 +180,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     must_be_private("ANTHROPIC_BASE_URL", url, key)
     for name, each in file.model.providers.items():
         must_be_private(f"model.providers.{name}.base_url", each.base_url, env.get(each.api_key_env or ""))
-    roster = read_agents(root / "agents", tool_names(file.tools), servers)
+    roster = read_agents(root / "agents", tool_names(file.tools), servers, file.limits)
     if strict:
         roster.check()
     model, *fallbacks = _models(env, file, roster.agents, is_reachable=bool(key or url))

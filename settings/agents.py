@@ -13,7 +13,7 @@ from contracts.limits import LimitOverrides
 from contracts.value import Edge
 from decisions import builtins
 from decisions.mcp import server_of
-from settings.file import ModelNames
+from settings.file import LimitSettings, ModelNames
 from settings.problems import ProjectError, first_fault, meant, text_of, yaml_line, yaml_of
 from settings.tools import NATIVE_TOOLS
 
@@ -62,13 +62,16 @@ class Roster:
             raise fault
 
 
-def read_agents(folder: Path, tools: tuple[str, ...], servers: Collection[str] = ()) -> Roster:
+def read_agents(
+    folder: Path, tools: tuple[str, ...], servers: Collection[str] = (), limits: LimitSettings | None = None
+) -> Roster:
     """`servers` are MCP servers, whose tools are looked up where they are offered."""
     default = Agent(name=DEFAULT_AGENT, description="fetches pages and writes files", tools=NATIVE_TOOLS)
     agents, files, faults = {default.name: default}, dict[str, Path](), dict[Path, ProjectError]()
     for path in sorted(folder.glob("*.md")):
         try:
             agent = _read_agent(path)
+            _must_be_below_ceiling(agent, path, limits or LimitSettings())
             _must_be_new(agent, path, files)
             ours = tuple(name for name in agent.tools if server_of(name) not in servers)
             _must_be_known("tool", "tools", ours, tools, path)
@@ -89,6 +92,12 @@ def read_agents(folder: Path, tools: tuple[str, ...], servers: Collection[str] =
 def _must_be_new(agent: Agent, path: Path, files: Mapping[str, Path]) -> None:
     if agent.name in files:
         raise ProjectError(f"{place_in(path, 'name')}: agent {agent.name!r} is in {files[agent.name].name} already")
+
+
+def _must_be_below_ceiling(agent: Agent, path: Path, limits: LimitSettings) -> None:
+    for excess in limits.excess_of(agent.limits):
+        where = place_in(path, "limits", excess.partition(" ")[0])
+        raise ProjectError(f"{where}: {excess} (limits.ceiling of perdure.toml)")
 
 
 def _must_be_known(kind: str, setting: str, named: tuple[str, ...], there: tuple[str, ...], path: Path) -> None:

@@ -14,6 +14,7 @@ from contracts.limits import LimitOverrides
 from contracts.strict_json import read_json
 from contracts.tool import Effect
 from contracts.value import Edge
+from decisions.limits import DEFAULTS, format_excess, set_in, with_requested
 from decisions.providers import DEFAULT
 from settings.access import checked_host, checked_url
 from settings.problems import NESTED, ProjectError, first_fault, plain_reason, text_of
@@ -167,6 +168,36 @@ class WorkerSettings(Edge):
     """Runs, conversations and the like in memory. Others are replayed from history when something comes for them."""
 
 
+class CeilingSettings(LimitOverrides):
+    """What no run exceeds, whatever sets its limits."""
+
+    @model_validator(mode="after")
+    def _has_an_order(self) -> Self:
+        if self.directive_tool is not None:
+            raise ValueError("directive_tool: has no ceiling; set it in [limits]")
+        return self
+
+
+class LimitSettings(LimitOverrides):
+    """`[limits]`."""
+
+    ceiling: CeilingSettings = CeilingSettings()
+    """Same settings as `[limits]`, but for `directive_tool`: no run exceeds them, whatever its start or agent sets."""
+
+    @model_validator(mode="after")
+    def _is_below_its_ceiling(self) -> Self:
+        for excess in self.excess_of(self):
+            raise ValueError(f"{excess} (limits.ceiling)")
+        return self
+
+    def excess_of(self, overrides: LimitOverrides) -> tuple[str, ...]:
+        """Report each limit of `overrides` that is above the ceiling; limits that are not set are never above it."""
+        ceiling = set_in(self.ceiling)
+        set_here = {name: value for name, value in set_in(overrides).items() if name in ceiling}
+        known = {name: ceiling[name] for name in set_here}
+        return format_excess(with_requested(DEFAULTS, set_here), known)
+
+
 class ProjectFile(Edge):
     """`perdure.toml`."""
 
@@ -174,7 +205,7 @@ class ProjectFile(Edge):
     """The project's own tools, and approvals of those that Perdure brings."""
     model: ModelSettings = ModelSettings()
     fetch: FetchSettings = FetchSettings()
-    limits: LimitOverrides = LimitOverrides()
+    limits: LimitSettings = LimitSettings()
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
     outbox: OutboxSettings = OutboxSettings()
     gateway: GatewaySettings = GatewaySettings()

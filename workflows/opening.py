@@ -14,7 +14,7 @@ from contracts.failures import RunFailure
 from contracts.question import QuestionKind
 from contracts.run import Inherited, InheritRequest, RunStatus
 from decisions import narrate
-from decisions.limits import in_force
+from decisions.limits import format_excess, in_force, with_requested
 from decisions.resume import journal_of
 from decisions.transcript import Transcript, note_part
 from workflows import events
@@ -103,6 +103,7 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
         return
     if shown not in (None, opening.definition):
         return
+    _apply_ceiling(run, opening)
     run.update(
         agent=opening.agent,
         model=opening.model,
@@ -118,6 +119,14 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
         answer_keys=run.state.answer_keys or opening.answer_keys,  # those that the run began with bind it
         window=None,  # of another model, perhaps
     )
+
+
+def _apply_ceiling(run: LiveRun, opening: Opening) -> None:
+    """Take the project's ceiling over. What the start asks beyond it is reported once, at the first snapshot."""
+    if not run.state.definition:
+        for excess in format_excess(with_requested(opening.limits, run.state.requested), opening.ceiling):
+            run.ignore("limits", excess)
+    run.update(ceiling=opening.ceiling)
 
 
 async def _read_conversation(run: LiveRun) -> Joined:

@@ -65,6 +65,7 @@ def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None 
         providers=frozenset(settings.file.model.providers),
         max_tokens=settings.file.model.max_tokens,
         limits=settings.file.limits,
+        ceiling=settings.file.limits.ceiling,
         workspaces=settings.workspaces,
         instructions="\n".join(_prompt(name) for name in ("loop", "plan", "reflect")),
         claude_priced=_claude_priced(settings),

@@ -9,20 +9,25 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from contracts.failures import Escalation, RunFailure
-from contracts.limits import LimitOverrides, limits_in
+from contracts.limits import LimitOverrides, Limits, limits_in
 from contracts.run import Ending, RunStatus
 from contracts.turn import Usage
 from decisions.endings import ended_event
 from decisions.limits import (
     DEFAULTS,
+    below_ceiling,
     effective,
+    format_excess,
+    in_force,
     is_nearly_out_of_time,
     is_out_of_time,
     set_in,
     timed_out,
+    turn_limit,
     used_up,
     with_requested,
 )
+from tests.drawn import running
 
 
 def test_the_defaults_are_the_sources() -> None:
@@ -39,6 +44,51 @@ def test_the_nearest_wins_up_and_down(near: int) -> None:
 
 def test_what_nobody_sets_is_the_default() -> None:
     assert effective(LimitOverrides(), LimitOverrides()) == DEFAULTS
+
+
+CEILINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_steps": st.integers(1, 100),
+        "max_turns": st.integers(1, 200),
+        "max_depth": st.integers(0, 5),
+        "max_fanout": st.integers(1, 20),
+        "turn_limit": st.integers(1, 2000),
+        "hard_limit": st.integers(1, 2000),
+        "budget_tokens": st.integers(1, 10_000),
+        "budget_usd": st.floats(0.01, 10),
+    },
+)
+
+
+@given(CEILINGS, CEILINGS, CEILINGS)
+def test_no_limit_is_above_the_ceiling_and_the_others_are_as_set(ceiling: Any, agent: Any, asked: Any) -> None:
+    wanted = with_requested(with_requested(DEFAULTS, agent), asked)
+    state = running((), requested=asked, ceiling=ceiling)
+    limits = in_force(state, with_requested(DEFAULTS, agent))
+    highest = with_requested(DEFAULTS, ceiling)
+    for name in set(Limits.model_fields) - {"turn_timeout"}:
+        own, most = getattr(wanted, name), getattr(highest, name)
+        expected = own if name not in ceiling else most if own is None else min(own, most)
+        assert getattr(limits, name) == expected, name
+    if "turn_limit" in ceiling:
+        assert turn_limit(limits) <= highest.turn_limit
+    assert format_excess(limits, ceiling) == ()
+    assert below_ceiling(limits, ceiling) == limits
+
+
+def test_a_short_turn_limit_of_the_ceiling_bounds_silence_too() -> None:
+    limits = below_ceiling(with_requested(DEFAULTS, {"turn_timeout": "10h"}), {"turn_limit": "5m"})
+    assert turn_limit(limits) == timedelta(minutes=5)
+
+
+def test_what_is_above_the_ceiling_is_named_with_both_numbers() -> None:
+    limits = with_requested(DEFAULTS, {"max_steps": 500, "hard_limit": "2h", "budget_usd": 1})
+    ceiling = {"max_steps": 50, "hard_limit": "1h", "budget_usd": 2, "budget_tokens": 100, "of_a_newer_version": 1}
+    assert format_excess(limits, ceiling) == (
+        "max_steps 500 is above the project's ceiling of 50",
+        "hard_limit 2:00:00 is above the project's ceiling of 1:00:00",
+    )
 
 
 def test_limits_are_found_among_the_free_entries_of_a_context() -> None:

@@ -215,6 +215,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
         prices: Mapping[str, Price] = MappingProxyType({}),
         agent_limits: Mapping[str, Any] = MappingProxyType({}),
         agents: Sequence[Agent] = (),
+        ceiling: Mapping[str, Any] = MappingProxyType({}),
         **limits: Any,
     ) -> AsyncIterator[World]:
         names = tuple(tool.route.name for tool in tools) if allowed is None else tuple(allowed)
@@ -225,6 +226,7 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
             model="scripted",
             max_tokens=1024,
             limits=LimitOverrides.model_validate(limits),
+            ceiling=LimitOverrides.model_validate(ceiling),
             workspaces=workspaces,
             instructions="You are tested.",
             secrets=secrets,

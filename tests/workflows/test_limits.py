@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
 from activities.attributes import AGENT_STATUS
+from contracts.limits import LimitOverrides
 from contracts.run import RunStatus
 from contracts.tool import Effect, ToolKind
 from decisions.loop import LAST_TURN
 from perdure.client.found import find
-from perdure.client.runs import ended, resume
+from perdure.client.runs import ended, fork, resume
 from perdure.testkit.model_server import Answer, Reply, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
 
@@ -345,3 +347,33 @@ def _manually(skipping: WorkflowEnvironment) -> Any:
 def _days(before: str, after: str) -> float:
     """Of the run's own clock."""
     return (datetime.fromisoformat(after) - datetime.fromisoformat(before)) / timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps"), [({"limits": {"max_steps": 500}}, 3), ({"context": {"max_steps": 500}}, 3), ({}, 3)]
+)
+async def test_no_start_goes_above_the_ceiling(world: Any, asked: dict[str, Any], steps: int) -> None:
+    """Not even one that any Temporal client sends: the worker bounds it, and the run says so once."""
+    event = {"type": "agentic.start", "payload": {"goal": "look", **asked}}
+    async with world(looks(says("so far")), looking(), ceiling={"max_steps": 3, "budget_tokens": 10**6}) as it:
+        run = await it.start_raw(event)
+        assert (await result(run))["type"] == "agent.escalated"
+        state, snapshot = await it.state(run), await run.query("snapshot")
+    assert (state["step"], state["max_steps"]) == (steps, steps)
+    assert snapshot["state"]["limits"]["budget_tokens"] == 10**6
+    notice = "limits: max_steps 500 is above the project's ceiling of 3"
+    assert state["ignored"] == ([notice] if asked else [])
+
+
+async def test_a_run_that_goes_on_from_another_is_bounded_by_the_ceiling_of_now(world: Any) -> None:
+    """Whatever its origin was allowed."""
+    async with world(looks(says("so far")), looking(), works=False, max_steps=9) as it:
+        async with it.worker():
+            await result(await it.start(run_id="tall"))
+        it.project = replace(it.project, ceiling=LimitOverrides(max_steps=4))
+        async with it.worker():
+            heir = await fork(it.client, it.queue, "tall", 2, None)
+            event = await result(heir)
+            state = await it.state(heir)
+    assert event["payload"]["steps_taken"] == state["max_steps"] == 4
+    assert state["ignored"] == ["limits: max_steps 9 is above the project's ceiling of 4"]
