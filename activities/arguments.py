@@ -1,10 +1,11 @@
-"""What is wrong with the arguments of a call, by the schema of its tool.
+"""The arguments of a call, as a model wrote them; and what is wrong with them, by the schema of its tool.
 
 The schema may be a stranger's, and the arguments are a model's: a pattern may take years on the right text, and so may
 definitions that name each other twice; nothing else runs meanwhile. So patterns are matched by `regex`, which gives up
 in time, and each step into a schema looks at the clock.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from time import thread_time
@@ -14,8 +15,13 @@ import regex
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError, best_match
 from jsonschema.validators import extend
+from pydantic_core import from_json
 from referencing.exceptions import Unresolvable
 
+from contracts.strict_json import read_json
+from contracts.value import AROUND, MOST_DEPTH, depth, replace_lone_escapes, replace_surrogates
+
+_KINDS = ("type", "anyOf", "oneOf")  # the keywords that say which kinds of value are taken
 WITHIN = 1.0  # seconds of CPU for the arguments of a call; `regex` counts those of the whole process
 
 _until: ContextVar[float] = ContextVar("_until")
@@ -34,6 +40,27 @@ def schema_fault(schema: dict[str, Any]) -> str | None:
     return None
 
 
+def read_arguments(written: str) -> dict[str, Any]:
+    """A tool use's arguments. Raises ValueError for what is no JSON object, or none that history can hold.
+
+    NaN and very deep nesting are valid for some parsers, and would fail on their way to the run. Of a
+    name that is there twice, no two readers take the same. Half a surrogate pair becomes U+FFFD. Some models write
+    the object into a text: it is taken, since no tool takes a text.
+    """
+    value = _read_bounded(written)
+    if isinstance(value, str):
+        value = _read_bounded(value)
+    if not isinstance(value, dict):
+        raise ValueError("a JSON object is expected")  # noqa: TRY004 - callers tell all of these alike
+    return value
+
+
+def _read_bounded(written: str) -> Any:
+    written = replace_lone_escapes(replace_surrogates(written))
+    from_json(f"{'[' * AROUND}{written}{']' * AROUND}")
+    return read_json(written)
+
+
 class Arguments:
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._validator = _Bounded(schema)
@@ -49,6 +76,53 @@ class Arguments:
         if wrong is None:
             return None
         return f"{'/'.join(str(part) for part in wrong.absolute_path) or 'arguments'}: {wrong.message[:500]}"
+
+    def read_written_values(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments with each object or list in place of a text that holds its JSON.
+
+        Only where the schema wants an object or a list, and takes no text. What cannot be read stays as it is.
+        """
+        if not _holds_written_value(arguments):
+            return arguments
+        _until.set(thread_time() + WITHIN)
+        changed = copy.deepcopy(arguments)
+        try:
+            for wrong in self._validator.iter_errors(arguments):
+                value = self._read_wanted(wrong)
+                if value is not None:
+                    _put(changed, list(wrong.absolute_path), value)
+        except (RecursionError, Unresolvable, regex.error, TimeoutError):
+            return arguments  # `fault` says so
+        return changed if depth(changed) <= MOST_DEPTH else arguments
+
+    def _read_wanted(self, wrong: ValidationError) -> dict[str, Any] | list[Any] | None:
+        """Return the object or list that a refused text holds; None where the schema does not want it there."""
+        if wrong.validator not in _KINDS or not wrong.absolute_path or not isinstance(wrong.instance, str):
+            return None
+        try:
+            value = read_json(wrong.instance)
+        except ValueError:
+            return None
+        wanted = self._validator.evolve(schema={wrong.validator: wrong.validator_value})
+        return value if isinstance(value, dict | list) and wanted.is_valid(value) else None
+
+
+def _holds_written_value(value: Any) -> bool:
+    match value:
+        case str():
+            return value.lstrip()[:1] in ("{", "[")
+        case dict() | list():
+            inner = value.values() if isinstance(value, dict) else value
+            return any(map(_holds_written_value, inner))
+        case _:
+            return False
+
+
+def _put(arguments: dict[str, Any], path: list[Any], value: Any) -> None:
+    at: Any = arguments
+    for name in path[:-1]:
+        at = at[name]
+    at[path[-1]] = value
 
 
 def _look_at_the_clock() -> None:

@@ -27,6 +27,7 @@ from pydantic import ValidationError
 
 from activities.mcp_http import http_client
 from activities.mcp_listing import listed
+from activities.mcp_result import keep_unfit_answers
 from activities.mcp_server import HttpServer, McpServer, StdioServer, program_of
 from activities.mcp_stdio import MOST_LINE, Process, started
 from contracts.mcp import Pin, PinnedProgram
@@ -126,7 +127,8 @@ class Connection:
     ) -> CallToolResult:
         """Calls a tool whose definition has one of these digests.
 
-        Raises Unreachable, Lost, TimedOut; MCPError where the server refuses; RuntimeError for an unfit answer.
+        Raises Unreachable, Lost, TimedOut; MCPError where the server refuses; UnfitAnswerError, or another RuntimeError
+        for an answer that is none.
         """
         link, client = await self._linked()
         if self._is_stale or tool not in self._tools or self._tools[tool].sha256 not in accepted:
@@ -207,6 +209,7 @@ class Connection:
                     transport = await self._transport(stack, link.end.set)
                     client = Client(transport, read_timeout_seconds=limit, message_handler=self._hear, cache=None)
                     await stack.enter_async_context(client)
+                    keep_unfit_answers(client.session)
                     await self._list(client)
                 link.ready.set_result(client)
                 await link.end.wait()

@@ -5,6 +5,7 @@ import binascii
 from collections.abc import Iterable
 from typing import Any
 
+from mcp import ClientSession
 from mcp_types import (
     AudioContent,
     BlobResourceContents,
@@ -24,8 +25,41 @@ from contracts.tool import ToolOutcome, failed
 MOST_FILES = 50  # of one answer
 
 
-def outcome_of(answer: CallToolResult, stem: str, workspace: Workspace) -> ToolOutcome:
+TEXT_ONLY = "the tool declares structured output and sent text only"
+
+
+class UnfitAnswerError(RuntimeError):
+    """An answer that does not fit the `outputSchema` of its tool, with the answer; the message says what is wrong."""
+
+    def __init__(self, answer: CallToolResult, why: str) -> None:
+        super().__init__(why)
+        self.answer = answer
+
+
+def keep_unfit_answers(session: ClientSession) -> None:
+    """Make the session hand an unfit answer over with its complaint: alone, that would lose what the call brought."""
+    validate = session.validate_tool_result
+
+    async def validate_or_keep(name: str, result: CallToolResult) -> None:
+        try:
+            await validate(name, result)
+        except RuntimeError as error:
+            raise UnfitAnswerError(result, str(error)) from None
+
+    session.validate_tool_result = validate_or_keep  # type: ignore[method-assign]
+
+
+def flaw_of(answer: CallToolResult, why: str) -> str:
+    """Return what the model is told of an answer that does not fit the tool's `outputSchema`."""
+    if answer.structured_content is None:
+        return TEXT_ONLY if any(isinstance(block, TextContent) for block in answer.content) else why[:500]
+    return f"the structured output does not fit what the tool declares: {why.partition(chr(10))[0][:500]}"
+
+
+def outcome_of(answer: CallToolResult, stem: str, workspace: Workspace, flaw: str = "") -> ToolOutcome:
     """Structured content where there is some, else the text. With files: `{"content", "files": [...]}`.
+
+    What does not fit the tool's `outputSchema` is given all the same, with its flaw: `{"content", "note"}`.
 
     A file is told by path, content type and bytes, so that none of its base64 gets into history. `stem` is what the
     files are named after.
@@ -35,10 +69,13 @@ def outcome_of(answer: CallToolResult, stem: str, workspace: Workspace) -> ToolO
         return failed(ToolFault.tool_error, text or "the tool failed, and did not say why")
     content = text if answer.structured_content is None else answer.structured_content
     files = [_kept(block, number, stem, workspace) for number, block in enumerate(_others(answer.content), start=1)]
-    if not files:
+    if flaw and not content and not files:
+        return failed(ToolFault.tool_error, f"the call was made, but its answer is empty: {flaw}")
+    if not files and not flaw:
         return ToolOutcome(result=content)
     paths = tuple(file["path"] for file in files if file.get("path"))
-    return ToolOutcome(result={"content": content, "files": files}, artifacts=paths)
+    beside = ({"files": files} if files else {}) | ({"note": flaw} if flaw else {})
+    return ToolOutcome(result={"content": content, **beside}, artifacts=paths)
 
 
 def _others(content: Iterable[ContentBlock]) -> list[ContentBlock]:

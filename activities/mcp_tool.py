@@ -8,7 +8,7 @@ from mcp import MCPError
 from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
 
 from activities.mcp_connection import Connection, Lost, TimedOut, Unreachable
-from activities.mcp_result import outcome_of
+from activities.mcp_result import UnfitAnswerError, flaw_of, outcome_of
 from activities.toolkit import CallContext, Guarded, TransientFailure
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
@@ -67,7 +67,7 @@ class McpTool(Guarded):
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
         """What was certainly not sent may be sent again; what was sent to a `once` tool may have happened."""
-        timeout = self.route.timeout.total_seconds()
+        timeout, flaw = self.route.timeout.total_seconds(), ""
         try:
             accepted = (self._accepted.sha256, context.accepts)
             answer = await self._connection.call(self._name, arguments, timeout, accepted)
@@ -86,10 +86,12 @@ class McpTool(Guarded):
             if self.route.effect is Effect.once and error.code not in UNMADE:
                 told += "; the call was sent, and may have happened"
             return failed(ToolFault.tool_error, told)
-        except RuntimeError as error:  # the SDK's, for an answer that does not fit the tool's outputSchema
+        except UnfitAnswerError as error:
+            answer, flaw = error.answer, flaw_of(error.answer, str(error))
+        except RuntimeError as error:  # the SDK's, for an answer that is none
             return failed(ToolFault.tool_error, f"the call was made, but {str(error)[:2000]}")
         stem = f"{self.route.name}-{context.step:02}"
-        return await asyncio.to_thread(outcome_of, answer, stem, context.workspace)
+        return await asyncio.to_thread(outcome_of, answer, stem, context.workspace, flaw)
 
     def _unsent(self, why: str) -> ToolOutcome:
         if self.route.effect is Effect.once:

@@ -12,16 +12,16 @@ import httpx2
 from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVertex
 from anthropic.types import RawMessageStreamEvent
 from pydantic import BaseModel
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 from temporalio.exceptions import ApplicationError
 
+from activities.arguments import read_arguments
 from activities.model import ModelCall, ModelReply
 from activities.model_answer import is_whole, read_message
 from activities.model_faults import NotMessages, is_unsigned, translated, unavailable
 from contracts.failures import RunFailure
-from contracts.strict_json import read_json
 from contracts.turn import Usage
-from contracts.value import AROUND, replace_lone_escapes, replace_surrogates
+from contracts.value import replace_surrogates
 from decisions.calls import text_of
 from decisions.reply import CUT_OFF
 
@@ -349,17 +349,3 @@ def _begun(text: str, most: int) -> str:
     """The beginning of a text that has so many bytes at most in JSON, where a control character takes six."""
     begun = text.encode()[: most - 2].decode(errors="ignore")
     return begun if len(to_json(begun)) <= most else begun[: most // 6 - 2]
-
-
-def read_arguments(written: str) -> dict[str, Any]:
-    """A tool use's arguments. Raises ValueError for what is no JSON object, or none that history can hold.
-
-    NaN and very deep nesting are valid for some parsers, and would fail on their way to the run. Of a
-    name that is there twice, no two readers take the same. Half a surrogate pair becomes U+FFFD.
-    """
-    written = replace_lone_escapes(replace_surrogates(written))
-    from_json(f"{'[' * AROUND}{written}{']' * AROUND}")
-    value = read_json(written)
-    if not isinstance(value, dict):
-        raise ValueError("a JSON object is expected")  # noqa: TRY004 - callers tell all of these alike
-    return value

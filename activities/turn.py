@@ -11,6 +11,7 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
+from activities.arguments import Arguments
 from activities.attempts import Attempt, trying, was_lost
 from activities.definition import definition_of, must_be_unchanged
 from activities.heartbeat import beating
@@ -112,7 +113,7 @@ class Turns:
                 raise paced(failure, attempt) from None
         reply = replace(reply, usage=complete_usage(reply.usage, full.tokens, reply.content))
         tell_fallback(workspace, f"fallback:{request.turn}", reply)
-        reply = renamed(reply, shown.used, request.turn)
+        reply = read_written_arguments(renamed(reply, shown.used, request.turn), definition)
         turn = ModelTurn(
             content=reply.content,
             stop_reason=reply.stop_reason,
@@ -169,6 +170,21 @@ def renamed(reply: ModelReply, used: Collection[str], turn: int) -> ModelReply:
     content = [{**block, "id": names[block["id"]]} if block.get("id") in names else block for block in reply.content]
     broken, repeated = (tuple(names.get(name, name) for name in ids) for ids in (reply.broken, reply.repeated))
     return replace(reply, content=content, broken=broken, repeated=repeated)
+
+
+def read_written_arguments(reply: ModelReply, definition: Definition) -> ModelReply:
+    """Return the reply with each object or list that came as JSON in a text, where the schema of its tool wants one.
+
+    From here on all see the same arguments: whoever approves them, the record, and the tool.
+    """
+    schemas = {tool.name: tool.input_schema for tool in definition.tools}
+    return replace(reply, content=[_read_written(block, schemas) for block in reply.content])
+
+
+def _read_written(block: dict[str, Any], schemas: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    if block.get("type") != "tool_use" or block["name"] not in schemas:
+        return block
+    return {**block, "input": Arguments(schemas[block["name"]]).read_written_values(block["input"])}
 
 
 def front_tokens(definition: Definition) -> int:

@@ -15,7 +15,7 @@ from temporalio.api.common.v1 import Payload
 from temporalio.exceptions import ApplicationError
 
 from activities import mail_message
-from activities.messages import read_arguments
+from activities.arguments import read_arguments
 from activities.topic import NotAwaited
 from contracts.conversation import DropRequest, SteerRequest, SubmitRequest
 from contracts.events import BeginEvent, ResumeEvent, StartEvent, ToolResultEvent

@@ -117,3 +117,40 @@ def test_what_is_wrong_is_told_with_its_place(schema: dict[str, Any], given: dic
 def test_a_pattern_that_is_none_makes_the_schema_unusable() -> None:
     with pytest.raises(NotApplicable):
         of(properties={"a": {"pattern": "("}}).fault({"a": "x"})
+
+
+OBJECT, LIST, TEXT = {"type": "object", "required": ["n"]}, {"type": "array"}, {"type": "string"}
+NULL = {"type": "null"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "taken"),
+    [
+        (OBJECT, '{"n": 1}', {"n": 1}),
+        (LIST, ' [1, "[2]"]', [1, "[2]"]),
+        ({"type": ["array", "null"]}, "[]", []),
+        ({"anyOf": [{"$ref": "#/$defs/o"}, NULL]}, '{"n": 1}', {"n": 1}),
+        ({"$ref": "#/$defs/o"}, '{"n": 1}', {"n": 1}),
+        ({"type": "object", "properties": {"b": LIST}}, {"b": "[1]"}, {"b": [1]}),
+        ({"items": OBJECT}, ['{"n": 1}', {"n": "{}"}], [{"n": 1}, {"n": "{}"}]),
+        (OBJECT, "{}", {}),  # what is wrong in it is said of the object
+        (TEXT, '{"n": 1}', '{"n": 1}'),
+        ({}, '{"n": 1}', '{"n": 1}'),
+        ({"anyOf": [TEXT, OBJECT]}, '{"n": 1}', '{"n": 1}'),
+        (OBJECT, "[1]", "[1]"),
+        ({"anyOf": [OBJECT, NULL]}, "{}", "{}"),
+        ({"type": "integer"}, "[1]", "[1]"),
+        (NULL, "null", "null"),
+        (OBJECT, '{"n": 1, "n": 2}', '{"n": 1, "n": 2}'),
+        (OBJECT, "{'n': 1}", "{'n': 1}"),
+        (LIST, "[" * 60 + "]" * 60, "[" * 60 + "]" * 60),
+        ({"type": "object", "$ref": "#/$defs/none"}, '{"n": 1}', '{"n": 1}'),
+    ],
+)
+def test_a_text_is_read_where_the_schema_wants_what_it_holds_and_takes_no_text(
+    wanted: dict[str, Any], given: Any, taken: Any
+) -> None:
+    arguments = of(properties={"a": wanted}, **{"$defs": {"o": OBJECT}})
+    before = {"a": given, "b": "{}"}
+    assert arguments.read_written_values(before) == {"a": taken, "b": "{}"}
+    assert before == {"a": given, "b": "{}"}

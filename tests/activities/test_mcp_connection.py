@@ -20,6 +20,7 @@ from unittest.mock import patch
 import pytest
 
 from activities.mcp_connection import Connection, Unreachable
+from activities.mcp_result import TEXT_ONLY
 from activities.mcp_server import HttpServer, StdioServer
 from activities.mcp_tool import McpTool
 from activities.secrets import Secrets
@@ -316,6 +317,21 @@ async def test_a_large_answer_arrives_whole(rig: Rig) -> None:
 
 async def test_structured_content_goes_before_text(rig: Rig) -> None:
     assert (await rig.run("structured")).result == {"n": 1}
+
+
+async def test_an_answer_that_does_not_fit_its_output_schema_comes_with_a_note(rig: Rig) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    rig.define({"name": "look", "description": "A tool.", "inputSchema": {"type": "object"}, "outputSchema": schema})
+    assert (await rig.run("structured")).result == {"n": 1}
+    assert (await rig.run("text")).result == {"content": "done", "note": TEXT_ONLY}
+    unfit = (await rig.run("unfit")).result
+    assert unfit["content"] == {"n": "one"}
+    assert "'one' is not of type 'integer'" in unfit["note"]
+    image = (await rig.run("image", data=PNG)).result
+    assert (image["files"][0]["content_type"], "structured" in image["note"]) == ("image/png", True)
+    empty = (await rig.run("nothing")).error
+    assert empty is not None
+    assert (empty.kind, "the call was made" in empty.message) == (ToolFault.tool_error, True)
 
 
 async def test_a_tool_that_fails_says_so_to_the_model(rig: Rig) -> None:

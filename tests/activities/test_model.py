@@ -16,7 +16,8 @@ import pytest
 from anthropic import AsyncAnthropic
 from temporalio.exceptions import ApplicationError
 
-from activities.messages import MOST_TOKENS, MessagesModel, read_arguments
+from activities.arguments import read_arguments
+from activities.messages import MOST_TOKENS, MessagesModel
 from activities.messages_sse import encode_stream
 from activities.model import ModelCall, ModelReply
 from activities.model_faults import CALLER_KINDS, REQUEST_KINDS, TOO_LONG, translated
@@ -515,6 +516,13 @@ def test_arguments_that_history_cannot_hold_are_refused(written: str) -> None:
 def test_arguments_nested_too_deep_are_refused_without_a_crash(depth: int) -> None:
     with pytest.raises(ValueError):
         read_arguments('{"a":' * depth + "1" + "}" * depth)
+
+
+def test_arguments_that_are_an_object_in_a_text_are_read() -> None:
+    assert read_arguments(json.dumps('{"a": [1], "b": "{}"}')) == {"a": [1], "b": "{}"}
+    for written in ("plain", "[1]", '{"a": 1, "a": 2}', json.dumps('{"a": 1}'), '{"a":' * 200 + "1" + "}" * 200):
+        with pytest.raises(ValueError):
+            read_arguments(json.dumps(written))
 
 
 def test_ordinary_arguments_are_read_as_they_were_written() -> None:

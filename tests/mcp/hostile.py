@@ -55,6 +55,10 @@ def result(arguments: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911 - a ta
             return {"content": [{"type": "image", "data": "%%%", "mimeType": "image/png"}]}
         case "structured":
             return text("plain", structuredContent={"n": 1})
+        case "unfit":
+            return text("plain", structuredContent={"n": "one"})
+        case "nothing":
+            return {"content": []}
         case "fail":
             return text("no such thing", isError=True)
         case "nonsense":

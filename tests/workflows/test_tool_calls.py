@@ -50,11 +50,11 @@ class Site:
 
 
 @asynccontextmanager
-async def http_tool(site: Site, effect: Effect) -> AsyncIterator[HttpTool]:
+async def http_tool(site: Site, effect: Effect, **properties: Any) -> AsyncIterator[HttpTool]:
     server = await asyncio.start_server(site.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     route = ToolRoute(name="ask", kind=ToolKind.http, effect=effect, timeout=timedelta(seconds=5))
-    schema = ToolSchema(name="ask", description="Asks.", input_schema={"type": "object"})
+    schema = ToolSchema(name="ask", description="Asks.", input_schema={"type": "object", "properties": properties})
     async with server, httpx.AsyncClient(trust_env=False) as client:
         yield HttpTool(route, schema, f"http://127.0.0.1:{port}/", client)
 
@@ -123,6 +123,21 @@ async def test_what_is_posted_is_the_sources_event_and_arguments_cannot_forge_it
         "dedupe_key": f"agentic:run:{it.queue}:step:1:request",
     }
     assert shown == '{"colour":"red"}'
+
+
+async def test_an_object_that_a_model_wrote_into_a_text_is_an_object_for_the_tool_and_in_the_conversation(
+    world: Any,
+) -> None:
+    site = Site(lambda _: (200, "yes", {}))
+    written = {"to": '{"id": [1]}', "text": "{}"}
+    async with (
+        http_tool(site, Effect.once, to={"type": "object"}, text={"type": "string"}) as tool,
+        world([calls(("ask", written)), FINISH], tool) as it,
+    ):
+        run, shown = await outcome_of(it)
+        parts = await it.parts(run)
+    assert (shown, site.requests[0][1]["payload"]["tool_payload"]) == ("yes", {"to": {"id": [1]}, "text": "{}"})
+    assert {"to": {"id": [1]}, "text": "{}"} in [block.get("input") for part in parts for block in part["content"]]
 
 
 async def test_a_retry_is_recorded_once_as_the_success_it_became(world: Any, tmp_path: Any) -> None:
