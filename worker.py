@@ -148,6 +148,7 @@ async def working(
     for folder in (settings.home, settings.workspaces):
         if folder.is_dir():
             make_private(folder)
+    settings.check_headers()
     with concealed(os.environ):
         async with httpx.AsyncClient(trust_env=False) as http, offering(settings) as mcp:
             project = project_of(settings, http, mcp)

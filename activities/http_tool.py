@@ -1,8 +1,10 @@
 """The kind `http`: the tool request event is POSTed, and the answer is the result."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -20,6 +22,7 @@ from contracts.tool import MAX_RESULT_BYTES, ToolOutcome, ToolRoute, failed
 from contracts.value import replace_lone_escapes
 from decisions.requests import request_event
 
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 PASSING = frozenset({408, 425, 429})  # and all of 5xx
 
 
@@ -40,15 +43,23 @@ class HttpTool:
     to the model.
     """
 
-    def __init__(self, route: ToolRoute, schema: ToolSchema, url: str, client: httpx.AsyncClient) -> None:
+    def __init__(
+        self,
+        route: ToolRoute,
+        schema: ToolSchema,
+        url: str,
+        client: httpx.AsyncClient,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> None:
         self.route = route
         self.schema = schema
         self._url = url
         self._client = client
+        self._headers = headers
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
         event = asked(self.route.name, arguments, context)
-        answer = await post(self._client, self._url, event, self.route.timeout.total_seconds())
+        answer = await post(self._client, self._url, event, self.route.timeout.total_seconds(), self._headers)
         if refusal := answer.refusal(self.route.name):
             return refusal
         if len(answer.body) <= SMALL_BYTES:
@@ -84,14 +95,29 @@ class HttpAnswer:
         return self.unreadable or self.body[:2000].decode(errors="replace")
 
 
-async def post(client: httpx.AsyncClient, url: str, event: ToolRequestEvent, timeout: float) -> HttpAnswer:
-    """Sends the event. Raises TransientFailure where the call may be made again."""
-    headers = {"idempotency-key": in_ascii(event.dedupe_key), "content-type": "application/json", **IDENTITY}
+async def post(
+    client: httpx.AsyncClient,
+    url: str,
+    event: ToolRequestEvent,
+    timeout: float,
+    headers: Mapping[str, str] = NO_HEADERS,
+) -> HttpAnswer:
+    """Sends the event, to `url` only. Raises TransientFailure where the call may be made again."""
+    own = {"idempotency-key": in_ascii(event.dedupe_key), "content-type": "application/json", **IDENTITY}
+    sent = {**headers, **own}
     tool = event.payload.tool
     try:
         async with (
             asyncio.timeout(timeout),  # of the whole call; httpx counts from one byte to the next
-            client.stream("POST", url, content=event.model_dump_json(), headers=headers, timeout=timeout) as response,
+            client.stream(
+                # A redirect is not followed: the headers are for this host alone.
+                "POST",
+                url,
+                content=event.model_dump_json(),
+                headers=sent,
+                timeout=timeout,
+                follow_redirects=False,
+            ) as response,
         ):
             answer = await _read(response)
     except (TimeoutError, httpx.TimeoutException) as error:

@@ -4,14 +4,14 @@ import asyncio
 import errno
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
 
-from activities.http_tool import PASSING, in_ascii
+from activities.http_tool import NO_HEADERS, PASSING, in_ascii
 from activities.private import make_private, open_private
 from activities.response_body import IDENTITY, BodyEncodingError, read_prefix
 from activities.retry_after import retry_after
@@ -105,18 +105,26 @@ class LogOutbox:
 class WebhookOutbox:
     """The message is POSTed as JSON, with its key in `Idempotency-Key`. 2xx means that it is sent."""
 
-    def __init__(self, url: str, effect: Effect, timeout: timedelta, client: httpx.AsyncClient) -> None:
+    def __init__(
+        self,
+        url: str,
+        effect: Effect,
+        timeout: timedelta,
+        client: httpx.AsyncClient,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> None:
         self.effect = effect
         self.timeout = timeout
         self._url = url
         self._client = client
+        self._headers = headers
 
     async def send(self, message: Outbound, key: str) -> ToolOutcome:
         body = message.model_dump(mode="json", exclude_none=True)
         seconds = self.timeout.total_seconds()
         try:
             async with asyncio.timeout(seconds):
-                answer, said = await self._post(body, {"idempotency-key": in_ascii(key), **IDENTITY})
+                answer, said = await self._post(body, {**self._headers, "idempotency-key": in_ascii(key), **IDENTITY})
         except httpx.InvalidURL as error:  # no HTTPError, and no time mends it
             return failed(ToolFault.unreachable, f"the outbox has no usable url: {error}")
         except (TimeoutError, httpx.TimeoutException) as error:
@@ -133,7 +141,9 @@ class WebhookOutbox:
     async def _post(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[httpx.Response, str]:
         """The response, and as much of its text as is shown where it is an error. The rest is not read."""
         seconds = self.timeout.total_seconds()
-        async with self._client.stream("POST", self._url, json=body, headers=headers, timeout=seconds) as answer:
+        async with self._client.stream(
+            "POST", self._url, json=body, headers=headers, timeout=seconds, follow_redirects=False
+        ) as answer:
             if answer.is_success:
                 return answer, ""
             try:

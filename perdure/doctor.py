@@ -143,6 +143,7 @@ async def _tools(settings: Settings) -> Check:
     from perdure.process.offered import looked_at
 
     try:
+        settings.check_headers()
         async with looked_at(settings) as project:
             tools = project.tools
     except ProjectError as error:

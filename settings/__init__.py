@@ -14,7 +14,7 @@ problems     what is wrong with any of them, as one line
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +37,15 @@ from settings.environment import (
     payloads_of,
     task_queue_of,
 )
-from settings.file import ProjectFile, ProviderSettings, WorkerSettings, place_of, read_file, urls_of
+from settings.file import (
+    ProjectFile,
+    ProviderSettings,
+    WorkerSettings,
+    header_variables_of,
+    place_of,
+    read_file,
+    urls_of,
+)
 from settings.libraries import check_libraries
 from settings.mcp import NAME as MCP_FILE
 from settings.mcp import named_secrets, read_servers, server_urls
@@ -86,6 +94,7 @@ class Settings:
     `store` is the URL of the object store that holds the runs' segments and ledgers; None: the workspaces do.
     `payloads` keeps what is too large for Temporal's history; None: history has it.
     `fallbacks` are asked where `model` cannot answer; `keys` are those of the providers that have one.
+    `headers` are those that tools and the outbox send, by the name of their table: `tools.NAME`, `outbox`.
     `metrics` is the "address:port" of the Prometheus endpoint; None: there is none.
     """
 
@@ -102,6 +111,7 @@ class Settings:
     base_url: str | None
     fallbacks: tuple[str, ...] = ()
     keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     deployment: Deployment | None = None
     metrics: str | None = None
     exports_spans: bool = False
@@ -138,6 +148,13 @@ class Settings:
                 server = "ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL of a server that has it"
                 rehearsal = f"PERDURE_MODEL={REHEARSAL} answers by rule"
                 raise ProjectError(f"{where} {name} needs {server}{own}; {rehearsal}")
+
+    def check_headers(self) -> None:
+        """Raises ProjectError if a variable that a header is taken from is not set. Only workers need them."""
+        for table, (_, variables) in header_variables_of(self.file).items():
+            for header, variable in variables.items():
+                if header not in self.headers.get(table, {}):
+                    raise ProjectError(f"{self.at(*table.split('.'), 'headers_env')}.{header}: {variable} is not set")
 
     def at(self, *where: str) -> str:
         """Where a setting of the project's file stands."""
@@ -180,12 +197,15 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     must_be_private("ANTHROPIC_BASE_URL", url, key)
     for name, each in file.model.providers.items():
         must_be_private(f"model.providers.{name}.base_url", each.base_url, env.get(each.api_key_env or ""))
+    headers = _headers_of(env, file)
     roster = read_agents(root / "agents", tool_names(file.tools), servers, file.limits)
     if strict:
         roster.check()
     model, *fallbacks = _models(env, file, roster.agents, is_reachable=bool(key or url))
     names = {name: each.api_key_env for name, each in file.model.providers.items() if each.api_key_env}
     holders = [*names.values(), *(each.secret_env for each in file.gateway.webhooks.values())]
+    given = [(name, env[name].strip()) for name in holders if name in env]
+    given += [pair for _, variables in header_variables_of(file).values() for pair in _header_secrets(env, variables)]
     return Settings(
         folder=root,
         path=path,
@@ -201,6 +221,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         base_url=url,
         fallbacks=tuple(fallbacks),
         keys={name: value for name, variable in names.items() if (value := key_of(env, variable))},
+        headers=headers,
         deployment=deployment_of(env),
         metrics=metrics_of(env),
         exports_spans=exports_spans(env),
@@ -210,9 +231,27 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         secrets=secrets_of(
             env,
             urls_of(file) | server_urls(servers.values()),
-            [*named_secrets(servers.values()), *((name, env[name].strip()) for name in holders if name in env)],
+            [*named_secrets(servers.values()), *given],
         ),
     )
+
+
+def _headers_of(env: Mapping[str, str], file: ProjectFile) -> dict[str, dict[str, str]]:
+    """Return the headers by table, as far as their variables are set. Raises ProjectError for a bad value or place."""
+    headers = dict[str, dict[str, str]]()
+    for table, (url, variables) in header_variables_of(file).items():
+        values = {header: value for header, name in variables.items() if (value := key_of(env, name))}
+        must_be_private(f"{table}.url", url, "".join(values.values()))
+        headers[table] = values
+    return headers
+
+
+def _header_secrets(env: Mapping[str, str], variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the values of headers, and what stands behind a scheme such as `Bearer`."""
+    for name in variables.values():
+        value = env.get(name, "").strip()
+        yield name, value
+        yield name, value.partition(" ")[2].strip()
 
 
 def _models(

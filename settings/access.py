@@ -1,12 +1,41 @@
-"""How a model's provider is reached: its key and its address, looked at before anybody is asked."""
+"""How a model's provider, a tool or the outbox is reached: keys and addresses, looked at before anybody is asked."""
 
 from collections.abc import Mapping
 from ipaddress import ip_address
+from typing import Annotated
 from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field
 
 from settings.problems import ProjectError
 
 EXPECTED = "expected a URL like http://127.0.0.1:8080 or https://api.anthropic.com"
+
+
+_OWN_HEADERS = frozenset(
+    {"accept-encoding", "connection", "content-length", "content-type", "host", "idempotency-key", "transfer-encoding"}
+)
+
+
+def _checked_headers(variables: dict[str, str]) -> dict[str, str]:
+    """Raises ValueError for headers that are Perdure's own to set, or that are there twice."""
+    seen = set[str]()
+    for name in map(str.lower, variables):
+        if name in _OWN_HEADERS:
+            raise ValueError(f"the header {name} is set by Perdure; leave it out")
+        if name in seen:
+            raise ValueError(f"the header {name} is there twice")
+        seen.add(name)
+    return variables
+
+
+HeaderVariables = Annotated[
+    dict[
+        Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")],
+        Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")],
+    ],
+    AfterValidator(_checked_headers),
+]
 
 
 def key_of(env: Mapping[str, str], variable: str) -> str | None:

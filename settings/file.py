@@ -16,7 +16,7 @@ from contracts.tool import Effect
 from contracts.value import Edge
 from decisions.limits import DEFAULTS, format_excess, set_in, with_requested
 from decisions.providers import DEFAULT
-from settings.access import checked_host, checked_url
+from settings.access import HeaderVariables, checked_host, checked_url
 from settings.problems import NESTED, ProjectError, first_fault, plain_reason, text_of
 from settings.tools import TOOL_NAME, BuiltinToolSettings, ToolName, ToolSettings, name_fault, with_kind
 
@@ -107,6 +107,8 @@ class OutboxSettings(Edge):
     """`log` writes to `outbound.jsonl` in `PERDURE_HOME`, `http` POSTs to `url`."""
     url: str | None = Field(default=None, pattern=r"^https?://")
     """Of `http`, which needs it."""
+    headers_env: HeaderVariables = Field(default_factory=dict)
+    """Headers of the POST, each with the name of the variable that holds its value, which is a secret."""
     effect: Literal[Effect.once, Effect.keyed] = Effect.once
     """`keyed` where `url` honours `Idempotency-Key`: a message is then sent until it is taken."""
     timeout: Duration = timedelta(seconds=30)
@@ -118,6 +120,8 @@ class OutboxSettings(Edge):
     def _goes_somewhere(self) -> Self:
         if (self.kind == "http") != (self.url is not None):
             raise ValueError('kind = "http" needs a url, and kind = "log" takes none')
+        if self.kind == "log" and self.headers_env:
+            raise ValueError('headers_env is for kind = "http": a log file takes no headers')
         if self.kind == "log" and self.effect is Effect.keyed:
             raise ValueError('a log file honours no keys: effect = "keyed" is for kind = "http"')
         return self
@@ -291,3 +295,10 @@ def urls_of(file: ProjectFile) -> dict[str, str]:
         if each.base_url
     }
     return named | ({"outbox.url": file.outbox.url} if file.outbox.url else {})
+
+
+def header_variables_of(file: ProjectFile) -> dict[str, tuple[str | None, dict[str, str]]]:
+    """Return the URL and the variables of each table that sends headers, by the name of the table."""
+    posting = {f"tools.{name}": tool for name, tool in file.tools.items() if getattr(tool, "headers_env", None)}
+    tables: dict[str, Any] = posting | ({"outbox": file.outbox} if file.outbox.headers_env else {})
+    return {name: (table.url, table.headers_env) for name, table in tables.items()}

@@ -10,6 +10,7 @@ from contracts.duration import Duration
 from contracts.tool import Approval, Effect
 from contracts.value import MOST_DEPTH, Edge, depth
 from decisions import builtins
+from settings.access import HeaderVariables
 from settings.problems import NESTED
 
 NATIVE_TOOLS = ("fetch", "read_file", "write_file", "list_files")
@@ -87,6 +88,8 @@ class HttpToolSettings(_Described):
     """A URL."""
     url: str = Field(pattern=r"^https?://")
     """Where `agentic.tool_request` is POSTed; the answer is the result."""
+    headers_env: HeaderVariables = Field(default_factory=dict)
+    """Headers of the POST, each with the name of the variable that holds its value, which is a secret."""
 
 
 class SignalToolSettings(_Described):
@@ -94,8 +97,16 @@ class SignalToolSettings(_Described):
     """The result comes back as a signal."""
     url: str | None = Field(default=None, pattern=r"^https?://")
     """Where `agentic.tool_request` is POSTed. Without one, whoever does it looks at the run."""
+    headers_env: HeaderVariables = Field(default_factory=dict)
+    """Headers of the POST, each with the name of the variable that holds its value, which is a secret."""
     timeout: Duration = timedelta(hours=24)
     """Of the wait for the result."""
+
+    @model_validator(mode="after")
+    def _has_a_url_for_its_headers(self) -> Self:
+        if self.headers_env and self.url is None:
+            raise ValueError("headers_env needs a url: without one nothing is posted")
+        return self
 
 
 class QueueToolSettings(_Described):

@@ -12,7 +12,7 @@ import httpx
 from activities.arguments import schema_fault
 from activities.fetch import FetchTool
 from activities.files import ListFiles, ReadFile, WriteFile
-from activities.http_tool import HttpTool
+from activities.http_tool import NO_HEADERS, HttpTool
 from activities.outbox import ListedOutbox, LogOutbox, Outbox, WebhookOutbox
 from activities.price import FREE, Price
 from activities.project import Project
@@ -129,7 +129,10 @@ def _gates(settings: Settings) -> dict[str, timedelta | None]:
 
 def _outbox(settings: Settings, client: httpx.AsyncClient) -> Outbox:
     out = settings.file.outbox
-    outbox = WebhookOutbox(out.url, out.effect, out.timeout, client) if out.url else LogOutbox(settings.home)
+    outbox: Outbox = LogOutbox(settings.home)
+    if out.url:
+        headers = settings.headers.get("outbox", NO_HEADERS)
+        outbox = WebhookOutbox(out.url, out.effect, out.timeout, client, headers)
     return outbox if out.channels is None else ListedOutbox(outbox, out.channels)
 
 
@@ -158,6 +161,7 @@ def _tool(
         timeout=described.timeout,
         approval_timeout=described.approval_timeout,
     )
+    headers = settings.headers.get(f"tools.{name}", NO_HEADERS)
     match described:
         case PythonToolSettings():
             folder = str(settings.folder)
@@ -168,7 +172,7 @@ def _tool(
             except BadTarget as error:
                 raise ProjectError(f"{settings.at('tools', name, 'target')}: {error}") from None
         case HttpToolSettings():
-            return HttpTool(route, _schema(name, described), described.url, client)
+            return HttpTool(route, _schema(name, described), described.url, client, headers)
         case QueueToolSettings():
             if described.task_queue == settings.task_queue:
                 theirs = f"{described.task_queue!r} is the task queue of this project's own worker: name another one"
@@ -177,7 +181,7 @@ def _tool(
             return QueueTool(route.model_copy(update={"queue": queue}), _schema(name, described))
         case SignalToolSettings():
             posted = route.model_copy(update={"is_posted": described.url is not None})
-            return SignalTool(posted, _schema(name, described), described.url, client)
+            return SignalTool(posted, _schema(name, described), described.url, client, headers)
 
 
 def _schema(name: str, described: HttpToolSettings | QueueToolSettings | SignalToolSettings) -> ToolSchema:
