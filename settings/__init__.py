@@ -49,7 +49,7 @@ from settings.file import (
 from settings.libraries import check_libraries
 from settings.mcp import NAME as MCP_FILE
 from settings.mcp import named_secrets, read_servers, server_urls
-from settings.problems import ProjectError, meant, resolved
+from settings.problems import ProjectError, meant, path_from, resolved
 from settings.tools import (
     BuiltinToolSettings,
     HttpToolSettings,
@@ -186,13 +186,15 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     """The project in force. Raises ProjectError; if not `strict`, agents that do not load are told of in the roster."""
     env = os.environ if environment is None else environment
     check_libraries(env)
-    path = Path(env["PERDURE_CONFIG"]) if env.get("PERDURE_CONFIG") else (folder or current_folder()) / "perdure.toml"
+    path = (
+        path_from(env["PERDURE_CONFIG"]) if env.get("PERDURE_CONFIG") else (folder or current_folder()) / "perdure.toml"
+    )
     if env.get("PERDURE_CONFIG") and not path.is_file():
         raise ProjectError(f"PERDURE_CONFIG names {path}, and there is no such file")
     root = resolved(path).parent
     file = read_file(path) if path.is_file() else ProjectFile()
     servers = read_servers(root / MCP_FILE, env)
-    home = resolved(Path(env.get("PERDURE_HOME") or root / ".perdure"))
+    home = _folder_of(env, "PERDURE_HOME", root / ".perdure")
     key, url = key_of(env, "ANTHROPIC_API_KEY"), base_url_of(env, "ANTHROPIC_BASE_URL")
     must_be_private("ANTHROPIC_BASE_URL", url, key)
     for name, each in file.model.providers.items():
@@ -210,7 +212,7 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         folder=root,
         path=path,
         home=home,
-        workspaces=resolved(Path(env.get("PERDURE_WORKSPACE") or home / "runs")),
+        workspaces=_folder_of(env, "PERDURE_WORKSPACE", home / "runs"),
         store=env.get("PERDURE_STORE") or None,
         task_queue=task_queue_of(env),
         model=model,
@@ -234,6 +236,10 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
             [*named_secrets(servers.values()), *given],
         ),
     )
+
+
+def _folder_of(env: Mapping[str, str], variable: str, otherwise: Path) -> Path:
+    return resolved(path_from(env[variable]) if env.get(variable) else otherwise)
 
 
 def _headers_of(env: Mapping[str, str], file: ProjectFile) -> dict[str, dict[str, str]]:

@@ -17,7 +17,7 @@ from contracts.value import Edge
 from decisions.limits import DEFAULTS, format_excess, set_in, with_requested
 from decisions.providers import DEFAULT
 from settings.access import HeaderVariables, checked_host, checked_url
-from settings.problems import NESTED, ProjectError, first_fault, plain_reason, text_of
+from settings.problems import NESTED, ProjectError, first_fault, path_from, plain_reason, text_of
 from settings.tools import TOOL_NAME, BuiltinToolSettings, ToolName, ToolSettings, name_fault, with_kind
 
 
@@ -253,7 +253,7 @@ def _with_schemas(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
     for name, tool in tools.items() if isinstance(tools, dict) else ():
         schema = tool.get("input_schema") if isinstance(tool, dict) else None
         if isinstance(schema, str):
-            path = folder / schema
+            path = folder / path_from(schema)
             try:
                 tool["input_schema"] = read_json(text_of(path))
             except (ValueError, RecursionError) as error:

@@ -15,7 +15,7 @@ from contracts.strict_json import read_json
 from contracts.value import MOST_DEPTH, depth
 from decisions.faults import fault_line
 from decisions.mcp import is_server_name
-from settings.problems import NESTED, ProjectError, resolved, text_of
+from settings.problems import NESTED, ProjectError, path_from, resolved, text_of
 
 NAME = ".mcp.json"
 HTTP = ("http", "streamable-http")
@@ -91,9 +91,9 @@ def _server(path: Path, name: str, entry: Any, env: Mapping[str, str]) -> McpSer
     except ValidationError as error:
         raise ProjectError(f"{at}.{fault_line(error)}") from None
     folder = resolved(path).parent
-    return StdioServer(
-        name, stdio.command, stdio.args, stdio.env, folder / (stdio.cwd or "."), lacks, stdio.start_timeout
-    )
+    command = str(path_from(stdio.command)) if stdio.command.startswith("~") else stdio.command
+    cwd = folder / path_from(stdio.cwd or ".")
+    return StdioServer(name, command, stdio.args, stdio.env, cwd, lacks, stdio.start_timeout)
 
 
 def _expanded(value: Any, env: Mapping[str, str], missing: list[str]) -> Any:

@@ -35,6 +35,14 @@ def resolved(path: Path) -> Path:
         raise ProjectError(f"{path}: a link that leads back to itself") from None
 
 
+def path_from(text: str) -> Path:
+    """Return the path that a file or a variable names; `~` is the home, as in a shell. Raises ProjectError."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ProjectError(f"{text}: there is no such home folder; write the whole path") from None
+
+
 def text_of(path: Path) -> str:
     """Of a plain file only: a pipe that nobody writes to would be read for ever."""
     try:
