@@ -75,16 +75,28 @@ def render_line(text: str, length: int) -> str:
 
 
 def render_values(value: Any) -> Any:
-    """Return a JSON value with each of its texts rendered, for a door that shows it to people."""
+    """Return a JSON value with its texts and names rendered, for a door that shows it to people."""
     match value:
         case str():
             return render_visible(value)
         case dict():
-            return {name: render_values(inner) for name, inner in value.items()}
+            return _render_names(value)
         case list() | tuple():
             return [render_values(inner) for inner in value]
         case _:
             return value
+
+
+def _render_names(values: dict[str, Any]) -> dict[str, Any]:
+    """A name that is rendered as one that is there already is numbered, so that none takes another's place."""
+    shown: dict[str, Any] = {}
+    for name, inner in values.items():
+        plain = render_visible(name) if isinstance(name, str) else name
+        number = 2
+        while plain in shown:
+            plain, number = f"{render_visible(name)} [{number}]", number + 1
+        shown[plain] = render_values(inner)
+    return shown
 
 
 def _render_part(text: str, start: int, end: int) -> str:

@@ -96,6 +96,9 @@ def test_a_hidden_character_always_makes_a_difference_that_is_seen(text: str, hi
 
 def test_arguments_are_rendered_whole_and_in_values() -> None:
     assert render_values({"a": ["x\u202ey", 1, None]}) == {"a": ["x[U+202E]y", 1, None]}
+    assert render_values({"p\u200bay": {"t\u202eo": 1}}) == {"p[U+200B]ay": {"t[U+202E]o": 1}}
+    twins = {"a\u202e": 1, "a[U+202E]": 2, "a\n\n\n\nb": 3}
+    assert render_values(twins) == {"a[U+202E]": 1, "a[U+202E] [2]": 2, "a\n[4 line breaks]\nb": 3}
     assert "[U+202E]" in render_visible(json.dumps({"to": "eve\u202e"}, ensure_ascii=False))
 
 
