@@ -47,6 +47,11 @@ def mark_hidden(text: str) -> str:
     return _NEITHER_ASCII_NOR_BLANK.sub(lambda part: _render_part(text, part.start(), part.end()), text)
 
 
+def replace_hidden(text: str, sign: str) -> str:
+    """Return a text of the same length, with `sign` in place of each hidden character; blanks stay as they are."""
+    return _NEITHER_ASCII_NOR_BLANK.sub(lambda part: _render_part(text, part.start(), part.end(), sign), text)
+
+
 def render_arguments(arguments: Mapping[str, Any]) -> str:
     """Return the arguments of a call as indented JSON, for the person who approves it.
 
@@ -99,14 +104,14 @@ def _render_names(values: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _render_part(text: str, start: int, end: int) -> str:
+def _render_part(text: str, start: int, end: int, sign: str | None = None) -> str:
     shown: list[str] = []
     marks = 0
     for at in range(start, end):
         kind = category(text[at])
         marks = marks + 1 if kind in ("Mn", "Me") else 0
         is_shown = _is_shown(text, at, kind) and marks <= MAX_MARKS
-        shown.append(text[at] if is_shown else f"[U+{ord(text[at]):04X}]")
+        shown.append(text[at] if is_shown else sign or f"[U+{ord(text[at]):04X}]")
     return "".join(shown)
 
 

@@ -191,6 +191,11 @@ def test_what_is_harmless_stays_as_it_is() -> None:
     assert len(harmless(EVIL)) == len(EVIL)
 
 
+def test_what_is_hidden_from_people_is_a_sign_of_its_own_in_the_terminal() -> None:
+    hidden = "\u200b\U000e0041\u115f\u034f\u2062\ufff9\ue000\u0378\u202e"
+    assert harmless(f"pay{hidden}\t9\u00a0€") == f"pay{chr(0xFFFD) * len(hidden)}\t9\u00a0€"
+
+
 @pytest.mark.parametrize("environ", [{"TERM": "dumb"}, None])
 async def test_elsewhere_a_line_is_a_line(environ: dict[str, str] | None) -> None:
     file = Terminal() if environ else StringIO()

@@ -1,5 +1,6 @@
 """Where everything is printed: what models, tools and people wrote is shown there, and never obeyed by the terminal."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,24 +8,23 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-REPLACEMENT = 0xFFFD
-# One for one, so that styles stay where they are: the net below `decisions.visible_text`, which writes code points.
-# Bell, backspace, carriage return and form feeds are dropped by rich.
-_SHOWN = {
-    **{code: 0x2400 + code for code in range(32) if code not in (7, 8, 9, 10, 11, 12, 13)},  # ESC is ␛
-    0x7F: 0x2421,
-    **dict.fromkeys(range(0x80, 0xA0), REPLACEMENT),  # escape sequences of one character
-    **dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), REPLACEMENT),  # text that reads backwards
-    **dict.fromkeys((0xAD, 0x200B, 0x200E, 0x200F, 0x61C, 0x2060, 0xFEFF, 0x3164, 0x2800), REPLACEMENT),  # not seen
-    **dict.fromkeys(range(0xE0000, 0xE0080), REPLACEMENT),  # tags
-    **dict.fromkeys((0x2028, 0x2029), 0x20),
-    **dict.fromkeys(range(0xD800, 0xE000), REPLACEMENT),  # half a character, which cannot be written
-}
+from decisions.visible_text import replace_hidden
+
+REPLACEMENT = "\ufffd"
+# Bell, backspace, tabs, line breaks and form feeds: rich drops those that are no blanks.
+_DROPPED = frozenset(range(7, 14))
+_PICTURES = {code: 0x2400 + code for code in range(32) if code not in _DROPPED} | {0x7F: 0x2421}  # ESC is ␛
+_SEPARATORS = dict.fromkeys((0x2028, 0x2029), 0x20)
+_LEFT_TO_RICH = re.compile(r"([\x07-\x0d]+)")
 
 
 def harmless(text: str) -> str:
-    """The same text for the eye, of the same length, with nothing in it that a terminal acts upon."""
-    return text.translate(_SHOWN)
+    """The same text for the eye, of the same length, with nothing in it that a terminal acts upon.
+
+    One for one, so that styles stay where they are: the net below `render_visible`, which writes code points.
+    """
+    parts = _LEFT_TO_RICH.split(text.translate(_PICTURES | _SEPARATORS))
+    return "".join(part if at % 2 else replace_hidden(part, REPLACEMENT) for at, part in enumerate(parts))
 
 
 class SafeConsole(Console):
