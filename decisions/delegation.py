@@ -293,7 +293,8 @@ def message(request: DelegationRequest, state: DelegationState, subtask: Subtask
     }
     where = f"the workspace of run {request.run_id}" if is_outside else "your workspace"
     front = "\n".join(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items())
-    upstream = [_upstream(each, where) for each in state.subtasks if each.id in subtask.depends_on]
+    needed = [done for done in state.subtasks if done.id in subtask.depends_on]
+    upstream = [_upstream(done, where, needed) for done in needed]
     context = [_fitted("\n\n".join([CONTEXT, *upstream]), MOST_CONTEXTS // len(request.subtasks))] if upstream else []
     return clipped("\n\n".join([f"---\n{front}\n---", subtask.instructions.strip(), *context]), MOST_MESSAGE)
 
@@ -305,9 +306,10 @@ def _fitted(text: str, most: int) -> str:
     return text
 
 
-def _upstream(done: SubtaskState, where: str) -> str:
+def _upstream(done: SubtaskState, where: str, needed: Sequence[SubtaskState]) -> str:
     files = "\n".join(f"- {path if path.isprintable() else json.dumps(path)}" for path in done.artifacts)
-    told = f"## Result of {done.id} (by {done.agent})\n\n{fence(done.outcome)}"
+    quoted = fence(done.outcome, *(other.outcome for other in needed))
+    told = f"## Result of {done.id} (by {done.agent})\n\n{quoted}"
     return f"{told}\n\nFiles, in {where}:\n{files}" if files else told
 
 

@@ -15,13 +15,20 @@ def format_entry(speaker: str, **fields: object) -> str:
     return _one_line({"from": speaker, **fields})
 
 
-def fence(text: str) -> str:
-    """Put the text between Markdown fences, longer than any run of backticks in it: no heading of it counts."""
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    if longest >= MAX_FENCE:
-        text, longest = _one_line(text), 0  # one line, which begins with a quotation mark
-    ticks = "`" * max(3, longest + 1)
-    return f"{ticks}\n{text}\n{ticks}"
+def fence(text: str, *others: str) -> str:
+    """Put the text between Markdown fences, longer than any run of backticks in it: no heading of it counts.
+
+    With `others`, which the same page quotes, the fences are as long as theirs: if the page is cut in the middle,
+    the end of one text cannot close the fence of another.
+    """
+    runs = [_longest_run(quoted) for quoted in (text, *others)]
+    ticks = "`" * (max([2, *(run for run in runs if run < MAX_FENCE)]) + 1)
+    body = text if runs[0] < MAX_FENCE else _one_line(text)  # one line, which begins with a quotation mark
+    return f"{ticks}\n{body}\n{ticks}"
+
+
+def _longest_run(text: str) -> int:
+    return max(map(len, re.findall("`+", text)), default=0)
 
 
 def escape_headings(text: str) -> str:
