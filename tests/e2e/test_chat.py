@@ -123,7 +123,7 @@ def test_a_conversation_at_the_terminal(project: Project) -> None:
         it.type("hello")
         it.until("you said hello")
         it.type("ask me")
-        it.until("? which one?")
+        it.until("which one?")
         it.type("2")
         it.until("I heard blue")
         it.type("note it")
@@ -167,10 +167,10 @@ def test_what_ran_when_the_person_left_is_shown_when_they_come_back(project: Pro
     with at_terminal(project, "away") as it:
         it.until("/help")
         it.type("ask me")
-        it.until("? which one?")
+        it.until("which one?")
         it.process.kill()
     with at_terminal(project, "away") as it:
-        it.until("? which one?")
+        it.until("which one?")
         it.type("red")
         it.until("I heard red")
 
@@ -179,7 +179,7 @@ def test_what_came_too_late_to_steer_is_shown_as_a_turn_of_its_own(project: Proj
     with at_terminal(project, "late") as it:
         it.until("/help")
         it.type("ask me")
-        it.until("? which one?")
+        it.until("which one?")
         it.type("/steer and hurry")
         it.type("/cancel")
         it.until("■ cancelled")
