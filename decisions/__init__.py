@@ -19,6 +19,7 @@ lane_move   what a lane does next, by rules in their order
 conversation_told  what people read of a lane
 thrash      does the run go in circles, and what is done about it
 context     what of a long conversation the model is shown, and how full its window is
+omission    what of a conversation is left out: turns without an answer, and those that a person took out
 recovery    what is done about a full window, rung by rung
 delegation  which subtasks are refused, which are ready, what each end makes of the rest
 resume      how a run goes on from another one
