@@ -92,9 +92,9 @@ def render_values(value: Any) -> Any:
             return value
 
 
-def _render_names(values: dict[str, Any]) -> dict[str, Any]:
+def _render_names(values: dict[Any, Any]) -> dict[str, Any]:
     """A name that is rendered as one that is there already is numbered, so that none takes another's place."""
-    shown: dict[str, Any] = {}
+    shown: dict[Any, Any] = {}
     for name, inner in values.items():
         plain = render_visible(name) if isinstance(name, str) else name
         number = 2

@@ -81,7 +81,7 @@ async def post_all(settings: Settings, folder: Path) -> list[str]:
     async with httpx.AsyncClient(trust_env=False, follow_redirects=True) as client:
         project = project_of(settings, client)
         assert project.outbox is not None
-        outcomes = [await project.tools[name].run({}, context) for name in ("ask", "later")]  # type: ignore[attr-defined]
+        outcomes = [await project.tools[name].run({}, context) for name in ("ask", "later")]
         outcomes.append(await project.outbox.send(Outbound(channel_id="c", text="hello"), "key"))
     return [outcome.model_dump_json() for outcome in outcomes]
 
