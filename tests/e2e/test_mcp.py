@@ -40,7 +40,7 @@ def test_tools_are_looked_at_checked_and_accepted(make_project: Any) -> None:
     (state / "tools.json").write_text(json.dumps([{**LOOK, "description": "Else.\x1b[2J"}]))
     changed = project.perdure("tools", "--check")
     assert changed.code == 1
-    assert "+description: Else.\\x1b[2J" in changed.out
+    assert "+description: Else.[U+001B][2J" in changed.out
     assert "h__act  gone" in changed.out
     told = json.loads(project.perdure("tools", "--check", "--json").out)
     assert told[0]["tools"] == {"act": "gone", "look": "changed"}
