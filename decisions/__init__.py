@@ -39,7 +39,6 @@ question    which answers a question takes
 sender      who sent something: what is known, what is claimed
 signature   what a signed answer covers, and whether its signature holds
 visible_text text of models and tools as people read it: nothing in it is hidden
-omission    the part of a turn that was never answered, and the note in its place
 transcript  the conversation as a hash chain of parts
 endings     how a run ends, and how that is told: completion and escalation events, hand-off
 ack         what the files tell of a message and of its task (task_file: its page)
