@@ -33,7 +33,7 @@ def agent_of(project: Project, name: str) -> Agent:
 def defined(project: Project, agent: Agent, *, may_delegate: bool) -> Definition:
     """As the project has it now, with its peers or without."""
     delegates = may_delegate and bool(agent.peers)
-    own = builtins.offered(delegates=delegates, journal=agent.journal)
+    own = builtins.offered(delegates=delegates, journal=agent.journal, follow_ups=agent.follow_ups is not None)
     told = (_instructions(project, agent), _peers(project, agent) if delegates else "", agent.prompt)
     return Definition(
         agent=agent.name,

@@ -27,7 +27,7 @@ class Agent(Value):
     limits: LimitOverrides = LimitOverrides()
     prompt: str = ""
     mailbox: bool = False
-    follow_ups: tuple[str, ...] | None = ()
+    follow_ups: tuple[str, ...] | None = None
     journal: bool = True
 
 

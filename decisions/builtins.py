@@ -255,9 +255,10 @@ NOTIFY = "notify"  # no tool: a task of this kind, by which an agent sends a mes
 GATED = (*FOLLOW_UP, DELEGATE, NOTIFY)  # may wait for an approval, as they reach beyond the run
 
 
-def offered(*, delegates: bool, journal: bool) -> tuple[ToolSchema, ...]:
+def offered(*, delegates: bool, journal: bool, follow_ups: bool) -> tuple[ToolSchema, ...]:
     """The built-in tools of an agent."""
-    left_out = {*(() if delegates else (DELEGATE,)), *(() if journal else JOURNAL)}
+    optional = ((delegates, (DELEGATE,)), (journal, JOURNAL), (follow_ups, FOLLOW_UP))
+    left_out = {name for is_allowed, names in optional if not is_allowed for name in names}
     return tuple(schema for schema in ALL_SCHEMAS if schema.name not in left_out)
 
 

@@ -4,11 +4,12 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from contracts.agent import DEFAULT_AGENT, Agent
+from contracts.conversation import MAX_ID_LENGTH
 from contracts.limits import LimitOverrides
 from contracts.value import Edge
 from decisions import builtins
@@ -16,6 +17,11 @@ from decisions.mcp import server_of
 from settings.file import LimitSettings, ModelNames
 from settings.problems import ProjectError, first_fault, meant, text_of, yaml_line, yaml_of
 from settings.tools import NATIVE_TOOLS
+
+
+class _FollowUps(Edge):
+    sessions: tuple[Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)], ...] = ()
+    """The conversations in which its follow-ups may resume work, beside the run's own; `x-*` are all that begin so."""
 
 
 class _FrontMatter(Edge):
@@ -29,12 +35,24 @@ class _FrontMatter(Edge):
     """The allow-list; `[]` is none. `server__*` are all tools of an MCP server; built-in tools are always there."""
     journal: bool = True
     """Whether it has the tools of the run journal."""
+    follow_ups: _FollowUps | None = None
+    """`{}` gives it the tools of [follow-ups](follow-ups.md); `sessions` lists further conversations to resume in."""
     peers: tuple[str, ...] = ()
     """The agents that it may [delegate](delegation.md) to."""
     limits: LimitOverrides = LimitOverrides()
     """Its [limits](#limits)."""
     mailbox: bool = False
     """It lives outside, and [exchanges files](mailbox.md); then only name and description are taken."""
+
+    @field_validator("follow_ups", mode="before")
+    @classmethod
+    def _accept_short_form(cls, given: Any) -> Any:
+        """An empty `follow_ups:` and `true` mean `{}`, `false` means that it is left out."""
+        if given is None or isinstance(given, bool):
+            return None if given is False else {}
+        if not isinstance(given, dict):
+            raise ValueError("expected {}, or {sessions: [...]} with the conversations that they may resume in")  # noqa: TRY004
+        return given
 
     @model_validator(mode="after")
     def _is_told_nothing_outside(self) -> Self:
@@ -142,5 +160,6 @@ def _read_agent(path: Path) -> Agent:
         limits=head.limits,
         prompt=body,
         mailbox=head.mailbox,
+        follow_ups=tuple(dict.fromkeys(head.follow_ups.sessions)) if head.follow_ups else None,
         journal=head.journal,
     )

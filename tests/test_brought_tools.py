@@ -13,10 +13,12 @@ from activities.definition import defined
 from activities.project import Project
 from contracts.run import Call, RunState
 from contracts.tool import Approval, Effect, ToolKind
-from decisions.builtins import JOURNAL, gated_routes
+from decisions.builtins import FOLLOW_UP, JOURNAL, gated_routes
 from decisions.calls import needs_approval
 from perdure.process.offered import project_of
 from settings import ProjectError, load
+from settings.agents import read_agents
+from settings.tools import NATIVE_TOOLS
 
 ALWAYS = 'approval = "always"\n'
 
@@ -90,6 +92,46 @@ async def test_an_agent_without_a_journal_is_offered_and_told_of_none(tmp_path: 
     assert {tool.name for tool in with_one.tools}.issuperset(JOURNAL)
     assert "{journal}" not in without.system + with_one.system
     assert ("journal" in without.system, "journal" in with_one.system) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("front", "sessions"),
+    [
+        ("tools: []", None),
+        ("follow_ups: false", None),
+        ("follow_ups:", ()),
+        ("follow_ups: true", ()),
+        ("follow_ups: {}", ()),
+        ("follow_ups: {sessions: [ops, x-*, ops]}", ("ops", "x-*")),
+    ],
+)
+async def test_only_an_agent_with_follow_ups_is_offered_their_tools(
+    tmp_path: Path, front: str, sessions: tuple[str, ...] | None
+) -> None:
+    made = await project(tmp_path, agent=front)
+    offered = {tool.name for tool in defined(made, made.agents["a"], may_delegate=True).tools}
+    by_default = {tool.name for tool in defined(made, made.agents["default"], may_delegate=True).tools}
+    assert made.agents["a"].follow_ups == sessions
+    assert offered & {*FOLLOW_UP} == (set() if sessions is None else {*FOLLOW_UP})
+    assert by_default.isdisjoint(FOLLOW_UP)
+
+
+@pytest.mark.parametrize(
+    ("front", "words"),
+    [
+        ("follow_ups: [ops]", "line 2: follow_ups: expected {}, or {sessions: [...]}"),
+        ("follow_ups: {session: [ops]}", "line 2: follow_ups.session: no such setting"),
+        ("follow_ups: {sessions: ops}", "line 2: follow_ups.sessions: "),
+        ("follow_ups: {sessions: ['']}", "line 2: follow_ups.sessions.0: "),
+        ("mailbox: true\nfollow_ups: {}", "takes no follow_ups from here"),
+    ],
+)
+async def test_front_matter_that_misstates_follow_ups_is_refused_in_a_line(
+    tmp_path: Path, front: str, words: str
+) -> None:
+    (tmp_path / "a.md").write_text(f"---\n{front}\n---\nYou are A.\n", encoding="utf-8")
+    with pytest.raises(ProjectError, match=re.escape(words)):
+        read_agents(tmp_path, NATIVE_TOOLS).check()
 
 
 async def test_a_gate_that_never_asks_changes_nothing(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from decisions.limits import DEFAULTS, in_force, left_for_follow_ups, smaller, w
 
 REPLY = {"description": "B", "channelId": "c", "messageId": "m"}
 DEFINITION = {"definition": {"summary": "Lunch."}}
+WAIT = {"kind": "wait", "description": "d", "input": {"delayMs": 5}}
 
 
 def asked(state: RunState, call: Any) -> FollowUpCommands:
@@ -87,11 +88,7 @@ def test_a_wait_alone_creates_its_follow_up(new_state: Callable[..., RunState], 
         ("workflow_create", {"definition": {"summary": "s", "origin": {"user_id": "U-CEO"}}}, "`origin.user_id`"),
         ("workflow_create", {"definition": {"summary": "s", "origin": {"session_id": "ann"}}}, "`origin.session_id`"),
         ("workflow_create", {"definition": {"summary": "s", "resumeTarget": {"mention_user_id": "A. Now"}}}, "id of a"),
-        (
-            "workflow_task_create",
-            {"workflowId": "f", "kind": "wait", "description": "d", "input": {"delayMs": 5}},
-            "no follow-up of this run",
-        ),
+        ("workflow_task_create", {"workflowId": "f", **WAIT}, "no follow-up of this run"),
         ("workflow_wait_for_reply", {**REPLY, "workflowId": "f"}, "no follow-up of this run"),
     ],
 )

@@ -54,6 +54,7 @@ async def test_b_is_written_to_and_channel_x_updated_though_everything_restarts(
     """A reply comes before its task; or wrong ones do, and the right one twice while no worker is there; or none."""
     with ScriptedModel(script) as model:
         project = make_project(ANTHROPIC_API_KEY="sk-none", PERDURE_MODEL="scripted", ANTHROPIC_BASE_URL=model.base_url)
+        project.write("agents/default.md", "---\nfollow_ups: {}\n---\n")
 
         def publish(address: str, *lines: str) -> int:
             told: int = project.perdure("event", "-", typed="\n".join(lines), TEMPORAL_ADDRESS=address).code

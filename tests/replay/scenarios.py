@@ -792,6 +792,7 @@ SCENARIOS = (
         "waits-for-a-reply",
         "completed",
         [calls(("workflow_wait_for_reply", {"description": "B", "channelId": "c", "messageId": "m"})), FINISH],
+        limits={"follow_ups": ()},
     ),
     Scenario(
         "follow-up-resumed",

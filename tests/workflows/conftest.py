@@ -216,10 +216,11 @@ def worlds(client: Client, workspaces: Path) -> MakeWorld:
         agent_limits: Mapping[str, Any] = MappingProxyType({}),
         agents: Sequence[Agent] = (),
         ceiling: Mapping[str, Any] = MappingProxyType({}),
+        follow_ups: tuple[str, ...] | None = None,
         **limits: Any,
     ) -> AsyncIterator[World]:
         names = tuple(tool.route.name for tool in tools) if allowed is None else tuple(allowed)
-        default = Agent(name="default", tools=names, limits=LimitOverrides(**agent_limits))
+        default = Agent(name="default", tools=names, limits=LimitOverrides(**agent_limits), follow_ups=follow_ups)
         project = Project(
             agents={agent.name: agent for agent in (default, *agents)},
             tools={tool.route.name: tool for tool in tools},

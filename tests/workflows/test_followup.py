@@ -15,6 +15,7 @@ from activities.toolkit import TransientFailure
 from contracts.duration import LONGEST
 from contracts.followup import Outbound
 from contracts.tool import Effect, ToolKind, ToolOutcome
+from decisions.builtins import FOLLOW_UP
 from perdure.client.found import listing
 from perdure.codec import AesGcmCodec
 from perdure.converter import encrypting
@@ -520,6 +521,20 @@ async def test_wrong_arguments_come_back_as_errors_that_the_model_can_act_on(fol
             assert text.startswith("invalid_arguments: ")
             assert words in text
         assert await here.follow_ups() == []
+
+
+async def test_an_agent_without_follow_ups_is_offered_no_tool_of_theirs_and_refused_a_call(world: MakeWorld) -> None:
+    asked = (
+        ("workflow_create", {"definition": {"summary": "s"}}),
+        ("workflow_wait_for_reply", {**WAIT, "messageId": "m"}),
+    )
+    async with world([calls(*asked), FINISH]) as it:
+        run = await it.start()
+        await run.result()
+        assert [text.split(" here")[0] for _, text in await it.results(run)][:2] == [
+            f"unknown_tool: there is no tool {tool!r}" for tool, _ in asked
+        ]
+        assert {tool["name"] for tool in it.model.requests[0]["tools"]}.isdisjoint(FOLLOW_UP)
 
 
 BAD_BODIES: list[list[Any]] = [

@@ -472,7 +472,7 @@ async def test_a_message_that_an_agent_sends_waits_for_its_approval(world: Any) 
         turns = (task("wait", {"delayMs": 1}, workflow), task("notify", {"channelId": "c", "text": "hi"}, workflow))
         return (*turns, FINISH)[len(said) - 1]
 
-    async with world(script, works=False) as it:
+    async with world(script, works=False, follow_ups=()) as it:
         it.project = replace(it.project, builtins=gated_routes({"notify": None}))
         async with it.worker():
             run = await it.start()
