@@ -13,6 +13,7 @@ description: takes notes
 model: claude-haiku-4-5
 tools: [fetch, charge]
 peers: [scribe, default]
+follow_ups: {sessions: [ops]}
 limits: {max_steps: 5, soft_limit: 5m}
 ---
 You take notes.
