@@ -72,7 +72,7 @@ def agent_table(rows: list[dict[str, Any]]) -> Table:
         table.add_column(heading, overflow="fold")
     table.add_column("file", overflow="fold")
     for row in rows:
-        tools = ", ".join([*(f"{name} ({effect})" for name, effect in row["tools"].items()), *_follow_ups(row)])
+        tools = ", ".join(f"{name} ({effect})" for name, effect in row["tools"].items())
         limits = ", ".join(f"{name} {_written(value)}" for name, value in row["limits"].items())
         file = near(Path(row["file"])) if row["file"] else "comes with Perdure"
         told = (", ".join(row["models"]), tools, ", ".join(row["peers"]), limits, file)
@@ -80,14 +80,6 @@ def agent_table(rows: list[dict[str, Any]]) -> Table:
             told = ("", "lives outside: a mailbox", "", "", file)
         table.add_row(escape(row["agent"]), *(escape(each) for each in told))
     return table
-
-
-def _follow_ups(row: Mapping[str, Any]) -> list[str]:
-    """What the agent may do with follow-ups, if anything, as one item of its tools."""
-    if row["follow_ups"] is None:
-        return []
-    sessions = row["follow_ups"]["sessions"]
-    return [f"follow-ups, also in {', '.join(sessions)}" if sessions else "follow-ups"]
 
 
 def _written(limit: Any) -> str:
