@@ -19,7 +19,7 @@ def script(body: dict[str, Any]) -> Reply:
     """Creates a follow-up, sends the message to B, waits for the reply, and says so; later tells A what came."""
     texts = [b["text"] for m in body["messages"] for b in m["content"] if b["type"] == "text"]
     if "This was waited for:" in texts[-1] or "Nothing came in time" in texts[-1]:
-        has_mention = "mention user A" in str(body["system"])
+        has_mention = 'mention user "A"' in str(body["system"])
         return says(("<@A> " if has_mention else "") + ("B: Friday" if "Friday" in texts[-1] else "B is silent"))
     said = str(body["messages"])
     (way,) = set(re.findall(r"ask B: (\w+)", said))
