@@ -46,7 +46,7 @@ from perdure.process.concealing import concealed
 from perdure.process.leaving import leave
 from perdure.process.mcp_tools import offering
 from perdure.process.models import model_of
-from perdure.process.offered import project_of
+from perdure.process.offered import project_of, unpriced_budgets
 from perdure.process.reconcile import reconciling
 from perdure.process.seal import affix
 from perdure.process.streams import count_as_busy, detach_tools, guard_streams, open_closed
@@ -152,6 +152,8 @@ async def working(
     with concealed(os.environ):
         async with httpx.AsyncClient(trust_env=False) as http, offering(settings) as mcp:
             project = project_of(settings, http, mcp)
+            for line in unpriced_budgets(project):
+                logging.getLogger(__name__).warning(line)
             queue, observation = settings.task_queue, Observation()
             async with (
                 model_of(settings) as model,

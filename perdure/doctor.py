@@ -61,7 +61,8 @@ async def examine() -> AsyncIterator[Check]:
     yield _model(settings)
     yield _encryption(settings)
     yield _answers(settings)
-    yield await _tools(settings)
+    async for check in _tools(settings):
+        yield check
     async for check in _object_stores(settings):
         yield check
     if settings.servers:
@@ -139,16 +140,19 @@ def _answers(settings: Settings) -> Check:
     return Check("answers", ok=True, found=f"runs take those signed with key {' or '.join(keys.public)}{signs}")
 
 
-async def _tools(settings: Settings) -> Check:
-    from perdure.process.offered import looked_at
+async def _tools(settings: Settings) -> AsyncIterator[Check]:
+    from perdure.process.offered import looked_at, unpriced_budgets
 
     try:
         settings.check_headers()
         async with looked_at(settings) as project:
-            tools = project.tools
+            tools, unpriced = project.tools, unpriced_budgets(project)
     except ProjectError as error:
-        return Check("tools", ok=False, found=str(error))
-    return Check("tools", ok=True, found=", ".join(tools))
+        yield Check("tools", ok=False, found=str(error))
+        return
+    yield Check("tools", ok=True, found=", ".join(tools))
+    for line in unpriced:
+        yield Check("budget", ok=False, found=line)
 
 
 async def _object_stores(settings: Settings) -> AsyncIterator[Check]:

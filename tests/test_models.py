@@ -26,7 +26,7 @@ from contracts.agent import Definition
 from contracts.turn import Usage
 from perdure.doctor import examine
 from perdure.process.models import clients_of, model_of
-from perdure.process.offered import project_of
+from perdure.process.offered import project_of, unpriced_budgets
 from perdure.testkit.model_server import ScriptedModel, says
 from settings import ProjectError, Settings, load
 
@@ -326,6 +326,20 @@ def test_the_price_of_a_claude_model_holds_at_anthropic_and_the_clouds_alone(
 
 
 # The clouds. They speak the Messages API in envelopes of their own.
+
+
+def test_a_budget_in_usd_without_a_price_is_told_with_what_to_set(tmp_path: Path) -> None:
+    budget = "[limits]\nbudget_usd = 1\n"
+    assert unpriced_budgets(project(settings_of(tmp_path, budget, ANTHROPIC_API_KEY=KEY))) == []
+    elsewhere = {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "PERDURE_MODEL": "claude-opus-4-6"}
+    [line] = unpriced_budgets(project(settings_of(tmp_path, budget, **elsewhere)))
+    assert line == (
+        "agent default: budget_usd does not hold, as the price of claude-opus-4-6 is not known: "
+        'set [prices."claude-opus-4-6"], or budget_tokens'
+    )
+    assert unpriced_budgets(project(settings_of(tmp_path, "", **elsewhere))) == []
+    priced = f'{budget}[prices."claude-opus-4-6"]\ninput = 1\noutput = 2\n'
+    assert unpriced_budgets(project(settings_of(tmp_path, priced, **elsewhere))) == []
 
 
 class Cloud:

@@ -127,6 +127,20 @@ def _gates(settings: Settings) -> dict[str, timedelta | None]:
     return {name: tool.approval_timeout for name, tool in brought if tool.approval is Approval.always}
 
 
+def unpriced_budgets(project: Project) -> list[str]:
+    """A line for each agent with a budget in USD that cannot hold, as a price of its models is not known."""
+    lines = []
+    for agent in project.agents.values():
+        if agent.mailbox or (agent.limits.budget_usd or project.limits.budget_usd) is None:
+            continue
+        models = (agent.model, *agent.fallbacks) if agent.model else (project.model, *project.fallbacks)
+        if unknown := [model for model in models if project.price_of(model) is None]:
+            table = " and ".join(f'[prices."{model}"]' for model in unknown)
+            why = f"agent {agent.name}: budget_usd does not hold, as the price of {', '.join(unknown)} is not known"
+            lines.append(f"{why}: set {table}, or budget_tokens")
+    return lines
+
+
 def _outbox(settings: Settings, client: httpx.AsyncClient) -> Outbox:
     out = settings.file.outbox
     outbox: Outbox = LogOutbox(settings.home)
