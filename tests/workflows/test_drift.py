@@ -145,10 +145,11 @@ async def test_built_ins_that_say_more_than_they_did_are_no_changed_definition(
 ) -> None:
     """They are code, as the next release has them; the run goes on with what it was told of them."""
     script = Once(FINISH)
-    older = tuple(schema.model_copy(update={"description": f"{schema.description} So."}) for schema in builtins.SCHEMAS)
+    offered = builtins.offered(delegates=False, journal=True, follow_ups=False)
+    older = tuple(schema.model_copy(update={"description": f"{schema.description} So."}) for schema in offered)
     async with world(script, works=False) as it:
         with monkeypatch.context() as release:
-            release.setattr("decisions.builtins.SCHEMAS", older[1:])
+            release.setattr("decisions.builtins.ALL_SCHEMAS", older[1:])
             release.setattr("worker.GRACE", timedelta(seconds=0.1))
             async with it.worker():
                 run = await it.start()

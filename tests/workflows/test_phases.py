@@ -146,5 +146,6 @@ async def test_a_worker_sends_these_prompts_and_the_same_in_every_turn(world: An
         async with it.worker():
             await ended(await it.start("find the cause"))
         plan, reflect = it.model.requests
-    assert plan["system"][0]["text"].startswith("\n".join(prompt(name) for name in PROMPTS).strip())
+    told = "\n".join(prompt(name) for name in PROMPTS).replace(JOURNAL_MARK, prompt("journal"))
+    assert plan["system"][0]["text"].startswith(told.strip())
     assert plan["system"] == reflect["system"]
