@@ -31,7 +31,7 @@ TOLD = """\
 What was being done, as agent {agent} wrote it down when the wait began:
 {summary}
 
-What was waited for:
+What was waited for, in the agent's words, and what came of it:
 {tasks}"""
 
 
@@ -107,9 +107,9 @@ def _quoted(text: str) -> str:
 
 def _line(task: Task, room: int) -> str:
     if timed_out(task):
-        return f"{task.description} ({task.kind}): nothing came in time"
+        return f"{_description(task)} ({task.kind}): nothing came in time"
     result = "" if task.result is None else f": {to_json(task.result).decode()[:room]}"
-    return f"{task.description} ({task.kind}, {task.state}){result}"
+    return f"{_description(task)} ({task.kind}, {task.state}){result}"
 
 
 def _trigger(state: FollowUpState) -> str:
@@ -117,9 +117,9 @@ def _trigger(state: FollowUpState) -> str:
     done = [task for task in state.tasks if task.resolved_at is not None]
     last = max(done, key=lambda task: task.resolved_at or 0)
     if timed_out(last):
-        return f"Nothing came in time for: {last.description}"
+        return f"Nothing came in time for: {_description(last)}"
     if last.state is FollowUpStatus.failed:
-        return f"This failed: {last.description}\n\n{to_json(last.result).decode()[:MOST_TRIGGER]}"
+        return f"This failed: {_description(last)}\n\n{to_json(last.result).decode()[:MOST_TRIGGER]}"
     kind, given = kinds.read(last)
     try:
         told = kind.told(given, last.result)
@@ -129,7 +129,12 @@ def _trigger(state: FollowUpState) -> str:
         TypeError,
     ):  # a result that was sent in from outside, in no shape of the kind's own
         told = to_json(last.result).decode()
-    return f"{told[:MOST_TRIGGER]}\n\n(This was waited for: {last.description})"
+    return f"{told[:MOST_TRIGGER]}\n\n(This was waited for: {_description(last)})"
+
+
+def _description(task: Task) -> str:
+    """On one line: a text of an agent cannot pass for a paragraph of the user's message."""
+    return " ".join(task.description.split())
 
 
 def _context(state: FollowUpState) -> dict[str, Any]:
