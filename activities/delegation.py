@@ -26,7 +26,7 @@ from contracts.delegation import (
     SubtaskStatus,
 )
 from contracts.run import RunView
-from decisions.delegation import all_of, clipped
+from decisions.delegation import all_of, clipped, settle_share
 from decisions.ids import run_workflow_id
 
 ATTEMPTS, QUERY_PATIENCE = 4, timedelta(seconds=5)  # a run that fails to replay answers no query
@@ -122,5 +122,5 @@ def _spent(view: RunView | None, share: Share) -> Spent:
     """With all that it delegated itself. Where nobody can tell, the whole share: too much rather than nothing."""
     if view is None:
         return all_of(share)
-    own = Spent(steps=view.step, tokens=view.usage.total, usd=view.cost_usd)
-    return own + (view.delegated or Spent())
+    own = Spent(steps=view.step, tokens=view.usage.total, usd=view.cost_usd, follow_ups=view.follow_ups)
+    return settle_share(own + (view.delegated or Spent()), share)

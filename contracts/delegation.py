@@ -55,10 +55,12 @@ class Spent(Value):
     steps: int = 0
     tokens: int = 0
     usd: float | None = 0.0
+    follow_ups: int = sparse(0)
 
     def __add__(self, other: "Spent") -> "Spent":
         usd = None if self.usd is None or other.usd is None else self.usd + other.usd
-        return Spent(steps=self.steps + other.steps, tokens=self.tokens + other.tokens, usd=usd)
+        follow_ups = self.follow_ups + other.follow_ups
+        return Spent(steps=self.steps + other.steps, tokens=self.tokens + other.tokens, usd=usd, follow_ups=follow_ups)
 
 
 class Assignment(Value):

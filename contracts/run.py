@@ -269,6 +269,7 @@ class RunView(Value):
     execution: str = sparse("")  # its first Temporal execution
     answer_keys: dict[str, str] = sparse({})  # public keys by id: only answers signed with one of them are taken
     delegated: Spent | None = sparse(None)  # by its subtasks, not above
+    follow_ups: int = sparse(0)  # that it has created
 
 
 class TurnClose(Value):

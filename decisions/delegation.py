@@ -145,6 +145,7 @@ def _left(state: RunState) -> Share:
         steps=max(limits.max_steps - used.steps, 0),
         tokens=None if limits.budget_tokens is None else max(limits.budget_tokens - used.tokens, 0),
         usd=None if limits.budget_usd is None or used.usd is None else max(limits.budget_usd - used.usd, 0.0),
+        follow_ups=max(limits.max_follow_ups - used.follow_ups, 0),
     )
 
 
@@ -199,7 +200,8 @@ def next_share(request: DelegationRequest, state: DelegationState) -> Share | No
     usd = None if budget.usd is None else (budget.usd - (used.usd or 0.0)) / (waiting + 1)
     if steps < 1 or (tokens is not None and tokens < 1) or (usd is not None and usd <= 0):
         return None
-    return Share(steps=steps, tokens=tokens, usd=usd)
+    follow_ups = None if budget.follow_ups is None else max(budget.follow_ups - used.follow_ups, 0) // waiting
+    return Share(steps=steps, tokens=tokens, usd=usd, follow_ups=follow_ups)
 
 
 def committed(state: DelegationState) -> Spent:
@@ -212,7 +214,20 @@ def committed(state: DelegationState) -> Spent:
 
 def all_of(share: Share) -> Spent:
     """A whole share, where what was used of it is not known."""
-    return Spent(steps=share.steps, tokens=share.tokens or 0, usd=share.usd or 0.0)
+    return Spent(steps=share.steps, tokens=share.tokens or 0, usd=share.usd or 0.0, follow_ups=share.follow_ups or 0)
+
+
+def settle_share(used: Spent, share: Share) -> Spent:
+    """Return what a subtask counts for. Its follow-ups go on with what is left of its share, so they keep all of it."""
+    if not used.follow_ups:
+        return used
+    whole = all_of(share)
+    return Spent(
+        steps=max(used.steps, whole.steps),
+        tokens=max(used.tokens, whole.tokens),
+        usd=None if used.usd is None else max(used.usd, whole.usd or 0.0),
+        follow_ups=max(used.follow_ups, whole.follow_ups),
+    )
 
 
 def started(state: DelegationState, subtask: str, share: Share) -> DelegationState:

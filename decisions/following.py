@@ -14,7 +14,7 @@ from contracts.tool import ToolOutcome, failed
 from decisions import ids, kind_reply, kinds
 from decisions.builtins import WORKFLOW_CREATE, WORKFLOW_TASK_CREATE
 from decisions.faults import fault_line
-from decisions.limits import left_for_follow_ups
+from decisions.limits import left_for_follow_ups, spent
 from decisions.narrate import cut
 from decisions.resume import key_id_of
 from decisions.topic import platform_name
@@ -80,7 +80,7 @@ def _create(state: RunState, call: Call, definition: Any) -> CreateCommand:
 
 def _check_allowance(state: RunState) -> None:
     """Raises ValueError: follow-ups resume work, so a chain of them has one allowance."""
-    if state.follow_ups >= (limit := state.limits.max_follow_ups):
+    if spent(state).follow_ups >= (limit := state.limits.max_follow_ups):
         raise ValueError(
             f"no follow-up more: this run and the work it goes on from have used all of max_follow_ups ({limit}). "
             "Finish what can be finished now, and say what is left"
@@ -100,6 +100,9 @@ def _check_target(state: RunState, target: dict[str, Any], own: str) -> None:
     if session != own and not any(fnmatchcase(str(session), allowed) for allowed in state.sessions):
         allowed = ", ".join((own, *state.sessions))
         raise ValueError(f"`resumeTarget.session_id` {cut(str(session), 80)!r} is not allowed; allowed: {allowed}")
+    client = headers_of(state).request_client
+    if session == own and target["request_client"] != client:
+        raise ValueError(f"`resumeTarget.request_client` of the run's own session is {client!r}: leave it out")
     mention = target.get("mention_user_id")
     if mention is not None and not re.fullmatch(MENTION, str(mention)):
         raise ValueError("`resumeTarget.mention_user_id` is the id of a user: letters, digits and @ . _ : -")

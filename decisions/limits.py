@@ -64,7 +64,7 @@ def left_for_follow_ups(state: RunState) -> Share:
         steps=max(limits.max_steps - used.steps, 0) // count,
         tokens=tokens,
         usd=usd,
-        follow_ups=max(limits.max_follow_ups - state.follow_ups, 0) // count,
+        follow_ups=max(limits.max_follow_ups - used.follow_ups, 0) // count,
     )
 
 
@@ -104,7 +104,8 @@ def _excess(limits: Limits, ceiling: Mapping[str, Any]) -> dict[str, Any]:
 
 def spent(state: RunState) -> Spent:
     """What counts against the run's budgets: its own, and all that it delegated."""
-    return Spent(steps=state.step, tokens=state.usage.total, usd=state.cost_usd) + state.delegated
+    own = Spent(steps=state.step, tokens=state.usage.total, usd=state.cost_usd, follow_ups=state.follow_ups)
+    return own + state.delegated
 
 
 def is_out_of_steps(state: RunState, step: int) -> bool:

@@ -258,6 +258,7 @@ def view(state: RunState) -> RunView:
         execution=state.execution,
         answer_keys=state.answer_keys,
         delegated=None if state.delegated == Spent() else state.delegated,
+        follow_ups=state.follow_ups,
     )
 
 

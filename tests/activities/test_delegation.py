@@ -53,7 +53,8 @@ class Closed:
 def view(*artifacts: str) -> Any:
     usage = SimpleNamespace(total=70)
     spent = Spent(steps=3, tokens=30)
-    return SimpleNamespace(parent="lead", artifacts=artifacts, step=2, usage=usage, cost_usd=0.5, delegated=spent)
+    figures = {"step": 2, "usage": usage, "cost_usd": 0.5, "delegated": spent, "follow_ups": 0}
+    return SimpleNamespace(parent="lead", artifacts=artifacts, **figures)
 
 
 async def collected(folder: Path, event: Any, answer: Any, most: int = 1000, attempt: int = 1) -> Collected:

@@ -39,6 +39,7 @@ from decisions.delegation import (
     outcome_of,
     planned,
     ready,
+    settle_share,
     started,
 )
 from decisions.ids import delegating_run_id, delegation_workflow_id, subtask_run_id
@@ -180,6 +181,19 @@ def test_what_one_leaves_over_goes_to_those_that_start_later() -> None:
     state = started(state, "a", first)
     state = ended(asked, state, "a", DONE.model_copy(update={"spent": Spent(steps=1, tokens=100, usd=1.0)}))
     assert next_share(asked, state) == Share(steps=9, tokens=400, usd=4.0)
+
+
+def test_a_subtask_with_follow_ups_keeps_its_whole_share_for_them() -> None:
+    """What is given back to the tree would be used twice: by the tree, and by the work that the follow-ups resume."""
+    asked = request(task("a"), task("b"), steps=10, tokens=900, follow_ups=10)
+    share = next_share(asked, begun(asked))
+    assert share == Share(steps=5, tokens=300, follow_ups=5)
+    used = Spent(steps=2, tokens=400)
+    assert settle_share(used, share) == used
+    kept = settle_share(used.model_copy(update={"follow_ups": 1}), share)
+    assert kept == Spent(steps=5, tokens=400, follow_ups=5)
+    state = ended(asked, started(begun(asked), "a", share), "a", DONE.model_copy(update={"spent": kept}))
+    assert next_share(asked, state) == Share(steps=5, tokens=250, follow_ups=5)
 
 
 def test_nothing_is_left_where_others_went_beyond_their_share() -> None:

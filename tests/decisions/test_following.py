@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.conversation import Headers
-from contracts.delegation import Share
+from contracts.delegation import Share, Spent
 from contracts.followup import FollowUpCommands
 from contracts.run import Inheritance, RunState
 from contracts.tool import ToolOutcome
@@ -84,6 +84,11 @@ def test_a_wait_alone_creates_its_follow_up(new_state: Callable[..., RunState], 
 @pytest.mark.parametrize(
     ("tool", "arguments", "error"),
     [
+        (
+            "workflow_create",
+            {"definition": {"summary": "s", "resumeTarget": {"request_client": "slack"}}},
+            "leave it out",
+        ),
         ("workflow_create", {"definition": {"summary": "s", "resumeTarget": {"session_id": "ann"}}}, "not allowed"),
         ("workflow_create", {"definition": {"summary": "s", "origin": {"user_id": "U-CEO"}}}, "`origin.user_id`"),
         ("workflow_create", {"definition": {"summary": "s", "origin": {"session_id": "ann"}}}, "`origin.session_id`"),
@@ -109,6 +114,13 @@ def test_follow_ups_share_what_their_run_has_left(new_state: Callable[..., RunSt
     assert create.data.share == Share(steps=3, tokens=300, follow_ups=4)
     resumed = in_force(state.model_copy(update={"share": create.data.share, "requested": {}}), DEFAULTS)
     assert (resumed.max_steps, resumed.budget_tokens, resumed.max_follow_ups) == (3, 300, 4)
+
+
+def test_follow_ups_of_subtasks_count_too(new_state: Callable[..., RunState], new_call: Any) -> None:
+    used = new_state(follow_ups=4, delegated=Spent(steps=2, follow_ups=6))
+    outcome = commanded(used, new_call("workflow_create", arguments=DEFINITION))
+    assert isinstance(outcome, ToolOutcome)
+    assert left_for_follow_ups(used.model_copy(update={"follow_ups": 1})).follow_ups == 3
 
 
 def test_a_chain_ends_where_its_allowance_does(new_state: Callable[..., RunState], new_call: Any) -> None:
