@@ -175,7 +175,10 @@ async def test_resume_prompt_includes_workflow_summary_and_task_description(foll
     assert texts(asked)[-1].startswith("Bea (user B) replied in channel dm-b:\n\nwhere: yes")
 
 
-async def test_a_chain_of_follow_ups_ends_with_the_budget_of_the_run_that_began_it(following: Following) -> None:
+@pytest.mark.parametrize(("max_steps", "expected"), [(7, [(2, 7), (2, 5), (2, 3), (1, 1)]), (2, [(2, 2), (0, 0)])])
+async def test_a_chain_of_follow_ups_ends_with_the_budget_of_the_run_that_began_it(
+    following: Following, max_steps: int, expected: list[tuple[int, int]]
+) -> None:
     """Each run asks for another one at once: without a common budget that never ends."""
 
     def script(body: dict[str, Any]) -> Reply:
@@ -188,13 +191,13 @@ async def test_a_chain_of_follow_ups_ends_with_the_budget_of_the_run_that_began_
         task = {"workflowId": made, "kind": "wait", "description": "a moment", "input": {"delayMs": 1}}
         return calls(("workflow_task_create", task))
 
-    async with following(max_steps=7) as here:
+    async with following(max_steps=max_steps) as here:
         here.it.model._script = script
         await say(here.it, here.session, "go on", "r1")
-        await here.it.until(lambda: has_ended(here, 4))
+        await here.it.until(lambda: has_ended(here, len(expected)))
         lane = await look(here.it, here.session)
         steps = [await steps_of(here, turn.run_id) for turn in lane.recent]
-    assert steps == [(2, 7), (2, 5), (2, 3), (1, 1)]
+    assert steps == expected
 
 
 async def has_ended(here: Followed, turns: int) -> bool:
