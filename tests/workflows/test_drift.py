@@ -149,7 +149,7 @@ async def test_built_ins_that_say_more_than_they_did_are_no_changed_definition(
     older = tuple(schema.model_copy(update={"description": f"{schema.description} So."}) for schema in offered)
     async with world(script, works=False) as it:
         with monkeypatch.context() as release:
-            release.setattr("decisions.builtins.ALL_SCHEMAS", older[1:])
+            release.setattr("decisions.builtins.ALL_SCHEMAS", older[:-1])
             release.setattr("worker.GRACE", timedelta(seconds=0.1))
             async with it.worker():
                 run = await it.start()
@@ -158,7 +158,7 @@ async def test_built_ins_that_say_more_than_they_did_are_no_changed_definition(
             await it.until(lambda: script.asked == 2)
             assert (await run.result())["type"] == "agent.completed"
         first, last = ([tool["name"] for tool in request["tools"]] for request in it.model.requests)
-        assert first == last == [schema.name for schema in older[1:]]
+        assert first == last == [schema.name for schema in older[:-1]]
 
 
 async def test_an_edit_without_an_interruption_asks_nothing_and_changes_nothing(world: Any) -> None:
