@@ -56,8 +56,12 @@ async def test_the_description_names_problems_and_scopes(door: Door) -> None:
 
 async def test_the_docs_name_every_route_with_its_scope(door: Door) -> None:
     text = (Path(cli.__file__).parent / "docs" / "gateway.md").read_text(encoding="utf-8")
-    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith(("| `GET", "| `POST"))]
-    told = {route: scope.strip(" `") for named, scope in rows for route in re.findall(r"`((?:GET|POST) [^`]+)`", named)}
+    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith(("| `GET", "| `POST", "| `DELETE"))]
+    told = {
+        route: scope.strip(" `")
+        for named, scope in rows
+        for route in re.findall(r"`((?:GET|POST|DELETE) [^`]+)`", named)
+    }
     paths = (await door.get("/openapi.json")).json()["paths"]
     plain = {"run_id": "id", "conversation_id": "id", "name": "name"}
     served = {
