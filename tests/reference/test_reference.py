@@ -105,8 +105,11 @@ def test_every_message_that_is_explained_has_an_example() -> None:
 
 def test_the_examples_of_a_project_load() -> None:
     page = (DOCS / "configuration.md").read_text(encoding="utf-8")
-    [toml] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    assert ProjectFile.model_validate(tomllib.loads(toml)).tools.keys() == {"charge", "lookup", "notify"}
+    first, *others = [
+        ProjectFile.model_validate(tomllib.loads(t)) for t in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    ]
+    assert first.tools.keys() == {"charge", "lookup", "notify"}
+    assert others
     [agent] = re.findall(r"```markdown\n---\n(.*?)---\n", page, re.DOTALL)
     assert _FrontMatter.model_validate(yaml.safe_load(agent)).peers == ("writer",)
     assert f"Without it, `{DEFAULT_MODEL}`" in page
