@@ -31,6 +31,8 @@ HARMLESS = "PYTHONDONTWRITEBYTECODE"
 A_NEW_PYTHON = {"PYTHONHASHSEED": "random"}  # what it is without it
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGWINCH)
 # The kernel ends the path in a first line at a blank, and cuts a long one, so it names a link in a folder of ours.
+# A shell finds that folder first: a link named `python` would be its `python`, without the packages of the environment.
+LINK = "interpreter"
 STAND_IN = """\
 #!{link} -IS
 import sys
@@ -66,7 +68,7 @@ def _program(name: str) -> str:
     start = start_of(os.environ)
     place = folder / {"cli": "perdure"}.get(name, name)
     text = STAND_IN.format(
-        link=folder / "python",
+        link=folder / LINK,
         python=sys.executable,
         here=str(Path(__file__).parent),
         address=str(folder / "socket"),
@@ -85,7 +87,7 @@ def _loaded() -> Path:
     import tempfile
 
     folder = tempfile.TemporaryDirectory(prefix="preloaded-", dir=short_folder(tempfile.gettempdir(), "/tmp"))
-    (Path(folder.name) / "python").symlink_to(sys.executable)
+    (Path(folder.name) / LINK).symlink_to(sys.executable)
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(f"{folder.name}/socket")
         door.listen(100)

@@ -257,9 +257,12 @@ def not_shown(lines: tuple[str, ...], out: str) -> str | None:
 
 
 def _shape(line: str) -> str:
-    """`261122-ab12cd34  5 min` and `261123-00000001  12 s` are alike: what has a digit in it is any such word."""
+    """`261122-ab12cd34  5 min` and `261123-00000001  12 s` are alike: what has a digit in it is any such word.
+
+    The day of the week before a date is a part of it.
+    """
     words = ("#" if any(map(str.isdigit, word)) else word for word in line.split())
-    return re.sub(r"# (ms|s|min|h|d)\b", "#", " ".join(words))
+    return re.sub(r"# (ms|s|min|h|d)\b|\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun) #", "#", " ".join(words))
 
 
 def _alike(wanted: str, came: str) -> bool:

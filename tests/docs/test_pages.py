@@ -82,5 +82,6 @@ def test_a_command_goes_on_over_lines_quotes_and_heredocs() -> None:
 def test_what_a_page_shows_may_differ_in_its_numbers_only() -> None:
     out = "261122-ab12cd34  clerk  5 min\n  Which shop?\nwritten: run.json, 48,210 bytes\n"
     assert not_shown(("261122-c0ffee00 clerk 12 s", "…", "written: … bytes"), out) is None
+    assert not_shown(("next: Mon 2026-11-23 09:00:00",), "next: Thu 2026-11-26 09:00:00") is None
     assert not_shown(("261122-c0ffee00 cleric",), out) == "261122-c0ffee00 cleric"
     assert not_shown(("  Which shop?", "261122-ab12cd34  clerk  5 min"), out) == "261122-ab12cd34  clerk  5 min"
