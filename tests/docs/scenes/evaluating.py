@@ -4,9 +4,15 @@ from itertools import count
 from typing import Any
 
 from perdure.testkit.model_server import Reply, calls, says
-from tests.docs.stage import Scene, Step
+from tests.docs.stage import Scene, Stage, Step
 
 CANCELLED = count()
+# Anthropic's own are known; another server's, like the scripted one's, are said.
+PRICES = '[prices."claude-sonnet-5-5"]\ninput = 3\noutput = 15\n'
+
+
+def add_prices(stage: Stage) -> None:
+    stage.write("perdure.toml", PRICES, added=True)
 
 
 def shop(body: dict[str, Any]) -> Reply:
@@ -25,6 +31,8 @@ def shop(body: dict[str, Any]) -> Reply:
 SCENE = Scene(
     "docs/evaluating.md",
     model=shop,
-    steps={"perdure eval": Step(code=1, shows="it does not call order_status; it calls: cancel_order")},
+    steps={
+        "perdure eval": Step(before=add_prices, code=1, shows="it does not call order_status; it calls: cancel_order")
+    },
     dev=False,
 )
