@@ -24,7 +24,7 @@ from tests.workflows.conftest import World, worlds
 
 HISTORIES = Path(__file__).parent / "histories"
 AT_A_TIME = 6
-PATIENCE = 60.0  # seconds for a scenario that takes a few
+PATIENCE = 120.0  # seconds for a scenario that takes a few
 SUFFIX = ".json.gz"
 
 

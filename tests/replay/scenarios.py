@@ -18,6 +18,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.ledger import Entry
 from activities.price import Price
+from activities.snapshot import snapshot_of
 from activities.store import LocalStore
 from activities.toolkit import Guarded
 from activities.topic import publish
@@ -25,6 +26,7 @@ from contracts.agent import Agent
 from contracts.failures import ToolFault
 from contracts.tool import Approval, Effect, ToolError, ToolKind, ToolOutcome
 from contracts.topic import Event
+from decisions.requests import nonce_of
 from perdure.client.runs import ended, fork, resume
 from perdure.testkit.model_server import Answer, Reply, Script, Slow, calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
@@ -220,9 +222,9 @@ async def stops_a_summary(it: World, run: Run) -> None:
 async def delivers(it: World, run: Run) -> None:
     """A result that brings back the nonce of its request, as the gateway takes it."""
     await it.until_pending(run, 1)
-    (pending,) = (await it.state(run))["pending"]
+    state = (await snapshot_of(run)).state
     payload = {"run_id": run.id.removeprefix("run:"), "step": 1, "tool": "vote", "status": "ok", "result": "yes"}
-    event = {"type": "agentic.tool_result", "payload": payload, "nonce": pending["nonce"]}
+    event = {"type": "agentic.tool_result", "payload": payload, "nonce": nonce_of(state, state.calls[0])}
     await run.execute_update("deliver_result", event)
 
 
