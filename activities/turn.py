@@ -103,14 +103,9 @@ class Turns:
             if is_over(full, conversation.transcript.parts) and not request.unchecked:
                 return full
             started = perf_counter()
-            try:
-                reply = await self._model.reply(call)
-            except ApplicationError as failure:
-                if isinstance(failure, HeldBack):
-                    learn(held=True)
-                if failure.type == Stop.context_too_long:
-                    return refused(full, failure.message)
-                raise paced(failure, attempt) from None
+            reply = await self._ask(call, full, attempt)
+        if isinstance(reply, ContextFull):
+            return reply
         reply = replace(reply, usage=complete_usage(reply.usage, full.tokens, reply.content))
         tell_fallback(workspace, f"fallback:{request.turn}", reply)
         reply = read_written_arguments(renamed(reply, shown.used, request.turn), definition)
@@ -129,6 +124,16 @@ class Turns:
         self._transcripts.feed_reply(activity.info().workflow_id or "", reply_part(turn))
         record(workspace, _trace(request.turn, phase, turn))
         return turn
+
+    async def _ask(self, call: ModelCall, full: ContextFull, attempt: Attempt) -> ModelReply | ContextFull:
+        try:
+            return await self._model.reply(call)
+        except ApplicationError as failure:
+            if isinstance(failure, HeldBack):
+                learn(held=True)
+            if failure.type == Stop.context_too_long:
+                return refused(full, failure.message)
+            raise paced(failure, attempt) from None
 
     def _progress(self, turn: int, coming: Mapping[str, str], attempt: Attempt) -> dict[str, Any]:
         held = {"held": coming["held"]} if coming["held"] else {}

@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from contracts.value import is_utf8
+
 MAX_DIGITS = 4300  # of a number: Python reads and writes no more of a whole one
 
 _TWICE, _LONG, _LARGE = "it is there twice", f"a number has more than {MAX_DIGITS:,} digits", "a number is too large"
@@ -39,7 +41,7 @@ def read_json(text: str | bytes) -> Any:
             parse_constant=reader.read_constant,
             object_pairs_hook=reader.read_object,
         )
-        has_half = "\\u" in plain and not _is_text(json.dumps(value, ensure_ascii=False, default=str))
+        has_half = "\\u" in plain and not is_utf8(json.dumps(value, ensure_ascii=False, default=str))
     except RecursionError:
         raise JsonError(_DEEP) from None
     except UnicodeDecodeError:
@@ -110,21 +112,13 @@ def _reason(value: Any) -> str | None:
             return f"{value} is no number of JSON"
         case int() if not isinstance(value, bool) and value.bit_length() > MAX_DIGITS * 3.3222:
             return _LONG
-        case str() if not _is_text(value):
+        case str() if not is_utf8(value):
             return _HALF
-        case dict() if not all(_is_text(name) for name in value if isinstance(name, str)):
+        case dict() if not all(is_utf8(name) for name in value if isinstance(name, str)):
             return _HALF
     return None
 
 
 def _within(place: str, name: Any) -> str:
-    shown = str(name) if len(str(name)) <= 60 and _is_text(str(name)) else f"{str(name)[:59]!r}…"
+    shown = str(name) if len(str(name)) <= 60 and is_utf8(str(name)) else f"{str(name)[:59]!r}…"
     return f"{place}.{shown}" if place else shown
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

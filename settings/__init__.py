@@ -182,15 +182,20 @@ def current_folder() -> Path:
         raise ProjectError(f"the current folder cannot be used ({error.strerror}): change to another one") from None
 
 
+def _project_file(env: Mapping[str, str], folder: Path | None) -> Path:
+    if not (named := env.get("PERDURE_CONFIG")):
+        return (folder or current_folder()) / "perdure.toml"
+    path = path_from(named)
+    if not path.is_file():
+        raise ProjectError(f"PERDURE_CONFIG names {path}, and there is no such file")
+    return path
+
+
 def load(environment: Mapping[str, str] | None = None, folder: Path | None = None, *, strict: bool = True) -> Settings:
     """The project in force. Raises ProjectError; if not `strict`, agents that do not load are told of in the roster."""
     env = os.environ if environment is None else environment
     check_libraries(env)
-    path = (
-        path_from(env["PERDURE_CONFIG"]) if env.get("PERDURE_CONFIG") else (folder or current_folder()) / "perdure.toml"
-    )
-    if env.get("PERDURE_CONFIG") and not path.is_file():
-        raise ProjectError(f"PERDURE_CONFIG names {path}, and there is no such file")
+    path = _project_file(env, folder)
     root = resolved(path).parent
     file = read_file(path) if path.is_file() else ProjectFile()
     servers = read_servers(root / MCP_FILE, env)
