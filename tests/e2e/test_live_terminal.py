@@ -229,7 +229,7 @@ def test_what_somebody_else_answers_ends_the_prompt(project: Project) -> None:
 
 def test_a_terminal_that_can_only_print_gets_lines(project: Project) -> None:
     with at_terminal(project, "run", "--agent", "clerk", "--id", "dumb", "ask", TERM="dumb") as it:
-        it.until("? Which shop? · near, far")
+        it.until("? the agent asks: Which shop? · near, far")
         it.until("answer> ")
         it.types("2\n")
         it.until("■ completed")
