@@ -135,9 +135,11 @@ async def test_results_cancels_and_requests_say_it_too(till: Till) -> None:
         return bool(told.get("state") and told["state"]["status"] == "waiting_on_tool")
 
     await till.until(is_told)
+    (pending,) = (await till.http.get(f"/v1/runs/{run_id}")).json()["state"]["pending"]
     result = {"run_id": run_id, "step": 1, "tool": "tell", "status": "error", "error": {"kind": "x", "message": "y"}}
-    event = {"type": "agentic.tool_result", "payload": result, "sender": {"door": "cli"}}
-    await till.http.post(f"/v1/runs/{run_id}/tool-results", json=event)
+    event = {"type": "agentic.tool_result", "payload": result, "nonce": pending["nonce"], "sender": {"door": "cli"}}
+    taken = await till.http.post(f"/v1/runs/{run_id}/tool-results", json=event)
+    assert taken.status_code == 202, taken.text
     again = await till.http.post(
         "/v1/conversations/who/requests", json={"request_id": "r1", "goal": "tell it", "origin": {"user_id": "boss"}}
     )
@@ -148,9 +150,9 @@ async def test_results_cancels_and_requests_say_it_too(till: Till) -> None:
     await till.http.post(f"/v1/runs/{waits}/cancel", json={"reason": "no"})
     assert (await ended(till.client, waits)).status == "cancelled"
     known = {"door": "gateway", "token": "ann"}
-    for named, signal in ((run_id, "tool_result"), (waits, "cancel")):
+    for named, name in ((run_id, "deliver_result"), (waits, "cancel")):
         record = json.loads(till.project.perdure("trace", named, "--export").out)
-        came = [each for each in record["received"] if each["name"] in ("", signal)]
+        came = [each for each in record["received"] if each["name"] in ("", name)]
         assert [each["sender"] for each in came if each["kind"] != "cancel"] == [known, known]
 
 
