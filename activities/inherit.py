@@ -95,9 +95,13 @@ class Inheritances:
 
 
 def no_files(folder: str, names: list[str]) -> list[str]:
-    """Links, pipes and the like stay where they are."""
+    """Links of both kinds, pipes and the like stay where they are."""
     paths = [Path(folder) / name for name in names]
-    return [path.name for path in paths if path.is_symlink() or not (path.is_file() or path.is_dir())]
+    return [path.name for path in paths if path.is_symlink() or not (path.is_dir() or _is_one_file(path))]
+
+
+def _is_one_file(path: Path) -> bool:
+    return path.is_file() and path.stat().st_nlink == 1
 
 
 def _never_began(run_id: str) -> ApplicationError:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from activities.inherit import no_files
 from activities.outbox import FILE, LogOutbox
 from activities.private import create_private, make_private
 from activities.store import LocalStore
@@ -77,3 +78,13 @@ def test_the_files_of_a_run_have_a_limit_by_count_and_bytes(tmp_path: Path, monk
     with pytest.raises(OutsideWorkspace, match="more than 100 bytes"):
         workspace.write("b/c", b"x" * 41)
     workspace.write_own("memory.md", b"x" * 200)  # the runtime's own are never refused
+
+
+def test_a_run_that_goes_on_from_another_takes_over_no_link(tmp_path: Path) -> None:
+    (tmp_path / "own.md").write_text("mine", encoding="utf-8")
+    secret = tmp_path / "folder" / "secret"
+    (tmp_path / "folder").mkdir()
+    secret.touch()
+    (tmp_path / "linked.md").hardlink_to(secret)
+    (tmp_path / "soft.md").symlink_to(tmp_path / "own.md")
+    assert set(no_files(str(tmp_path), ["own.md", "linked.md", "soft.md", "folder"])) == {"linked.md", "soft.md"}
