@@ -30,12 +30,13 @@ def app_of(here: Gateway) -> FastAPI:
     router = APIRouter(route_class=Route)
 
     @router.get("/flood", response_class=Stream, status_code=200)
-    async def flood(here: Here) -> Stream:
+    async def flood(here: Here, patience: float = 0.5) -> Stream:
         async def endless() -> AsyncGenerator[bytes]:
             while True:
+                await asyncio.sleep(0)  # or it would hold up the loop when its client is gone
                 yield b"data: " + b"x" * 65536 + b"\n\n"
 
-        return Stream(endless(), here, 0.5)
+        return Stream(endless(), here, patience)
 
     @router.post("/read")
     async def read(request: Request) -> dict[str, int]:
@@ -126,7 +127,7 @@ async def test_idle_connections_do_not_keep_others_out(monkeypatch: pytest.Monke
     async with serving(monkeypatch, tmp_path) as (here, port):
         monkeypatch.setattr(gateway.server, "HEAD_PATIENCE", 60)
         with socket.create_connection(("127.0.0.1", port)) as busy:
-            busy.sendall(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
+            busy.sendall(b"GET /flood?patience=60 HTTP/1.1\r\nHost: x\r\n\r\n")
             await until(lambda: here.streams == 1)
             idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
             assert await asyncio.wait_for(idle[0][0].read(), 30) == b""  # the oldest went
