@@ -25,6 +25,7 @@ LEAST_RATIO = 0.5  # of counted to estimated tokens; less is a prompt too short 
 IMAGE_TOKENS = 1600
 PINNED_SHARE = 0.15  # of the window, for all pinned results together
 CUT_SHARE = 0.35  # of the window, for what a deep prune leaves as it is
+MIN_ENTRY = 200  # bytes of a text, until which all are made shorter before whole entries go
 MOST_GOAL = 20_000  # bytes of the goal that a summary repeats
 MOST_TRUNCATED = 24_000  # bytes of what replaces a summary
 TRUNCATED_SHARE = 0.2  # of the window, for the same
@@ -253,7 +254,7 @@ def narrated(parts: Sequence[Part], tail: int, most: int) -> str:
     parts = visible(parts)
     earlier, limit = _earlier_entries(parts, most // 2), 4000
     lines = [*earlier, *_entries(parts, tail, limit)]
-    while sum(len(line.encode(errors="replace")) + 1 for line in lines) > most and limit > 100:
+    while sum(len(line.encode(errors="replace")) + 1 for line in lines) > most and limit > MIN_ENTRY:
         limit //= 2
         lines = [*earlier, *_entries(parts, tail, limit)]
     return join_within(lines, most)
