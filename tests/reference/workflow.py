@@ -28,6 +28,7 @@ from contracts.run import RunStatus, RunView
 from contracts.tool import CALL_MARGIN, Effect
 from contracts.topic import TopicState
 from contracts.transcript import Page
+from contracts.turn import TURN_MARGIN
 from decisions import ids
 from perdure.process.answering import WORKFLOWS
 from tests.reference import events
@@ -252,20 +253,21 @@ does not help. The end of a cancelled run, or of a conversation's turn, is close
 
 Policy = Mapping[str, Any]
 TURN: Policy = {
-    "start_to_close_timeout": "`turn_timeout`",
+    "start_to_close_timeout": f"`turn_limit` and {duration(TURN_MARGIN)}",
     "heartbeat_timeout": policies.HEARTBEAT,
     "retry_policy": f"{len(PAUSES)} times, after {', '.join(f'{each:g}s' for each in PAUSES)}, or as the provider asks",
 }
 POLICIES: dict[str, Policy] = {
     "plan": TURN,
     "reflect": TURN,
-    "summarize": policies.FILES | {"start_to_close_timeout": f"`turn_timeout` and {duration(policies.SUMMARY_MARGIN)}"},
+    "summarize": policies.FILES | {"start_to_close_timeout": f"`turn_limit` and {duration(policies.SUMMARY_MARGIN)}"},
     "call_tool": {
         "start_to_close_timeout": f"the tool's `timeout` and {duration(CALL_MARGIN)}",
         "heartbeat_timeout": policies.HEARTBEAT,
         "retry_policy": policies.TOOL_RETRIES,
     },
     "keep_result": policies.KEEPING,
+    "notify": policies.SENDING | {"start_to_close_timeout": "the `timeout` of `[outbox]`, which each attempt keeps"},
     "watch_run": policies.WATCHING,
     "answer_turn": policies.ANSWER,
     "open_turn": policies.LOOK_BACK,
