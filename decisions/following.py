@@ -38,8 +38,6 @@ def commanded(state: RunState, call: Call) -> FollowUpCommands | ToolOutcome:
 
 def _commands(state: RunState, call: Call) -> FollowUpCommands:
     given = call.arguments
-    if call.tool != WORKFLOW_TASK_CREATE and "workflowId" not in given:
-        _check_allowance(state)
     if call.tool == WORKFLOW_CREATE:
         return FollowUpCommands(create=_create(state, call, given.get("definition")))
     if call.tool == WORKFLOW_TASK_CREATE:
@@ -58,6 +56,7 @@ def _commands(state: RunState, call: Call) -> FollowUpCommands:
 
 
 def _create(state: RunState, call: Call, definition: Any) -> CreateCommand:
+    _check_allowance(state)
     if not isinstance(definition, dict):
         raise ValueError("`definition` is required: an object with `summary`, and `completion` if not all tasks count")  # noqa: TRY004
     own = headers_of(state)

@@ -138,6 +138,22 @@ def test_a_chain_ends_where_its_allowance_does(new_state: Callable[..., RunState
 
 
 @pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("workflow_create", {**DEFINITION, "workflowId": "x"}),
+        ("workflow_wait_for_reply", {**REPLY, "workflowId": None}),
+    ],
+)
+def test_a_workflow_id_beside_a_creation_does_not_lift_the_limit(
+    new_state: Callable[..., RunState], new_call: Any, tool: str, arguments: dict[str, Any]
+) -> None:
+    outcome = commanded(new_state(follow_ups=10), new_call(tool, arguments=arguments))
+    assert isinstance(outcome, ToolOutcome)
+    assert outcome.error is not None
+    assert "max_follow_ups" in outcome.error.message
+
+
+@pytest.mark.parametrize(
     ("platform", "kind", "more"),
     [
         (None, "discord.wait_for_reply", {}),
