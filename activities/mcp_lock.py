@@ -62,9 +62,9 @@ def change_lock(path: Path, change: Callable[[Accepted], None]) -> Accepted:
     """
     with _alone(path.parent):
         pins = read_lock(path)
-        before = json.dumps(_told(pins))
+        before = json.dumps(_lock_content(pins))
         change(pins)
-        if json.dumps(_told(pins)) != before or not path.exists():
+        if json.dumps(_lock_content(pins)) != before or not path.exists():
             _replace(path, pins)
         return pins
 
@@ -90,7 +90,7 @@ def keep_first(path: Path, seen: Pins, programs: Mapping[str, PinnedProgram] | N
         return pins
 
 
-def _told(pins: Accepted) -> dict[str, object]:
+def _lock_content(pins: Accepted) -> dict[str, object]:
     servers = {
         server: PinnedServer(tools={tool: pins[server][tool] for tool in sorted(pins[server])})
         for server in sorted(pins)
@@ -101,7 +101,7 @@ def _told(pins: Accepted) -> dict[str, object]:
 
 
 def _replace(path: Path, pins: Accepted) -> None:
-    text = json.dumps(_told(pins), indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(_lock_content(pins), indent=2, ensure_ascii=False) + "\n"
     descriptor, name = tempfile.mkstemp(prefix=f".{NAME}-", dir=path.parent)
     temporary = Path(name)
     try:

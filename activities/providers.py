@@ -82,7 +82,7 @@ class Models:
         ends_at = monotonic() + call.limit if call.limit else None
         for name in sorted(names, key=lambda name: name in whys):  # those that rest, last
             try:
-                reply = await self._asked(name, call, ends_at)
+                reply = await self._call_provider(name, call, ends_at)
             except ApplicationError as failure:
                 if failure.non_retryable or _is_soon(failure):
                     raise
@@ -93,7 +93,7 @@ class Models:
                 return replace(reply, asked=name, passed_over=passed)
         raise _kindest(failures)
 
-    async def _asked(self, name: str, call: ModelCall, ends_at: float | None) -> ModelReply:
+    async def _call_provider(self, name: str, call: ModelCall, ends_at: float | None) -> ModelReply:
         where, model = provider_of(name, self._providers)
         provider = self._providers[where]
         came = monotonic()

@@ -76,7 +76,7 @@ def resume_request(state: FollowUpState) -> SubmitRequest:
     target = state.definition.resume_target
     return SubmitRequest(
         request_id=resume_request_id(state.workflow_id, state.resume_seq),
-        messages=(Message(role="system", content=_brief(state)), Message(role="user", content=_told(state))),
+        messages=(Message(role="system", content=_brief(state)), Message(role="user", content=_results_text(state))),
         agent=state.agent,
         when_busy=WhenBusy.queue,
         origin=state.definition.origin,
@@ -94,7 +94,7 @@ def _brief(state: FollowUpState) -> str:
     return BRIEF.format(session=json.dumps(target.session_id), mention=mention)
 
 
-def _told(state: FollowUpState) -> str:
+def _results_text(state: FollowUpState) -> str:
     room = MOST_RESULTS // max(len(state.tasks), 1)
     lines = (f"{number}. {_line(task, room)}" for number, task in enumerate(state.tasks, 1))
     agent, summary = state.agent or "of another program", _quoted(state.definition.summary)

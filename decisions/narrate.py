@@ -120,7 +120,7 @@ def details(state: RunState) -> str:
     """The Web UI's current details, in Markdown: what needs a person first."""
     blocks = [
         _facts(state),
-        *_asked(state.question, takes_signed=bool(state.answer_keys)),
+        *_question_lines(state.question, takes_signed=bool(state.answer_keys)),
         f"**Goal** {markdown(cut(state.goal, 400))}",
         *_pending(state),
     ]
@@ -156,7 +156,7 @@ def _facts(state: RunState) -> str:
     return " · ".join(facts)
 
 
-def _asked(question: Question | None, *, takes_signed: bool) -> list[str]:
+def _question_lines(question: Question | None, *, takes_signed: bool) -> list[str]:
     """The open question, and the JSON that answers it from the dialog "Send an Update"."""
     if question is None:
         return []

@@ -81,10 +81,10 @@ def followed(gateway: Gateway, run_id: str, after: Position | None, *, rendered:
     if gateway.streams >= MOST_STREAMS:
         why = f"{MOST_STREAMS} runs are followed here already; try again"
         raise Failure(429, why, kind=Kind.too_many_streams, headers={"Retry-After": "5"})
-    return Stream(_told(gateway, run_id, after, rendered=rendered), gateway, PATIENCE)
+    return Stream(_stream(gateway, run_id, after, rendered=rendered), gateway, PATIENCE)
 
 
-async def _told(gateway: Gateway, run_id: str, after: Position | None, *, rendered: bool) -> AsyncGenerator[bytes]:
+async def _stream(gateway: Gateway, run_id: str, after: Position | None, *, rendered: bool) -> AsyncGenerator[bytes]:
     client, last = gateway.session.client, after
     finish: Callable[[str], str] = _render_json if rendered else str
     yield FIRST
