@@ -70,7 +70,8 @@ async def test_b_is_written_to_and_channel_x_updated_though_everything_restarts(
                     await lanes.submit(client, QUEUE, f"x-{way}", request)
 
                 async def has(way: str, turns: int) -> bool:
-                    return len((await look(client, way)).recent) >= turns
+                    view = await lanes.look(client, f"x-{way}")  # None until a worker that has just begun answers
+                    return view is not None and len(view.recent) >= turns
 
                 await until(lambda: has("wrong", 1))
                 assert publish(server.address, reply("wrong", user="C"), reply("wrong", to="another")) == 0

@@ -19,10 +19,6 @@ def patient(body: dict[str, object]) -> Reply:
     return calls(("workflow_create", {"definition": {"summary": "Lunch with B."}}))
 
 
-def may_follow_up(stage: Stage) -> None:
-    stage.write("agents/default.md", "---\nfollow_ups: {}\n---\n")
-
-
 def asked(stage: Stage) -> None:
     assert "I'll tell you" in stage.ok('perdure chat lunch -m "ask B for lunch"')
 
@@ -33,7 +29,7 @@ def came_back(stage: Stage) -> None:
 
 SCENE = Scene(
     "docs/follow-ups.md",
-    prepare=may_follow_up,
+    files={"agents/default.md": "---\nfollow_ups: {}\n---\n"},
     steps={"perdure event": Step(before=asked)},
     model=patient,
     claim=came_back,
