@@ -14,10 +14,10 @@ from tests.chaos.stage import Row
 HEAD = ("scenario", "runs", "faults", "effects", "twice", "lost", "in doubt", "longest", "took", "")
 FRONT = """# Reliability
 
-Written by `make chaos`; not to be edited. [Chaos](chaos.md) says what is done, and what an auditor looks for after each
-scenario. **twice** and **lost** are effects that happened again and results that no conversation shows: they must be 0.
-**in doubt** are calls that a person was asked about: of a `once` tool, cut between its claim and its result.
-**longest** is the longest time that any run stood still, the detection of a dead worker (10 s) included.
+This page has the results of `make chaos`, which writes it; do not edit it. [Chaos tests](chaos.md) explains the
+faults and the checks. **twice** counts effects that happened again, **lost** results that no conversation shows; both
+must be 0. **in doubt** counts `once` calls that a person was asked about, cut between claim and result. **longest** is
+the longest time that a run stood still, including the detection of a dead worker (10 s).
 """
 
 
