@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import click
 
-from perdure.process.leaving import leave
+from perdure.process.shutdown import leave
 from perdure.process.streams import guard_streams, open_closed
 from perdure.process.variables import normalize
 
@@ -21,7 +21,7 @@ SECTIONS = {
         "run": ("run:run", "Start an agent run and follow it to its end."),
         "chat": ("chat:chat", "Talk to an agent; the conversation goes on where it was left."),
         "watch": ("run:watch", "Follow a run: what has happened, and what happens."),
-        "cancel": ("people:cancel_", "Stop a run."),
+        "cancel": ("answer:cancel_", "Stop a run."),
         "resume": ("run:resume", "Go on with a failed or timed-out run, from its last safe point."),
         "fork": ("run:fork", "Start a new run from what a run was after one of its steps."),
         "schedule": ("schedule:schedule", "Start runs by the clock."),
@@ -29,28 +29,28 @@ SECTIONS = {
         "mail": ("mail:mail", "Take tasks and replies that come as files in a folder."),
     },
     "People": {
-        "answer": ("people:answer_", "Answer the open question of a run."),
-        "approve": ("people:approve", "Let a call be made that a run asks approval for."),
-        "deny": ("people:deny", "Refuse a call that a run asks approval for; the run goes on."),
+        "answer": ("answer:answer_", "Answer the open question of a run."),
+        "approve": ("answer:approve", "Let a call be made that a run asks approval for."),
+        "deny": ("answer:deny", "Refuse a call that a run asks approval for; the run goes on."),
     },
     "Look": {
-        "list": ("look:list_", "List runs: what waits for a person first, then the latest."),
-        "show": ("look:show", "Show one run: status, question, steps, cost, and its files."),
-        "trace": ("look:trace", "Print what a run did so far: each turn, each call, each result."),
+        "list": ("show:list_", "List runs: what waits for a person first, then the latest."),
+        "show": ("show:show", "Show one run: status, question, steps, cost, and its files."),
+        "trace": ("show:trace", "Print what a run did so far: each turn, each call, each result."),
     },
     "Projects": {
         "new": ("new:new", "Make a project in FOLDER: an agent, two tools and a test."),
         "agents": ("agents:agents", "Show the agents of the project: models, tools, peers, limits."),
-        "tools": ("look:tools", "Show the tools: what each does to the world, whether it asks."),
-        "eval": ("evaluation:evaluate", "Run a table of goals, and say how many came out as expected."),
+        "tools": ("show:tools", "Show the tools: what each does to the world, whether it asks."),
+        "eval": ("evaluate.evaluate:evaluate", "Run a table of goals, and say how many came out as expected."),
     },
     "Operate": {
-        "worker": ("operate:worker", "Run a worker against the configured Temporal."),
-        "dev": ("operate:dev", "Run Temporal, its Web UI and a worker here, until Ctrl-C."),
+        "worker": ("control:worker", "Run a worker against the configured Temporal."),
+        "dev": ("control:dev", "Run Temporal, its Web UI and a worker here, until Ctrl-C."),
         "gateway": ("gateway:gateway", "Serve runs over HTTP, with a page for people, until Ctrl-C."),
         "token": ("token:token", "Make, list and revoke the bearer tokens of the gateway."),
-        "mcp": ("mcp:mcp_", "Serve runs to an MCP client over standard input and output."),
-        "doctor": ("operate:doctor", "Check that everything a run needs is there; say what to do."),
+        "mcp": ("mcp.server:mcp_", "Serve runs to an MCP client over standard input and output."),
+        "doctor": ("control:doctor", "Check that everything a run needs is there; say what to do."),
         "completion": ("completion:completion", "Print the script that completes commands in a shell."),
     },
 }
@@ -127,7 +127,7 @@ def main() -> NoReturn:
         click.echo(error.format_message(), err=True)
         code = 2
     except click.UsageError as error:
-        from perdure.commands.common import complain
+        from perdure.terminal.command import complain
 
         command = error.ctx.command_path if error.ctx else "perdure"
         hint = "; what begins with - and is no option comes after --" if isinstance(error, click.NoSuchOption) else ""
@@ -138,7 +138,7 @@ def main() -> NoReturn:
     except SystemExit as end:  # click's: of a completion, or where a reader has seen enough, whose output it then swaps
         code = end.code if isinstance(end.code, int) and sys.stdout is out else 0
     except OSError as error:  # standard output's: a command's own is told where it runs
-        from perdure.commands.common import complain
+        from perdure.terminal.command import complain
 
         complain(str(error))
         code = 1

@@ -22,7 +22,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from activities.private import create_private, make_private
+from activities.security.private import create_private, make_private
 from perdure.process import supervisor
 
 LOOPBACK = "127.0.0.1"

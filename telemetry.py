@@ -26,11 +26,11 @@ from temporalio.runtime import (
     TelemetryFilter,
 )
 
-from activities.observation import facts
-from activities.secrets import NO_SECRETS, Secrets
-from contracts.value import is_utf8
+from activities.security.secrets import NO_SECRETS, Secrets
+from activities.telemetry.metrics import facts
+from contracts.models import is_utf8
 from decisions.ids import trace_id
-from decisions.metrics import BUCKETS
+from decisions.telemetry.metrics import BUCKETS
 
 # An activity that fails with a kind that was named, or is cancelled, is no bug: where it happened says nothing.
 EXPECTED = (ApplicationError, asyncio.CancelledError)

@@ -20,37 +20,37 @@ from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.service import RPCError
 from temporalio.worker import Interceptor, Worker, WorkerDeploymentConfig
 
-from activities.context import Summaries
 from activities.conversation import Conversations
 from activities.delegation import Delegations
-from activities.followup import FollowUps
-from activities.inherit import Inheritances
-from activities.mailbox import Mailboxes
-from activities.model import Model
-from activities.observation import Observation
-from activities.private import make_private
+from activities.followup.followup import FollowUps
+from activities.mailbox.client import Mailboxes
+from activities.model.port import Model
+from activities.model.summarize import Summaries
+from activities.model.transcript_cache import Transcripts
+from activities.model.turn import Turns
 from activities.project import Project
-from activities.queue_tool import QueueResults
-from activities.reconcile import Reconciliations
-from activities.redaction import Redaction
-from activities.run import Runs
-from activities.secrets import secrets_of
-from activities.standing import Standings
-from activities.tool import ToolCalls
-from activities.transcript import Transcripts
-from activities.turn import Turns
+from activities.reconcile.reconcile import Reconciliations
+from activities.run.files import Runs
+from activities.run.fork import Inheritances
+from activities.run.status import Standings
+from activities.security.private import make_private
+from activities.security.redaction import Redaction
+from activities.security.secrets import secrets_of
+from activities.telemetry.metrics import Observation
+from activities.tools.call import ToolCalls
+from activities.tools.queue import QueueResults
 from perdure.client.connection import connect, register_search_attributes
-from perdure.client.refusals import NotReachable
-from perdure.process.answering import RECOVERY, WORKFLOWS, build_id, of_runs, workflow_runner
+from perdure.client.errors import NotReachable
 from perdure.process.concealing import concealed
-from perdure.process.leaving import leave
+from perdure.process.encryption_marker import affix
 from perdure.process.mcp_tools import offering
 from perdure.process.models import model_of
-from perdure.process.offered import project_of, unpriced_budgets
-from perdure.process.reconcile import reconciling
-from perdure.process.seal import affix
+from perdure.process.project import project_of, unpriced_budgets
+from perdure.process.reconcile_schedule import reconciling
+from perdure.process.shutdown import leave
 from perdure.process.streams import count_as_busy, detach_tools, guard_streams, open_closed
 from perdure.process.variables import normalize
+from perdure.process.workflows import RECOVERY, WORKFLOWS, build_id, of_runs, workflow_runner
 from settings import Deployment, ProjectError, Settings, WorkerSettings, load
 from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
 from workflows.sharing import Sharing
@@ -173,7 +173,7 @@ async def observing(client: Client, settings: Settings) -> AsyncIterator[list[In
         yield []
         return
     try:
-        from activities.spans import SpanEvents, Spans
+        from activities.telemetry.spans import SpanEvents, Spans
     except ImportError:
         packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
         raise ProjectError(f"OTEL_EXPORTER_OTLP_ENDPOINT needs OpenTelemetry: pip install {packages}") from None

@@ -21,14 +21,8 @@ from temporalio.client import (
 from temporalio.common import Priority, WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.heartbeat import beating
-from activities.inherit import no_files
-from activities.outcome import TERMINATED, TIMED_OUT
-from activities.private import make_private
-from activities.project import Project
-from activities.snapshot import snapshot_of
-from activities.store import Store
-from activities.transcript import (
+from activities.effects.heartbeat import beating
+from activities.model.transcript_cache import (
     Transcripts,
     Wanted,
     digest_of_record,
@@ -37,22 +31,27 @@ from activities.transcript import (
     read_segment,
     record_name,
 )
+from activities.project import Project
+from activities.run.fork import no_files
+from activities.run.outcome import TERMINATED, TIMED_OUT
+from activities.run.snapshot import snapshot_of
+from activities.security.private import make_private
+from activities.storage.store import Store
+from activities.storage.workspace import ARTIFACTS
 from activities.with_start import update_with_start
-from activities.workspace import ARTIFACTS
 from contracts.conversation import Joined, JoinRequest, Queued, SubmitRequest, Submitted, TurnAnswer, TurnRecord
-from contracts.journal import Journal
-from contracts.run import RunStatus, Snapshot, TurnClose
-from contracts.signals import HumanInput
-from contracts.transcript import PartKind, Segment
-from decisions.calls import text_of
-from decisions.ids import conversation_workflow_id, run_id_of, run_workflow_id
-from decisions.journal import handed_on
-from decisions.narrate import cut, markdown
-from decisions.omission import close_unanswered, forget_turn, unanswered_kind, visible
-from decisions.resume import journal_of
-from decisions.settlement import halted
-from decisions.transcript import Transcript, call_part
-from decisions.visibility import named
+from contracts.run.journal import Journal
+from contracts.run.signals import HumanInput
+from contracts.run.state import RunStatus, Snapshot, TurnClose
+from contracts.run.transcript import PartKind, Segment
+from decisions.conversation.omission import close_unanswered, forget_turn, unanswered_kind, visible
+from decisions.ids import conversation_workflow_id, named, run_id_of, run_workflow_id
+from decisions.run.call_state import halted
+from decisions.run.calls import text_of
+from decisions.run.journal import handed_on
+from decisions.run.resume import journal_of
+from decisions.run.transcript import Transcript, call_part
+from decisions.text.formatting import cut, markdown
 
 # Requests to one lane on their way from this process. The server takes ten updates of a workflow in flight, and with
 # the eleventh it may drop the others: then all of them try again, together. Two are as fast as a lane has use for, and

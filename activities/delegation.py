@@ -12,10 +12,10 @@ from temporalio.client import Client, WorkflowHandle, WorkflowQueryFailedError
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.heartbeat import beating
-from activities.outcome import files_of, outcome_of
+from activities.effects.heartbeat import beating
 from activities.project import Project
-from activities.workspace import ARTIFACTS, OutsideWorkspace, Workspace
+from activities.run.outcome import files_of, outcome_of
+from activities.storage.workspace import ARTIFACTS, OutsideWorkspace, Workspace
 from contracts.delegation import (
     Collected,
     CollectRequest,
@@ -25,7 +25,7 @@ from contracts.delegation import (
     Spent,
     SubtaskStatus,
 )
-from contracts.run import RunView
+from contracts.run.state import RunView
 from decisions.delegation import all_of, clipped, settle_share
 from decisions.ids import run_workflow_id
 

@@ -4,18 +4,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from activities.claude import PRICES, summary_model_of, window_of
-from activities.outbox import Outbox
-from activities.price import Price
-from activities.secrets import NO_SECRETS, Secrets
-from activities.store import LocalStores, Stores
-from activities.toolkit import Tool
-from activities.workspace import Workspace, folder_name
+from activities.followup.outbox import Outbox
+from activities.model.claude import PRICES, summary_model_of, window_of
+from activities.model.price import Price
+from activities.security.secrets import NO_SECRETS, Secrets
+from activities.storage.store import LocalStores, Stores
+from activities.storage.workspace import Workspace, folder_name
+from activities.tools.interface import Tool
 from contracts.agent import Agent
-from contracts.limits import LimitOverrides
+from contracts.run.limits import LimitOverrides
 from contracts.tool import ToolRoute
-from decisions.builtins import ROUTES
-from decisions.providers import DEFAULT, provider_of
+from decisions.builtin_tools import ROUTES
+from decisions.model_names import DEFAULT, provider_of
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from activities.mail_folder import MailFolder
+from activities.mailbox.folder import MailFolder
 from decisions.ids import mailbox_workflow_id
 from devserver import embedded
 from perdure.client.connection import connect, register_search_attributes
 from perdure.commands.mail import carrying
-from perdure.process.bridge import Bridge
-from perdure.process.leaving import leave
+from perdure.process.mailbox_bridge import Bridge
+from perdure.process.shutdown import leave
 from settings import load
 from worker import working
 

@@ -14,16 +14,16 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle, WorkflowHistory
 from temporalio.worker import Replayer
 
-from activities.store import LocalStores
-from activities.transcript import Transcripts, Wanted
+from activities.model.transcript_cache import Transcripts, Wanted
+from activities.storage.store import LocalStores
 from bench.raw_min import RAW, RawMin, runner
 from bench.side import Name, Report, Side, working
 from bench.work import Work, text
-from contracts.transcript import Page, Part, PartKind
+from contracts.run.transcript import Page, Part, PartKind
 from decisions.ids import run_id_of
 from perdure.converter import data_converter
-from perdure.process.answering import workflow_runner
-from workflows.agent_run import AgentRun
+from perdure.process.workflows import workflow_runner
+from workflows.agent_run.agent_run import AgentRun
 
 PATIENCE = 120.0  # seconds until a run must have come to its question
 LEFT_ALONE = 0.1  # seconds after a signal in which no query of ours gets into its way

@@ -8,15 +8,15 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.model import ModelCall, ModelReply
+from activities.model.port import ModelCall, ModelReply
 from activities.project import Project
-from activities.toolkit import CallContext
+from activities.tools.interface import CallContext
 from bench.work import Marks, Work, text
 from contracts.agent import Agent, ToolSchema
-from contracts.events import StartEvent
-from contracts.limits import LimitOverrides
+from contracts.run.events import StartEvent
+from contracts.run.limits import LimitOverrides
+from contracts.run.turn import Usage
 from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
-from contracts.turn import Usage
 from worker import build as build_worker
 
 BULK = "bulk"

@@ -10,7 +10,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from bench.work import Marks, Work, text
 from perdure.converter import data_converter
-from perdure.process.answering import RECOVERY, workflow_runner
+from perdure.process.workflows import RECOVERY, workflow_runner
 from worker import GRACE, SHOWN_WITHIN
 
 TIMEOUT = timedelta(seconds=60)

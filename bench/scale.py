@@ -25,12 +25,12 @@ from typing import Any, ClassVar
 from temporalio.client import Client, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.topic import publish
+from activities.followup.topic import publish
 from bench.side import Name, Side, working
 from bench.work import Work
 from contracts.conversation import SubmitRequest
 from contracts.topic import Event
-from decisions.conversation import MOST_QUEUED
+from decisions.conversation.lane import MOST_QUEUED
 from decisions.ids import run_workflow_id
 from devserver import embedded
 from perdure.client import lanes

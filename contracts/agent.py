@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from contracts.limits import LimitOverrides, Limits
+from contracts.models import Value, sparse
+from contracts.run.limits import LimitOverrides, Limits
 from contracts.tool import ToolTable
-from contracts.value import Value, sparse
 
 DEFAULT_AGENT = "default"
 

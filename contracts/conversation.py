@@ -8,11 +8,11 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import to_json
 
 from contracts.delegation import Share
-from contracts.journal import Journal
-from contracts.limits import limits_in
+from contracts.models import Edge, Value, sparse
+from contracts.run.journal import Journal
+from contracts.run.limits import limits_in
+from contracts.run.transcript import Segment
 from contracts.sender import Sender
-from contracts.transcript import Segment
-from contracts.value import Edge, Value, sparse
 
 MAX_ID_LENGTH = 200  # characters
 MOST_TEXT = 200_000  # characters of a request's messages together

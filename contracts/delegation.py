@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from contracts.duration import Duration
-from contracts.value import Edge, Value, sparse
+from contracts.models import Edge, Value, sparse
 
 MOST_INSTRUCTIONS = 20_000  # characters of a subtask's instructions
 

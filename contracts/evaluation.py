@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from contracts.conversation import MAX_ID_LENGTH
-from contracts.limits import LimitOverrides
-from contracts.run import RunStatus
-from contracts.value import Edge, Value
+from contracts.models import Edge, Value
+from contracts.run.limits import LimitOverrides
+from contracts.run.state import RunStatus
 
 
 def _several(value: Any) -> Any:

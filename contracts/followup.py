@@ -11,8 +11,8 @@ from pydantic_core import to_json
 
 from contracts.conversation import MAX_ID_LENGTH, Headers, SubmitRequest
 from contracts.delegation import Share
+from contracts.models import CamelEdge, CamelValue, Edge, Value, sparse
 from contracts.topic import Event
-from contracts.value import CamelEdge, CamelValue, Edge, Value, sparse
 
 MOST_TASKS = 50  # of a follow-up: with their inputs and results they have to fit one payload
 MOST_DESCRIPTION = 1000  # characters

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from contracts.value import Value
+from contracts.models import Value
 
 
 class Problem(StrEnum):

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from contracts.value import Edge, Value
+from contracts.models import Edge, Value
 
 
 class Sender(Edge):

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from contracts.value import is_utf8
+from contracts.models import is_utf8
 
 MAX_DIGITS = 4300  # of a number: Python reads and writes no more of a whole one
 

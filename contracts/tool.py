@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from contracts.duration import Duration
-from contracts.value import ForeignText, JsonResult, Terse, Value, sparse
+from contracts.models import ForeignText, JsonResult, Terse, Value, sparse
 
 RETRY_DELAYS = (0.5, 2.0, 8.0)  # seconds (B1)
 MOST_ERROR = 8 * 1024  # characters of an error that a model is shown

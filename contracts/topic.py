@@ -5,8 +5,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from contracts.conversation import MAX_ID_LENGTH
+from contracts.models import MOST_DEPTH, CamelValue, Value, depth, sparse
 from contracts.sender import Sender
-from contracts.value import MOST_DEPTH, CamelValue, Value, depth, sparse
 
 MOST_EVENT = 256 * 1024  # bytes of an event; a signal of 2 MiB would be refused by the server
 MOST_TIME = 2**53  # milliseconds; what JSON can say exactly

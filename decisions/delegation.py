@@ -23,15 +23,15 @@ from contracts.delegation import (
     SubtaskStatus,
 )
 from contracts.failures import ToolFault
-from contracts.mail import MOST_NAME, ReplyStatus
-from contracts.mail_outside import MailReply, ReplyVerdict
-from contracts.run import Call, RunState
+from contracts.mail.message import MOST_NAME, ReplyStatus
+from contracts.mail.peers import MailReply, ReplyVerdict
+from contracts.run.state import Call, RunState
 from contracts.tool import ToolOutcome, failed
 from decisions import ids
-from decisions.faults import fault_line
-from decisions.limits import spent
-from decisions.quoting import fence
-from decisions.resume import key_id_of
+from decisions.errors import fault_line
+from decisions.run.limits import spent
+from decisions.run.resume import key_id_of
+from decisions.text.quoting import fence
 
 MOST_OUTCOME = 16 * 1024  # bytes of a subtask's outcome, as others are told of it
 MOST_OUTCOMES = 160 * 1024  # of all of them together

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from contracts.evaluation import Case, Expectation, Facts, Score
-from decisions.narrate import cut
+from decisions.text.formatting import cut
 
 MOST_SHOWN = 120  # characters of a text in a reason
 

@@ -276,3 +276,21 @@ def delegated_task_id(run_id: str, step: int) -> str:
 
 def _digest(*named: str) -> str:
     return blake2b("\0".join(named).encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
+
+
+def named(attribute: str, value: str) -> str:
+    """That the attribute has this value, or one that begins like it."""
+    return f"{attribute} = '{value}'" if _asked(value) == value else begins(attribute, value)
+
+
+def unlike(attribute: str, value: str) -> str:
+    """That it has another one, or any."""
+    return f"{attribute} != '{value}'" if _asked(value) == value else f"{attribute} IS NOT NULL"
+
+
+def begins(attribute: str, prefix: str) -> str:
+    return f"{attribute} STARTS_WITH '{_asked(prefix)}'"
+
+
+def _asked(text: str) -> str:
+    return re.split(r"""["'\\]""", text, maxsplit=1)[0]

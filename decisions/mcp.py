@@ -9,7 +9,7 @@ from typing import Any
 
 from contracts.mcp import Pin, PinState
 from contracts.tool import Effect
-from decisions.visible_text import render_visible
+from decisions.text.visible_text import render_visible
 
 SEPARATOR = "__"
 MOST_NAME = 64  # characters of a tool's name in the Messages API

@@ -12,9 +12,9 @@ from enum import StrEnum
 
 from contracts.failures import Escalation
 from contracts.reconcile import Finding, Place, Problem, ReconcileReport, Repair, Standing, StoreMark
-from contracts.run import RunState, RunStatus
+from contracts.run.state import RunState, RunStatus
 from contracts.tool import ToolKind
-from decisions.narrate import cut
+from decisions.text.formatting import cut
 
 ORPHAN_GRACE = timedelta(minutes=1)  # a parent may be asking its children to stop just now
 CLAIM_MARGIN = timedelta(minutes=5)  # beyond the time by which the effect has ended

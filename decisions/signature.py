@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from contracts.signals import HumanInput
+from contracts.run.signals import HumanInput
 
 FORMAT = "perdure.answer.1"
 

@@ -7,8 +7,8 @@ from typing import Any
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from contracts.value import printable
-from decisions.narrate import cut
+from contracts.models import printable
+from decisions.text.formatting import cut
 
 PROBES = ("/healthz", "/readyz")  # which ask every few seconds, and are logged only if they fail
 

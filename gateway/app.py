@@ -7,11 +7,12 @@ from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from starlette.routing import Match
 
-from gateway import conversations, events, health, page, questions, runs, webhooks
-from gateway.access import Gateway
+from gateway import page
 from gateway.access_log import AccessLog
-from gateway.bodies import BoundedBodies
+from gateway.auth import Gateway
 from gateway.problems import Failure, Problem, answer_to, handlers
+from gateway.request_body import BoundedBodies
+from gateway.routes import conversations, events, health, questions, runs, webhooks
 from gateway.slashes import EncodedSlashes
 
 ABOUT = "Start, read, follow and answer agent runs. Refusals are problem details (RFC 9457)."

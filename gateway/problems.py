@@ -13,14 +13,14 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException as RoutingError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.secrets import NO_SECRETS, Secrets
-from activities.topic import NotAwaited
+from activities.followup.topic import NotAwaited
+from activities.security.secrets import NO_SECRETS, Secrets
 from contracts.conversation import LaneFault
-from contracts.value import sparse
-from decisions.conversation import RETRY_AFTER
-from decisions.narrate import cut
+from contracts.models import sparse
+from decisions.conversation.lane import RETRY_AFTER
+from decisions.text.formatting import cut
+from perdure.client.errors import NoSuchRun, NotReachable, Refused, ResultRefused, TooLarge
 from perdure.client.lanes import NotTaken
-from perdure.client.refusals import NoSuchRun, NotReachable, Refused, ResultRefused, TooLarge
 
 MEDIA_TYPE = "application/problem+json"
 AGAIN = {"Retry-After": "2"}  # seconds, where it is a server that is away

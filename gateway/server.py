@@ -11,9 +11,9 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gateway.access import Gateway
 from gateway.app import make_app
-from perdure.client.refusals import NotReachable
+from gateway.auth import Gateway
+from perdure.client.errors import NotReachable
 
 HEAD_PATIENCE = 20.0  # seconds in which the head of a request has to come
 GRACE = 10  # seconds in which what runs at the end may end

@@ -21,9 +21,9 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from contracts.value import Edge
-from decisions.faults import fault_line
-from decisions.topic import platform_name
+from contracts.models import Edge
+from decisions.errors import fault_line
+from decisions.followup.topic import platform_name
 from settings import ProjectError
 
 VARIABLE = "PERDURE_TOKENS"  # `name:sha256:scope+scope:platform+platform,…`, for where there is no file

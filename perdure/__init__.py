@@ -1,11 +1,13 @@
 """What the processes of Perdure share, in rooms; what is started is at the root.
 
-client     runs from outside: start one, look at it, speak to it
-process    what a process is made of: tools, models, bridges
-commands   what a person types
-testkit    fakes for those who test their agents
-converter  what crosses to Temporal, and back (codec: the same, encrypted)
 answer_keys  the keys that sign answers, and check them
-session    where a command runs: the configured Temporal, or an embedded server with a worker of its own
-doctor     everything a run needs, looked at one by one
+codec        the same, encrypted
+converter    what crosses to Temporal, and back
+doctor       everything a run needs, looked at one by one
+session      where a command runs: the configured Temporal, or an embedded server with a worker of its own
+client/      Runs from outside, through a Temporal client: nothing here makes a worker, or reads a project's settings
+commands/    What a person types: the commands of `perdure`, and how they show what they find
+process/     What a process is made of: a worker, a bridge, an embedded server, a command with any of them inside
+terminal/    The terminal: what commands print and ask
+testkit/     For those who test their agents: fakes that speak the real protocols
 """

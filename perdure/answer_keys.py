@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from contracts.signals import HumanInput
+from contracts.run.signals import HumanInput
 from decisions.signature import public_text, sign
 from perdure.codec import BadKeys, key_entries
 

@@ -24,9 +24,9 @@ from temporalio.converter import (
     StorageDriver,
 )
 
+from contracts.models import Terse, Undecodable
 from contracts.strict_json import read_json
-from contracts.value import Terse, Undecodable
-from decisions.narrate import cut
+from decisions.text.formatting import cut
 from perdure.codec import UNREADABLE, UnknownKey, key_id_of, unreadable
 
 LARGE = 64 * 1024  # bytes; a step of a run is smaller, its state and what comes from outside may not be

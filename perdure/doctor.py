@@ -12,15 +12,15 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from contracts.mcp import PinState
 from contracts.reconcile import Finding, Problem, ReconcileReport
-from decisions.narrate import cut
-from decisions.providers import DEFAULT, provider_of
+from decisions.model_names import DEFAULT, provider_of
+from decisions.text.formatting import cut
 from devserver import ServerDidNotStart
 from perdure.answer_keys import VARIABLE as ANSWER_KEY
 from perdure.client.connection import configured_address, register_search_attributes
-from perdure.client.refusals import NotReachable
+from perdure.client.errors import NotReachable
 from perdure.codec import VARIABLE
 from perdure.process.mcp_tools import Standing, standings
-from perdure.process.reconcile import latest_look
+from perdure.process.reconcile_schedule import latest_look
 from perdure.session import Needs, session
 from settings import Deployment, ProjectError, Settings, load
 
@@ -141,7 +141,7 @@ def _answers(settings: Settings) -> Check:
 
 
 async def _tools(settings: Settings) -> AsyncIterator[Check]:
-    from perdure.process.offered import looked_at, unpriced_budgets
+    from perdure.process.project import looked_at, unpriced_budgets
 
     try:
         settings.check_headers()
@@ -158,7 +158,7 @@ async def _tools(settings: Settings) -> AsyncIterator[Check]:
 async def _object_stores(settings: Settings) -> AsyncIterator[Check]:
     """Those that are set are asked, with the credentials of this environment."""
     if settings.store:
-        from activities.remote_store import RemoteStores
+        from activities.storage.object_store import RemoteStores
 
         try:
             count = await asyncio.to_thread(lambda: sum(1 for _ in RemoteStores.at(settings.store or "").folders()))
@@ -246,8 +246,8 @@ async def _reconciler(client: Client, task_queue: str) -> Check:
 
 async def _runs(client: Client, settings: Settings) -> list[Check]:
     """A look of our own, as the reconciler has it, that repairs nothing."""
-    from activities.reconcile import Reconciliations
-    from perdure.process.offered import looked_at
+    from activities.reconcile.reconcile import Reconciliations
+    from perdure.process.project import looked_at
 
     try:
         async with looked_at(settings) as project:

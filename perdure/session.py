@@ -15,13 +15,13 @@ from urllib.parse import quote
 
 from temporalio.client import Client
 
-from activities.private import create_private
-from activities.workspace import folder_name
+from activities.security.private import create_private
+from activities.storage.workspace import folder_name
 from decisions import ids
 from devserver import NAMESPACE, DevServer, embedded, prepared
 from perdure.client.connection import configured_address, connect, register_search_attributes
-from perdure.client.refusals import NotReachable
-from perdure.process.seal import affix, check
+from perdure.client.errors import NotReachable
+from perdure.process.encryption_marker import affix, check
 from perdure.process.streams import detach_tools
 from settings import Settings
 from telemetry import log_to
@@ -163,7 +163,7 @@ async def _beside(server: DevServer, settings: Settings, needs: Needs) -> AsyncI
         return
     # Loading workflows takes half a second, and a whole worker a second: only commands that need them pay for it.
     if needs is Needs.answers:
-        from perdure.process.answering import answering
+        from perdure.process.workflows import answering
 
         async with answering(client, settings.task_queue):
             yield found

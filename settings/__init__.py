@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from activities.mcp_server import McpServer
-from activities.secrets import NO_SECRETS, Secrets, secrets_of
+from activities.mcp.config import McpServer
+from activities.security.secrets import NO_SECRETS, Secrets, secrets_of
 from contracts.agent import Agent
-from decisions.providers import DEFAULT, provider_of
+from decisions.model_names import DEFAULT, provider_of
 from perdure.answer_keys import NO_KEYS, AnswerKeys
 from perdure.codec import AesGcmCodec
 from settings.access import base_url_of, key_of, must_be_private
@@ -62,7 +62,7 @@ from settings.tools import (
 )
 
 if TYPE_CHECKING:
-    from activities.payload_store import PayloadStore
+    from activities.storage.payloads import PayloadStore
 
 __all__ = [
     "REHEARSAL",

@@ -10,9 +10,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from contracts.agent import DEFAULT_AGENT, Agent
 from contracts.conversation import MAX_ID_LENGTH
-from contracts.limits import LimitOverrides
-from contracts.value import Edge
-from decisions import builtins
+from contracts.models import Edge
+from contracts.run.limits import LimitOverrides
+from decisions import builtin_tools
 from decisions.mcp import server_of
 from settings.file import LimitSettings, ModelNames
 from settings.problems import ProjectError, first_fault, meant, text_of, yaml_line, yaml_of
@@ -155,7 +155,7 @@ def _read_agent(path: Path) -> Agent:
         description=head.description,
         model=head.model[0] if head.model else None,
         fallbacks=head.model[1:],
-        tools=tuple(dict.fromkeys(name for name in head.tools if name not in builtins.NAMES)),
+        tools=tuple(dict.fromkeys(name for name in head.tools if name not in builtin_tools.NAMES)),
         peers=tuple(dict.fromkeys(head.peers)),
         limits=head.limits,
         prompt=body,

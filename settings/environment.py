@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from contracts.value import is_utf8
+from contracts.models import is_utf8
 from perdure.answer_keys import NO_KEYS, AnswerKeys, read_answer_keys
 from perdure.answer_keys import VARIABLE as ANSWER_KEY
 from perdure.codec import VARIABLE, AesGcmCodec, BadKeys, read_codec
 from settings.problems import ProjectError
 
 if TYPE_CHECKING:
-    from activities.payload_store import PayloadStore
+    from activities.storage.payloads import PayloadStore
 
 S = TypeVar("S")
 
@@ -86,7 +86,7 @@ def payloads_of(env: Mapping[str, str]) -> "PayloadStore | None":
     url = env.get("PERDURE_PAYLOADS")
 
     def opened(url: str) -> "PayloadStore":
-        from activities.payload_store import PayloadStore
+        from activities.storage.payloads import PayloadStore
 
         return PayloadStore.at(url)
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from contracts.duration import Duration
-from contracts.limits import LimitOverrides
+from contracts.models import Edge
+from contracts.run.limits import LimitOverrides
 from contracts.strict_json import read_json
 from contracts.tool import Effect
-from contracts.value import Edge
-from decisions.limits import DEFAULTS, format_excess, set_in, with_requested
-from decisions.providers import DEFAULT
+from decisions.model_names import DEFAULT
+from decisions.run.limits import DEFAULTS, format_excess, set_in, with_requested
 from settings.access import HeaderVariables, checked_host, checked_url
 from settings.problems import NESTED, ProjectError, first_fault, path_from, plain_reason, text_of
 from settings.tools import TOOL_NAME, BuiltinToolSettings, ToolName, ToolSettings, name_fault, with_kind

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from activities.mcp_server import START_TIMEOUT, HttpServer, McpServer, StdioServer
+from activities.mcp.config import START_TIMEOUT, HttpServer, McpServer, StdioServer
+from contracts.models import MOST_DEPTH, depth
 from contracts.strict_json import read_json
-from contracts.value import MOST_DEPTH, depth
-from decisions.faults import fault_line
+from decisions.errors import fault_line
 from decisions.mcp import is_server_name
 from settings.problems import NESTED, ProjectError, path_from, resolved, text_of
 

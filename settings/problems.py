@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from contracts.models import MOST_DEPTH, printable
 from contracts.tool import ToolKind
-from contracts.value import MOST_DEPTH, printable
 
 MOST_YAML = 4_000_000  # characters, with every alias written out
 NESTED = "nested too deeply"

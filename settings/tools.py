@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from contracts.duration import Duration
+from contracts.models import MOST_DEPTH, Edge, depth
 from contracts.tool import Approval, Effect
-from contracts.value import MOST_DEPTH, Edge, depth
-from decisions import builtins
+from decisions import builtin_tools
 from settings.access import HeaderVariables
 from settings.problems import NESTED
 
 NATIVE_TOOLS = ("fetch", "read_file", "write_file", "list_files")
-BROUGHT_TOOLS = (*NATIVE_TOOLS, *builtins.GATED)  # those that take an approval
+BROUGHT_TOOLS = (*NATIVE_TOOLS, *builtin_tools.GATED)  # those that take an approval
 TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # what the Messages API takes
 
 
@@ -136,7 +136,7 @@ ToolName = Annotated[str, Field(pattern=TOOL_NAME)]
 
 def with_kind(name: str, table: Any) -> Any:
     """The table of a tool; that of a tool which Perdure brings needs no kind."""
-    is_brought = name in builtins.NAMES or name in BROUGHT_TOOLS
+    is_brought = name in builtin_tools.NAMES or name in BROUGHT_TOOLS
     return {"kind": "builtin", **table} if is_brought and isinstance(table, dict) else table
 
 
@@ -146,7 +146,7 @@ def name_fault(name: str, *, is_builtin: bool) -> str | None:
         return (
             None if name in BROUGHT_TOOLS else f"{name!r} takes no approval; those that do: {', '.join(BROUGHT_TOOLS)}"
         )
-    if name in builtins.NAMES or name in NATIVE_TOOLS:
+    if name in builtin_tools.NAMES or name in NATIVE_TOOLS:
         own = "; for an approval of its calls leave `kind` out" if name in BROUGHT_TOOLS else ""
         return f"{name!r} is the name of a tool that Perdure brings; choose another{own}"
     return None

@@ -10,13 +10,13 @@ from random import Random
 from typing import Any
 
 from contracts.failures import ToolFault
-from contracts.limits import Limits
-from contracts.question import QuestionKind
-from contracts.run import Call, RunState, RunStatus
+from contracts.run.limits import Limits
+from contracts.run.question import QuestionKind
+from contracts.run.state import Call, RunState, RunStatus
+from contracts.run.turn import ModelTurn, Usage
 from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, failed
-from contracts.turn import ModelTurn, Usage
-from decisions.builtins import ROUTES
-from decisions.question import DECISIONS, DIRECTED
+from decisions.builtin_tools import ROUTES
+from decisions.run.question import DECISIONS, DIRECTED
 from tests.played import NOW, Played
 
 GOAL = "see"

@@ -9,17 +9,17 @@ from unittest.mock import patch
 from rich.terminal_theme import MONOKAI
 
 import cli
-from contracts.question import QuestionKind
-from contracts.run import QuestionView
-from contracts.signals import Decision
+from contracts.run.question import QuestionKind
+from contracts.run.signals import Decision
+from contracts.run.state import QuestionView
+from contracts.run.turn import ModelTurn, PassedOver, Usage
 from contracts.tool import ToolCall, ToolOutcome
-from contracts.turn import ModelTurn, PassedOver, Usage
 from decisions.ids import call_digest
-from perdure.client.happenings import Called, Happening, Live, Resumed, Started, Thinking, Thought, Waiting
-from perdure.commands import progress
-from perdure.commands.asking import what_is_possible
-from perdure.commands.console import SafeConsole
-from perdure.commands.terminal import Screen
+from perdure.client.run_events import Called, Happening, Live, Resumed, Started, Thinking, Thought, Waiting
+from perdure.terminal import progress
+from perdure.terminal.console import SafeConsole
+from perdure.terminal.prompt import what_is_possible
+from perdure.terminal.run_view import Screen
 
 PICTURE = Path(cli.__file__).parent / "docs" / "images" / "terminal.svg"
 COLUMNS, ROWS = 100, 36

@@ -13,29 +13,32 @@ from typing import Any, Literal, TypeVar
 
 from temporalio.exceptions import ApplicationError
 
-from contracts.context import ContextFull, Recovery, Summary
 from contracts.conversation import SteerRequest
 from contracts.delegation import Spent
-from contracts.events import ToolResultEvent, ToolResultPayload
 from contracts.failures import Escalation, RunFailure, ToolFault
-from contracts.question import Question, QuestionKind
-from contracts.run import Call, Ending, Forced, RunState, RunStatus
-from contracts.signals import CancelRequest, Decision, HumanInput
+from contracts.run.compaction import ContextFull, Recovery, Summary
+from contracts.run.events import ToolResultEvent, ToolResultPayload
+from contracts.run.question import Question, QuestionKind
+from contracts.run.signals import CancelRequest, Decision, HumanInput
+from contracts.run.state import Call, Ending, Forced, RunState, RunStatus
+from contracts.run.turn import ModelTurn
 from contracts.tool import RETRY_DELAYS, Effect, ToolKind, ToolOutcome, ToolRoute, failed
-from contracts.turn import ModelTurn
-from decisions import delegation, endings, ids, loop, narrate, settlement
-from decisions.builtins import ASK_HUMAN, CONTROL, DELEGATE, FOLLOW_UP, JOURNAL
-from decisions.calls import needs_approval, question_in
-from decisions.correlate import ESCALATES, Verdict, format_notice, judge, outcome_of, record_result
-from decisions.following import commanded
-from decisions.question import DECISIONS, refusal
-from decisions.recovery import QUESTION, next_recovery, recovered
-from decisions.reply import take_turn
-from decisions.thrash import directed
-from decisions.transcript import Transcript, call_part, goal_part, note_part, reply_part, said_part
-from decisions.visible_text import render_visible
+from decisions import delegation, ids
+from decisions.builtin_tools import ASK_HUMAN, CONTROL, DELEGATE, FOLLOW_UP, JOURNAL
+from decisions.followup.tools import commanded
+from decisions.run import call_state, loop
+from decisions.run import outcome as endings
+from decisions.run.calls import needs_approval, question_in
+from decisions.run.loop_detection import directed
+from decisions.run.question import DECISIONS, refusal
+from decisions.run.recovery import QUESTION, next_recovery, recovered
+from decisions.run.reply import take_turn
+from decisions.run.tool_results import ESCALATES, Verdict, format_notice, judge, outcome_of, record_result
+from decisions.run.transcript import Transcript, call_part, goal_part, note_part, reply_part, said_part
+from decisions.text import formatting
+from decisions.text.visible_text import render_visible
+from workflows.agent_run.context import MOST_STEERED
 from workflows.handlers import read, read_optional
-from workflows.live_run import MOST_STEERED
 
 NOW = datetime(2026, 2, 16, 12, tzinfo=UTC)
 KEPT_NOTICES = 20
@@ -131,13 +134,13 @@ class Played:
                 case "steer":
                     said = read(SteerRequest, args)
                     if said.request_id in self.state.steered:
-                        self._ignore(name, f"{narrate.cut(said.request_id, 80)} was said before")
+                        self._ignore(name, f"{formatting.cut(said.request_id, 80)} was said before")
                     else:
                         self.said.append(said)
                         self._update(steered=(*self.state.steered, said.request_id)[-MOST_STEERED:])
                 case _:
                     self._ignore(
-                        narrate.cut(name, 80), "no such signal; there are tool_result, human_input, steer and cancel"
+                        formatting.cut(name, 80), "no such signal; there are tool_result, human_input, steer and cancel"
                     )
         except ApplicationError as refused:
             self._ignore(name, refused.message)
@@ -146,7 +149,7 @@ class Played:
     def lengthen(self) -> None:
         self.is_long = True
 
-    # The loop, as in workflows/agent_run.py.
+    # The loop, as in workflows/agent_run/agent_run.py.
 
     def _go_on(self) -> None:
         while not self._strands and not self.is_over:
@@ -158,7 +161,7 @@ class Played:
                 case loop.Think():
                     self._begin(self._think())
                 case loop.Act(batch):
-                    self.state = settlement.issued(self.state, batch, NOW)
+                    self.state = call_state.issued(self.state, batch, NOW)
                     self._begin(*(self._settle(call) for call in batch))
                 case loop.CloseTurn():
                     self._close_turn()
@@ -168,7 +171,7 @@ class Played:
                 case loop.Rotate():
                     self._rotate()
                 case loop.End(ending):
-                    self.state = endings.ended(settlement.halted(self.state, self.effects, NOW), ending, NOW)
+                    self.state = endings.ended(call_state.halted(self.state, self.effects, NOW), ending, NOW)
                     self._end()
 
     def _listen(self) -> None:
@@ -213,7 +216,7 @@ class Played:
 
     def _end(self) -> None:
         assert not self.waits
-        self.state = settlement.halted(self.state, self.effects, NOW)
+        self.state = call_state.halted(self.state, self.effects, NOW)
         self._close_turn()
         ending = self.state.ending
         self._update(status=RunStatus.cancelled if ending is None else ending.status, question=None)
@@ -227,7 +230,7 @@ class Played:
         if closed.note:
             self.transcript.append(note_part(closed.note))
 
-    # A model call, as in workflows/thinking.py and workflows/context.py.
+    # A model call, as in workflows/agent_run/model_turn.py and workflows/agent_run/compaction.py.
 
     def _think(self) -> Flow[None]:
         self.asked += 1
@@ -252,7 +255,7 @@ class Played:
             self._update(ending=ending)
             raise Halted
         if forced is not None and forced.asks and self.state.forced is None and self.state.ending is None:
-            self.state = settlement.refused_before(self.state, "not made: a person is asked first", NOW)
+            self.state = call_state.refused_before(self.state, "not made: a person is asked first", NOW)
             self._close_turn()
             yield from self._ask_in_its_place(forced)
 
@@ -293,16 +296,16 @@ class Played:
             self._stop(f"stopped by {answer.by or 'a person'}: {answer.text or forced.asks}")
         return answer.text or "keep going"
 
-    # A call, as in workflows/acting.py.
+    # A call, as in workflows/agent_run/tool_calls.py.
 
     def _settle(self, call: Call) -> Flow[None]:
         if call.tool in CONTROL:
-            self.state = settlement.controlled(self.state, call, NOW)
+            self.state = call_state.controlled(self.state, call, NOW)
         elif call.tool in JOURNAL:
-            self.state = settlement.journaled(self.state, call, NOW)
+            self.state = call_state.journaled(self.state, call, NOW)
         else:
             outcome = yield from self._carry_out(call)
-            self.state = settlement.settled(self.state, call, outcome, NOW)
+            self.state = call_state.settled(self.state, call, outcome, NOW)
 
     def _carry_out(self, call: Call) -> Flow[ToolOutcome]:
         if call.tool == ASK_HUMAN:
@@ -344,11 +347,11 @@ class Played:
         return outcome
 
     def _approve(self, call: Call) -> Flow[Call | ToolOutcome]:
-        if outcome := narrate.too_large_to_approve(call.tool, call.arguments):
+        if outcome := formatting.too_large_to_approve(call.tool, call.arguments):
             return outcome
         timeout = self._route(call).approval_timeout
         answer = yield from self._ask(
-            QuestionKind.approval, narrate.format_approval(call.tool, call.arguments), about=call, timeout=timeout
+            QuestionKind.approval, formatting.format_approval(call.tool, call.arguments), about=call, timeout=timeout
         )
         if answer.decision is None:
             return failed(ToolFault.denied, f"the approval expired: no person decided within {timeout}")
@@ -356,7 +359,7 @@ class Played:
             return failed(ToolFault.denied, f"a person denied this call: {answer.text or 'no reason given'}")
         if answer.decision is Decision.approve_tool:
             self._update(approved_tools=(*self.state.approved_tools, call.tool))
-        self.state, call = settlement.approved(self.state, call)
+        self.state, call = call_state.approved(self.state, call)
         return call
 
     def _run_tool(self, call: Call) -> Flow[ToolOutcome]:
@@ -372,11 +375,13 @@ class Played:
             settled = yield from self._settle_doubt(call)
             if settled is not None:
                 return settled
-            self.state, call = settlement.made_again(self.state, call)
-            self.state = settlement.reissued(self.state, call.step or 0, NOW)
+            self.state, call = call_state.made_again(self.state, call)
+            self.state = call_state.reissued(self.state, call.step or 0, NOW)
 
     def _settle_doubt(self, call: Call) -> Flow[ToolOutcome | None]:
-        text = f"`{narrate.call_line(call.tool, call.arguments)}` was interrupted and may have happened. Run it again?"
+        text = (
+            f"`{formatting.call_line(call.tool, call.arguments)}` was interrupted and may have happened. Run it again?"
+        )
         self._update(interrupted=True)
         answer = yield from self._ask(QuestionKind.resume_unsafe, text, about=call)
         self._landed(call)
@@ -389,7 +394,7 @@ class Played:
             if call.kind is ToolKind.signal:
                 self._keep_result(call.step or 0, outcome)
             return outcome
-        return settlement.IN_DOUBT
+        return call_state.IN_DOUBT
 
     def _hand_out(self, call: Call) -> Flow[ToolOutcome]:
         timeout, step = self._route(call).timeout, call.step or 0
@@ -409,10 +414,10 @@ class Played:
             self._paused.append(step)
             yield Wait("pause", call)
             self._paused.remove(step)
-            self.state = settlement.reissued(self.state, step, NOW)
+            self.state = call_state.reissued(self.state, step, NOW)
         raise AssertionError("the last attempt returns")
 
-    # What comes from outside, as in workflows/live_run.py.
+    # What comes from outside, as in workflows/agent_run/context.py.
 
     def _outside_result(self, call: Call, timeout: timedelta) -> Flow[ToolOutcome | None]:
         step = call.step or 0
@@ -467,7 +472,7 @@ class Played:
 
     def _take_result(self, result: ToolResultPayload) -> None:
         verdict = judge(self.state, result, is_halted=self.halt is not None, is_new=self._is_new(result))
-        about = f"step {result.step}, tool {narrate.cut(result.tool, 80)}"
+        about = f"step {result.step}, tool {formatting.cut(result.tool, 80)}"
         if verdict is Verdict.accepted:
             self._last[result.step] = result
             self.state = record_result(self.state, result)
@@ -492,7 +497,7 @@ class Played:
                 return
 
     def _ignore(self, signal: str, why: str) -> None:
-        notice = narrate.cut(f"{signal}: {why}", 300)
+        notice = formatting.cut(f"{signal}: {why}", 300)
         self._update(ignored=(*self.state.ignored, notice)[-KEPT_NOTICES:])
 
     def _in_flight(self, call: Call) -> None:

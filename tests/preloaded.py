@@ -149,9 +149,9 @@ def load() -> None:
     sys.path[0] = str(ROOT)
     for name in ("cli", "worker", "anthropic.resources.messages"):
         import_module(name)
-    for path in (ROOT / "perdure" / "commands").glob("[!_]*.py"):
-        import_module(f"perdure.commands.{path.stem}")
-    for name in [name for name in sys.modules if name.startswith("perdure.commands")]:
+    for path in (ROOT / "perdure" / "commands").rglob("[!_]*.py"):
+        import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    for name in [name for name in sys.modules if name.startswith(("perdure.commands", "perdure.terminal"))]:
         del sys.modules[name]  # they look at their terminal as they are loaded
     if threading.active_count() > 1:
         raise RuntimeError("an import has started a thread, which no fork would have")

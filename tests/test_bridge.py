@@ -15,14 +15,14 @@ import pytest
 from temporalio.service import RPCError, RPCStatusCode
 from watchfiles import Change
 
-from activities.mail_delivery import MOST_BYTES
-from activities.mail_folder import MailFolder
-from activities.mail_pages import Pages
-from activities.mail_picks import Picks
-from activities.mail_watch import Watcher
-from contracts.mailbox import Delivered, Verdict
-from decisions.mail_mode import Mode, Patience
-from perdure.process.bridge import FEW, LOST, Bridge
+from activities.mailbox.delivery import MOST_BYTES
+from activities.mailbox.folder import MailFolder
+from activities.mailbox.pages import Pages
+from activities.mailbox.picks import Picks
+from activities.mailbox.watch import Watcher
+from contracts.mail.mailbox import Delivered, Verdict
+from decisions.mailbox.poll_mode import Mode, Patience
+from perdure.process.mailbox_bridge import FEW, LOST, Bridge
 
 Answer = Callable[[list[dict[str, Any]]], list[Verdict]]
 
@@ -177,7 +177,7 @@ async def test_what_people_decide_and_read_is_looked_at_whatever_became_of_the_d
     monkeypatch.setattr(Picks, "look", look)
     monkeypatch.setattr(Pages, "refresh", refresh)
     monkeypatch.setattr(Bridge, "_deliver_next", refuses)
-    monkeypatch.setattr("perdure.process.bridge.PAGES_EVERY", 2)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.PAGES_EVERY", 2)
     bridge.open = 1
     await running(bridge, lambda: looks[0] > 1 and pages[0] > 0)
     assert bridge.trouble.endswith("the disk is full")
@@ -241,7 +241,7 @@ async def test_an_input_that_is_still_being_written_is_looked_at_until_it_rests(
     client.answer = blocks
     bridge.patience = Patience(idle_after=1, dormant_after=timedelta(seconds=0.1))
     waits_for(bridge, "a.json", "*.csv")
-    monkeypatch.setattr("perdure.process.bridge.INPUTS_AFTER", 0.0)  # it looks at once
+    monkeypatch.setattr("perdure.process.mailbox_bridge.INPUTS_AFTER", 0.0)  # it looks at once
     stop = asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))
     await holds(lambda: verdicts(bridge) == ["blocked"] and bridge.pace.mode is Mode.dormant)
@@ -257,12 +257,12 @@ async def test_where_nothing_can_be_watched_inputs_are_looked_for_now_and_then(
     client: Any = bridge.client
     client.answer = blocks
     waits_for(bridge, "a.json", "*.csv")
-    monkeypatch.setattr("perdure.process.bridge.OTHERS_EVERY", 0.3)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.OTHERS_EVERY", 0.3)
 
     def refuses(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "OS file watch limit reached")
 
-    monkeypatch.setattr("activities.mail_watch.awatch", refuses)
+    monkeypatch.setattr("activities.mailbox.watch.awatch", refuses)
     stop = asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))
     await holds(lambda: verdicts(bridge) == ["blocked"])
@@ -307,7 +307,7 @@ async def test_a_file_that_is_taken_away_while_it_waits_for_inputs_fails_its_mes
     client: Any = bridge.client
     client.answer = blocks
     waits_for(bridge, "a.json", "*.csv")
-    monkeypatch.setattr("perdure.process.bridge.OTHERS_EVERY", 0.1)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.OTHERS_EVERY", 0.1)
     stop = asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))
     await holds(lambda: verdicts(bridge) == ["blocked"])
@@ -347,8 +347,8 @@ async def test_what_cannot_be_read_holds_up_nothing(bridge: Bridge, monkeypatch:
         return read(self, plan, file)
 
     monkeypatch.setattr(MailFolder, "read", refuses)
-    monkeypatch.setattr("perdure.process.bridge.OTHERS_EVERY", 0.1)
-    monkeypatch.setattr("perdure.process.bridge.OTHERS_AFTER", 0.1)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.OTHERS_EVERY", 0.1)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.OTHERS_AFTER", 0.1)
     await running(bridge, lambda: len(lines(bridge)) == 3)
     assert sorted(verdicts(bridge)) == ["admitted", "admitted", "dead"]
 
@@ -380,7 +380,7 @@ async def test_what_was_claimed_is_delivered_even_where_the_claim_is_not_durable
 async def test_a_folder_that_is_removed_and_comes_back_is_the_same_mailbox(
     bridge: Bridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.process.bridge.OTHERS_EVERY", 0.1)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.OTHERS_EVERY", 0.1)
     own = bridge.folder.id
     stop = asyncio.Event()
     task = asyncio.create_task(bridge.run(stop))
@@ -427,7 +427,7 @@ async def test_a_bridge_is_through_where_nothing_can_be_watched(
     def refuses(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, "OS file watch limit reached")
 
-    monkeypatch.setattr("activities.mail_watch.awatch", refuses)
+    monkeypatch.setattr("activities.mailbox.watch.awatch", refuses)
     put(bridge, "a.json")
     await running(bridge, lambda: bool(lines(bridge)) and bridge.is_quiet)
 

@@ -9,13 +9,13 @@ from typing import cast
 import httpx
 import pytest
 
-from activities.definition import defined
 from activities.project import Project
-from contracts.run import Call, RunState
+from activities.run.definition import defined
+from contracts.run.state import Call, RunState
 from contracts.tool import Approval, Effect, ToolKind
-from decisions.builtins import FOLLOW_UP, JOURNAL, gated_routes
-from decisions.calls import needs_approval
-from perdure.process.offered import project_of
+from decisions.builtin_tools import FOLLOW_UP, JOURNAL, gated_routes
+from decisions.run.calls import needs_approval
+from perdure.process.project import project_of
 from settings import ProjectError, load
 from settings.agents import read_agents
 from settings.tools import NATIVE_TOOLS

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.commands.cases import read_cases, start_of
+from perdure.commands.evaluate.cases import read_cases, start_of
 from settings import ProjectError
 
 YAML = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.process.offered import looked_at
+from perdure.process.project import looked_at
 from settings import ProjectError, load
 
 CEILING = '[limits.ceiling]\nmax_steps = 50\nhard_limit = "30m"\nbudget_usd = 2\n'

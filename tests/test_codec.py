@@ -10,7 +10,7 @@ from temporalio.api.common.v1 import Payload
 from temporalio.api.failure.v1 import Failure
 from temporalio.exceptions import ApplicationError
 
-from contracts.value import Undecodable
+from contracts.models import Undecodable
 from perdure.codec import ENCRYPTED, AesGcmCodec, BadKeys, UnknownKey, key_id_of, read_codec
 from perdure.converter import data_converter, encrypting
 from settings import ProjectError, load

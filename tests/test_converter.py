@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from pydantic_core import from_json
 from temporalio.api.common.v1 import Payload
 
-from activities.tool import sound
+from activities.tools.call import sound
 from contracts.agent import Opening
-from contracts.run import Call, Continuation
+from contracts.models import Terse, Undecodable
+from contracts.run.state import Call, Continuation
+from contracts.run.transcript import Segment
+from contracts.run.turn import ModelTurn, PassedOver, TurnRequest, Usage
 from contracts.tool import Effect, ToolCall, ToolError, ToolKind, ToolOutcome
-from contracts.transcript import Segment
-from contracts.turn import ModelTurn, PassedOver, TurnRequest, Usage
-from contracts.value import Terse, Undecodable
-from decisions.builtins import ROUTES
-from decisions.limits import DEFAULTS
+from decisions.builtin_tools import ROUTES
+from decisions.run.limits import DEFAULTS
 from perdure.converter import TolerantPayloadConverter, data_converter
 from tests.drawn import running
 

@@ -4,7 +4,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from perdure.commands.free_text import FreeText
+from perdure.terminal.free_text import FreeText
 
 
 @click.command(cls=FreeText)

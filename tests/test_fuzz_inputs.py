@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.mail_message import NotAMessage
-from activities.mail_message import read as read_message
-from contracts.value import printable
-from perdure.commands.cases import read_cases
+from activities.mailbox.message import NotAMessage
+from activities.mailbox.message import read as read_message
+from contracts.models import printable
+from perdure.commands.evaluate.cases import read_cases
 from settings import ProjectError, load
 
 MOST_SECONDS = 1.0

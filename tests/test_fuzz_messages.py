@@ -14,20 +14,20 @@ from pydantic import BaseModel
 from temporalio.api.common.v1 import Payload
 from temporalio.exceptions import ApplicationError
 
-from activities import mail_message
-from activities.arguments import read_arguments
-from activities.topic import NotAwaited
+from activities.followup.topic import NotAwaited
+from activities.mailbox import message
+from activities.tools.json_schema import read_arguments
 from contracts.conversation import DropRequest, SteerRequest, SubmitRequest
-from contracts.events import BeginEvent, ResumeEvent, StartEvent, ToolResultEvent
 from contracts.followup import CancelCommand, CreateCommand, TaskCommand, TaskResolved
-from contracts.mail_outside import Dispatch, MailReply
-from contracts.mailbox import DeliverRequest, GiveUp, InputPicked, TurnEnded
-from contracts.signals import CancelRequest, HumanInput
+from contracts.mail.mailbox import DeliverRequest, GiveUp, InputPicked, TurnEnded
+from contracts.mail.peers import Dispatch, MailReply
+from contracts.run.events import BeginEvent, ResumeEvent, StartEvent, ToolResultEvent
+from contracts.run.signals import CancelRequest, HumanInput
 from contracts.topic import Event, Subscription
-from decisions.correlate import outcome_of
-from gateway.bodies import read_json
+from decisions.run.tool_results import outcome_of
 from gateway.problems import Failure
-from gateway.schemes import Unusable, Webhook, WrongPlatform
+from gateway.request_body import read_json
+from gateway.signatures import Unusable, Webhook, WrongPlatform
 from perdure.commands import event as published
 from perdure.converter import TolerantPayloadConverter
 from tests.drawn import Said, a_signal, a_state, turn_of
@@ -214,7 +214,7 @@ READERS: dict[str, tuple[Callable[[bytes], object], type[Exception]]] = {
     "the gateway": (read_json, Failure),
     "a workflow": (of_a_workflow, ApplicationError),
     "an event's file": (published._read, NotAwaited),
-    "a message's file": (lambda data: mail_message.read(data, "p"), mail_message.NotAMessage),
+    "a message's file": (lambda data: message.read(data, "p"), message.NotAMessage),
     "a model": (lambda data: read_arguments(data.decode()), ValueError),
 }
 

@@ -7,10 +7,10 @@ from uuid import uuid4
 import pytest
 from temporalio.client import Client
 
-from activities.workspace import Workspace
-from contracts.events import StartEvent
-from perdure.client.refusals import NotReachable, Refused
-from perdure.commands.goal import start_with_file
+from activities.storage.workspace import Workspace
+from contracts.run.events import StartEvent
+from perdure.client.errors import NotReachable, Refused
+from perdure.terminal.goal_input import start_with_file
 
 GOAL = "more and more of it " * 10_000
 QUEUE = "nobody"
@@ -32,7 +32,7 @@ async def test_a_start_that_is_refused_leaves_nothing_behind(
 ) -> None:
     """By us, and by the server."""
     if run_id == "b":
-        monkeypatch.setattr("perdure.commands.goal.start", refuses)
+        monkeypatch.setattr("perdure.terminal.goal_input.start", refuses)
     with pytest.raises(Refused):
         await start_with_file(client, QUEUE, Workspace(tmp_path / "runs" / "r"), event(**context), GOAL, run_id)
     assert [path for path in below(tmp_path) if path != "runs"] == []
@@ -66,7 +66,7 @@ async def test_a_start_that_may_have_been_made_keeps_its_file(client: Client, tm
     async def away(*_: Any) -> None:
         raise NotReachable("it may have started the run all the same")
 
-    monkeypatch.setattr("perdure.commands.goal.start", away)
+    monkeypatch.setattr("perdure.terminal.goal_input.start", away)
     with pytest.raises(NotReachable):
         await start_with_file(client, QUEUE, Workspace(tmp_path / "r"), event(), GOAL, uuid4().hex)
     assert len(below(tmp_path)) == 3

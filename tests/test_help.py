@@ -100,7 +100,7 @@ def test_the_worker_as_a_script_takes_no_options_and_says_so() -> None:
     assert done.stderr == "worker: it takes no options; perdure.toml and the environment say what it does\n"
 
 
-@pytest.mark.parametrize("module", ["look", "people"])
+@pytest.mark.parametrize("module", ["show", "answer"])
 def test_short_commands_load_neither_the_worker_nor_servers(module: str) -> None:
     shows = f"import sys, perdure.commands.{module}"
     assert run(f"{shows}; print([name for name in {HEAVY[2:]!r} if name in sys.modules])") == "[]"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.mcp_server import StdioServer
+from activities.mcp.config import StdioServer
 from settings import HttpToolSettings, ProjectError, load
 
 TOOL = '[tools.t]\nkind = "http"\nurl = "https://a.test"\ndescription = "x"\ninput_schema = "{path}"\n'

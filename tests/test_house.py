@@ -32,6 +32,7 @@ ORDER = (
     ("devserver", "worker"),
     ("perdure.session",),
     ("perdure.doctor", "gateway"),
+    ("perdure.terminal",),
     ("perdure.commands",),
     ("cli",),
 )

@@ -11,9 +11,9 @@ from rich.console import Console
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
 
-from activities.attributes import AGENT_NAME, AGENT_STATUS, WAITING_FOR
-from perdure.client.found import Found
-from perdure.commands.listed import print_list
+from activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, WAITING_FOR
+from perdure.client.run_list import Found
+from perdure.terminal.table import print_list
 
 LONG = (
     "human: Which of the two pages do you mean, the one about the tide mill or 潮汐磨坊 the one about its keeper? " * 2

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from contracts.run.turn import ModelTurn, PassedOver, Usage
 from contracts.tool import ToolCall, ToolOutcome
-from contracts.turn import ModelTurn, PassedOver, Usage
-from perdure.client.happenings import (
+from perdure.client.run_events import (
     Called,
     Calling,
     Failed,
@@ -24,9 +24,9 @@ from perdure.client.happenings import (
     Thought,
     Waiting,
 )
-from perdure.commands import progress
-from perdure.commands.console import SafeConsole, harmless
-from perdure.commands.terminal import Screen
+from perdure.terminal import progress
+from perdure.terminal.console import SafeConsole, harmless
+from perdure.terminal.run_view import Screen
 from tests import picture
 from tests.screen import Seen
 

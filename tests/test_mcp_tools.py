@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from activities.mcp_lock import change_lock
+from activities.mcp.lock import change_lock
 from contracts.mcp import PinState
 from contracts.tool import Approval, Effect, ToolKind
 from decisions.mcp import pin

@@ -17,16 +17,16 @@ import pytest
 from anthropic.lib.aws._auth import _get_session
 from temporalio.exceptions import ApplicationError
 
-from activities.definition import defined
-from activities.messages_sse import encode_event, encode_stream
-from activities.model import ModelCall, ModelReply
+from activities.demo.sse import encode_event, encode_stream
+from activities.model.port import ModelCall, ModelReply
 from activities.project import Project
-from activities.secrets import LEAST
+from activities.run.definition import defined
+from activities.security.secrets import LEAST
 from contracts.agent import Definition
-from contracts.turn import Usage
+from contracts.run.turn import Usage
 from perdure.doctor import examine
 from perdure.process.models import clients_of, model_of
-from perdure.process.offered import project_of, unpriced_budgets
+from perdure.process.project import project_of, unpriced_budgets
 from perdure.testkit.model_server import ScriptedModel, says
 from settings import ProjectError, Settings, load
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from contracts.tool import Effect, ToolKind, ToolRoute
-from perdure.process.offered import project_of
+from perdure.process.project import project_of
 from settings import ProjectError, load
 
 TOOL = """

@@ -7,8 +7,8 @@ import pytest
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from contracts.events import StartEvent
-from perdure.client.refusals import NoSuchRun, NotReachable, Refused, translated
+from contracts.run.events import StartEvent
+from perdure.client.errors import NoSuchRun, NotReachable, Refused, translated
 from perdure.client.runs import start
 
 BUSY = "namespace rate limit exceeded"

@@ -128,7 +128,7 @@ async def refused(monkeypatch: pytest.MonkeyPatch, folder: Path, env: dict[str, 
 
 
 async def test_spans_without_the_extra_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delitem(sys.modules, "activities.spans", raising=False)
+    monkeypatch.delitem(sys.modules, "activities.telemetry.spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     said = await refused(monkeypatch, tmp_path, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"})
     packages = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
@@ -156,9 +156,8 @@ async def test_a_collector_that_we_cannot_speak_to_is_refused_in_one_line(
 def test_every_event_that_is_told_is_on_the_operators_page() -> None:
     root = Path(cli.__file__).parent
     page = (root / "docs" / "operations.md").read_text(encoding="utf-8")
-    sources = [
-        path.read_text(encoding="utf-8") for name in ("workflows", "activities") for path in root.glob(f"{name}/*.py")
-    ]
+    paths = [path for name in ("workflows", "activities") for path in root.glob(f"{name}/**/*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in paths]
     told = {name for text in sources for name in re.findall(r'"(agent(?:_run\.|\.(?:\w+)\.)\w+)"', text)}
     assert {"agent.tool.retry", "agent_run.resume_unsafe"} <= told
     assert {name for name in told if f"`{name}`" not in page} == set()

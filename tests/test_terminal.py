@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from activities.outcome import RunEnd
-from contracts.context import ContextFull, Summary
-from contracts.run import QuestionView, RunStatus
+from activities.run.outcome import RunEnd
+from contracts.run.compaction import ContextFull, Summary
+from contracts.run.signals import Decision, HumanInput
+from contracts.run.state import QuestionView, RunStatus
+from contracts.run.turn import ModelTurn, Usage
 from contracts.sender import CLI, Sender
-from contracts.signals import Decision, HumanInput
 from contracts.tool import ToolCall, ToolOutcome
-from contracts.turn import ModelTurn, Usage
 from decisions.ids import call_digest
-from decisions.narrate import format_approval
-from perdure.client.happenings import (
+from decisions.text.formatting import format_approval
+from perdure.client.run_events import (
     Answered,
     Called,
     Crowded,
@@ -29,13 +29,13 @@ from perdure.client.happenings import (
     Thought,
     happening_json,
 )
-from perdure.commands import lines
-from perdure.commands.asking import print_question, read_answer, what_is_possible
-from perdure.commands.chat_page import Page
-from perdure.commands.console import SafeConsole
-from perdure.commands.lines import Line
-from perdure.commands.report import on_one_line
-from perdure.commands.terminal import Screen
+from perdure.terminal import event_lines
+from perdure.terminal.chat_view import Page
+from perdure.terminal.console import SafeConsole
+from perdure.terminal.event_lines import Line
+from perdure.terminal.prompt import print_question, read_answer, what_is_possible
+from perdure.terminal.report import on_one_line
+from perdure.terminal.run_view import Screen
 
 SUMMARY = Summary(
     text="So far.",
@@ -94,7 +94,7 @@ def test_a_typed_line_is_read_as_an_option_a_decision_or_a_text(
     ],
 )
 def test_without_a_screen_a_turn_and_a_call_are_one_line_each(happening: Happening) -> None:
-    (line,) = lines.told(happening, None)
+    (line,) = event_lines.told(happening, None)
     assert isinstance(line, Line)
     assert "\n" not in line.markup + line.text
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from perdure.commands.wrapping import Wrapping
+from perdure.terminal.chat_view import Wrapping
 
 ALPHABET = "ab日 \n\t"
 

@@ -27,15 +27,16 @@ from contracts.delegation import (
     Subtask,
     SubtaskStatus,
 )
-from contracts.events import BeginEvent, StartPayload
-from contracts.limits import LimitOverrides
-from contracts.mail_outside import MailReply, MessageQuery
+from contracts.mail.peers import MailReply, MessageQuery
+from contracts.run.events import BeginEvent, StartPayload
+from contracts.run.limits import LimitOverrides
 from contracts.sender import DELEGATION
-from decisions import delegation, ids, narrate
-from workflows.halt import Halt
+from decisions import delegation, ids
+from decisions.text import formatting
+from workflows.cancellation import Halt
+from workflows.delegation_peers import Post
 from workflows.handlers import invalid, read
 from workflows.policies import FILES
-from workflows.post import Post
 from workflows.watching import watch
 
 NO_BUDGET = Collected(status=SubtaskStatus.failed, outcome="the budget was used up before it could start")
@@ -77,7 +78,7 @@ class Delegation:
         running: list[asyncio.Task[None]] = []
         while True:
             running += self._started(request)
-            workflow.set_current_details(narrate.delegation_details(request, self._state))
+            workflow.set_current_details(formatting.delegation_details(request, self._state))
             if not running:
                 return
             ended, running = await workflow.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +132,7 @@ class Delegation:
                 id=workflow_id,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 parent_close_policy=ParentClosePolicy.REQUEST_CANCEL,
-                static_summary=narrate.cut(f"{subtask.id} · {subtask.agent} · {subtask.instructions}", 200),
+                static_summary=formatting.cut(f"{subtask.id} · {subtask.agent} · {subtask.instructions}", 200),
             )
         except WorkflowAlreadyStartedError:  # of this delegation, before somebody reset it
             await watch(workflow_id, f"wait for {subtask.id}, which was begun before")

@@ -13,8 +13,8 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from contracts.failures import RunFailure
-from contracts.value import Undecodable, printable
-from decisions.faults import fault_line
+from contracts.models import Undecodable, printable
+from decisions.errors import fault_line
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -15,15 +15,13 @@ from temporalio import workflow
 from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
 
-from activities.attributes import AGENT_NAME
-from activities.mailbox import Mailboxes
-from activities.observation import count
-from contracts.carry import Carried, CarryRequest
+from activities.mailbox.client import Mailboxes
+from activities.telemetry.attributes import AGENT_NAME
+from activities.telemetry.metrics import count
 from contracts.conversation import LaneFault
-from contracts.letter import Letter
-from contracts.mail import MOST_NAME
-from contracts.mail_outside import Dispatch
-from contracts.mailbox import (
+from contracts.mail.commands import Carried, CarryRequest
+from contracts.mail.delivery import Letter
+from contracts.mail.mailbox import (
     DeadLetter,
     DeliverRequest,
     GiveUp,
@@ -35,12 +33,17 @@ from contracts.mailbox import (
     Redeliver,
     TurnEnded,
 )
-from decisions import ids, mail_dead, mail_orders, mail_outside, mail_room, mailbox, mailbox_told, metrics
-from decisions.narrate import cut
-from workflows.attributes import MOST_CHARACTERS
-from workflows.halt import Halt
+from contracts.mail.message import MOST_NAME
+from contracts.mail.peers import Dispatch
+from decisions import ids
+from decisions.mailbox import capacity, commands, dead_letters, peers, view
+from decisions.mailbox import state as mailbox
+from decisions.telemetry import metrics
+from decisions.text.formatting import cut
+from workflows.cancellation import Halt
 from workflows.handlers import ignoring_refusals, invalid, read, read_optional
 from workflows.policies import CARRYING, LOOKING_AT_TURNS, WAIT_FOR_END
+from workflows.search_attributes import MOST_CHARACTERS
 
 MOST_WAIT = timedelta(seconds=10)  # for what is under way, before the mailbox goes on without it as a new execution
 REST = timedelta(seconds=30)  # of a folder whose bridge has answered what it should not
@@ -99,9 +102,9 @@ class Mailbox:
     def _box(self, state: MailboxState) -> None:
         """Whoever died by this is told of."""
         before, self._begun = self._box, state
-        for each in mail_dead.newly_dead(before, state):
+        for each in dead_letters.newly_dead(before, state):
             _tell_dead(state.agent, each)
-        workflow.set_current_details(mailbox_told.details(state))
+        workflow.set_current_details(view.details(state))
 
     async def _work(self) -> None:
         """Until the history is long, or the mailbox has been cancelled; nothing is under way then."""
@@ -123,7 +126,7 @@ class Mailbox:
             return partial(self._close_look, self._looking)
         if (folder := self._due_folder()) is not None:
             return partial(self._send, folder)
-        if self._looking is None and (silent := mail_orders.stale(self._box, workflow.now())):
+        if self._looking is None and (silent := commands.stale(self._box, workflow.now())):
             return partial(self._begin_look, silent)
         return None
 
@@ -137,9 +140,9 @@ class Mailbox:
     def _due_folder(self) -> str | None:
         """A folder where something is due and nothing is under way."""
         now = workflow.now()
-        for folder in mail_orders.folders(self._box):
+        for folder in commands.folders(self._box):
             is_free = folder not in self._carrying and self._rests.get(folder, now) <= now
-            if is_free and mail_orders.due(self._box, folder, now):
+            if is_free and commands.due(self._box, folder, now):
                 return folder
         return None
 
@@ -148,7 +151,7 @@ class Mailbox:
         now = workflow.now()
         if self._has_rung():
             self._alarm = None
-        times = [mail_orders.next_change(self._box, now), *self._rests.values()]
+        times = [commands.next_change(self._box, now), *self._rests.values()]
         soonest = min((each for each in times if each is not None and each > now), default=None)
         if soonest is None or (self._alarm is not None and self._alarm[0] <= soonest):
             return
@@ -159,7 +162,7 @@ class Mailbox:
 
     def _send(self, folder: str) -> None:
         self._rests.pop(folder, None)
-        self._box, request = mail_orders.ordered(self._box, folder, workflow.now())
+        self._box, request = commands.ordered(self._box, folder, workflow.now())
         self._carrying[folder] = asyncio.create_task(self._carry(request))
 
     async def _carry(self, request: CarryRequest) -> _Came:
@@ -169,7 +172,7 @@ class Mailbox:
                 "carry",
                 request,
                 task_queue=ids.mail_queue(request.folder),
-                summary=mailbox_told.summary(request.orders),
+                summary=view.summary(request.orders),
                 cancellation_type=WAIT_FOR_END,
                 **CARRYING,
             )
@@ -189,7 +192,7 @@ class Mailbox:
             return
         came = task.result()
         if came.answer is not None:
-            self._box = mail_orders.carried(self._box, came.request, came.answer, workflow.now())
+            self._box = commands.carried(self._box, came.request, came.answer, workflow.now())
         elif came.why:
             self._rests[folder] = workflow.now() + REST
             self.ignore(f"carry in folder {cut(folder, 40)}", came.why)
@@ -198,7 +201,7 @@ class Mailbox:
         self._looking = asyncio.create_task(self._look(letters))
 
     async def _look(self, letters: tuple[Letter, ...]) -> _Seen:
-        request = mail_orders.look(self._box, letters)
+        request = commands.look(self._box, letters)
         try:
             answer: Looked = await workflow.execute_activity_method(
                 Mailboxes.look_at_turns, request, summary=f"look at {len(letters)} runs", **LOOKING_AT_TURNS
@@ -212,7 +215,7 @@ class Mailbox:
         if task.cancelled():
             return
         seen = task.result()
-        self._box = mail_orders.looked(self._box, seen.letters, seen.answer, workflow.now())
+        self._box = commands.looked(self._box, seen.letters, seen.answer, workflow.now())
 
     async def _come_to_rest(self) -> None:
         """What is under way may be over in a moment, or wait for a bridge for ever: then it is called off, and ordered
@@ -259,7 +262,7 @@ class Mailbox:
     @workflow.signal(description='Dead letters come back: {"message_id"?, "file"?}; without either, all of them')
     @ignoring_refusals
     def redeliver(self, *args: Any) -> None:
-        self._box = mail_dead.redeliver(self._box, read_optional(Redeliver, args), workflow.now())
+        self._box = dead_letters.redeliver(self._box, read_optional(Redeliver, args), workflow.now())
 
     @workflow.signal(description="For lanes: how the run of a message has ended")
     @ignoring_refusals
@@ -279,12 +282,12 @@ class Mailbox:
     @workflow.signal(description="For delegations: a subtask for this agent, which lives outside")
     @ignoring_refusals
     def dispatch(self, *args: Any) -> None:
-        self._box = mail_outside.dispatched(self._box, read(Dispatch, args), workflow.now())
+        self._box = peers.dispatched(self._box, read(Dispatch, args), workflow.now())
 
     @workflow.signal(description="For delegations: nobody waits for that subtask any more")
     @ignoring_refusals
     def withdraw(self, *args: Any) -> None:
-        self._box = mail_outside.withdrawn(self._box, read(Dispatch, args), workflow.now())
+        self._box = peers.withdrawn(self._box, read(Dispatch, args), workflow.now())
 
     @workflow.signal(dynamic=True)
     def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
@@ -294,11 +297,11 @@ class Mailbox:
     def ignore(self, signal: str, why: str) -> None:
         workflow.logger.warning("%s ignored: %s", signal, why)
         if isinstance(self._begun, MailboxState):
-            self._box = mail_room.noticed(self._begun, f"{signal}: {why}")
+            self._box = capacity.noticed(self._begun, f"{signal}: {why}")
 
     @workflow.query(description="The messages in hand, and the latest that are over", name="acks")
     def _view(self, *_: Any) -> MailboxView:
-        return mailbox_told.view(self._box)
+        return view.view(self._box)
 
     @workflow.query(description="Messages that have failed, and files that are none")
     def deadletters(self, *_: Any) -> tuple[DeadLetter, ...]:

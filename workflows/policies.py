@@ -15,10 +15,9 @@ WAIT_FOR_END = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 # A dead worker is found within this; the activities beat every second.
 HEARTBEAT = timedelta(seconds=10)
 
-# How long a provider's failure is waited out, the activity says (`activities.turn.PAUSES`), and how often: one that was
-# held back by a rate limit is no attempt, but Temporal would count it. What is left is a turn that was lost with its
-# worker, which another can take at once. The bound is for what fails before the activity can count it, and for a turn
-# that is held back a thousand times, which takes hours.
+# The activity decides retry delays (`activities.model.turn.PAUSES`) and counts attempts. Rate-limited calls are not
+# attempts, but Temporal counts them, so the limit here is high. Temporal itself only retries a turn that was lost with
+# its worker, which another worker can take at once.
 MODEL_RETRIES = RetryPolicy(
     initial_interval=timedelta(seconds=1),
     backoff_coefficient=1.0,
@@ -58,7 +57,7 @@ FILES: dict[str, Any] = {
 # Temporal cut it off first, one that honours keys would be sent for ever. A dead worker is found by its heartbeat.
 SENDING: dict[str, Any] = FILES | {"start_to_close_timeout": LONGEST + CALL_MARGIN}
 
-# Our own files within a workflow task, which has ten seconds (`workflows.filing`).
+# Our own files within a workflow task, which has ten seconds (`workflows.agent_run.local_first`).
 IN_PASSING: dict[str, Any] = {
     "schedule_to_close_timeout": timedelta(seconds=5),
     "retry_policy": RetryPolicy(maximum_attempts=1),

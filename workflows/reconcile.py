@@ -4,10 +4,10 @@ from typing import Any
 
 from temporalio import workflow
 
-from activities.reconcile import Reconciliations
+from activities.reconcile.reconcile import Reconciliations
 from contracts.reconcile import ReconcileReport, ReconcileRequest
-from decisions import narrate
 from decisions.reconcile import told
+from decisions.text import formatting
 from workflows.policies import HEARTBEAT, LOOK_RETRIES, MOST_LOOKING
 
 
@@ -27,5 +27,5 @@ class Reconcile:
             retry_policy=LOOK_RETRIES,
             summary="look at runs, claims, waits and stores",
         )
-        workflow.set_current_details(narrate.markdown(told(report)))
+        workflow.set_current_details(formatting.markdown(told(report)))
         return report

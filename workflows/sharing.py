@@ -6,8 +6,8 @@ Nothing of the run depends on it. A replay, and a worker without activities, hav
 from temporalio import workflow
 from temporalio.worker import Interceptor, WorkflowInboundInterceptor, WorkflowInterceptorClassInput
 
-from activities.transcript import Transcripts
-from decisions.transcript import Transcript
+from activities.model.transcript_cache import Transcripts
+from decisions.run.transcript import Transcript
 
 _SHARE = "perdure_share_transcript"
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
 
-from activities.standing import Standings
+from activities.run.status import Standings
 from workflows.policies import WATCHING
 
 

@@ -11,10 +11,10 @@ from temporalio.converter import StorageDriver
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.service import RPCError
 
-from activities import attributes
-from contracts.value import is_utf8
-from decisions.narrate import cut
-from perdure.client.refusals import NotReachable
+from activities.telemetry import attributes
+from contracts.models import is_utf8
+from decisions.text.formatting import cut
+from perdure.client.errors import NotReachable
 from perdure.codec import AesGcmCodec
 from perdure.converter import data_converter, encrypting, offloading
 

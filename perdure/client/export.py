@@ -16,22 +16,18 @@ from temporalio.api.workflowservice.v1 import GetSystemInfoRequest
 from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.service import RPCError
 
-from activities.definition import definition_of
-from activities.store import LocalStores, Stores
-from activities.transcript import read_record, read_segment, record_name
-from activities.workspace import ARTIFACTS, OutsideWorkspace, Workspace
+from activities.model.transcript_cache import read_record, read_segment, record_name
+from activities.run.definition import definition_of
+from activities.storage.store import LocalStores, Stores
+from activities.storage.workspace import ARTIFACTS, OutsideWorkspace, Workspace
 from contracts.agent import Definition
-from contracts.export import (
-    Export,
-    ExportedArtifact,
-    ExportedTranscript,
-)
-from contracts.transcript import Page, Segment
-from decisions.export import Told, shown, told
-from decisions.narrate import cut
-from decisions.transcript import Transcript
-from perdure.client.found import Found, below, find
+from contracts.run.export import Export, ExportedArtifact, ExportedTranscript
+from contracts.run.transcript import Page, Segment
+from decisions.run.transcript import Transcript
+from decisions.telemetry.export import Told, shown, told
+from decisions.text.formatting import cut
 from perdure.client.history import History
+from perdure.client.run_list import Found, below, find
 from perdure.client.runs import ended, state
 
 MOST_INLINE = 256 * 1024  # bytes of an artifact that stands in the record itself

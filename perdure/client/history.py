@@ -17,9 +17,9 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.common import RawValue
 
-from contracts.export import ExportedExecution
-from contracts.value import depth
-from perdure.client.found import Found, first_kept
+from contracts.models import depth
+from contracts.run.export import ExportedExecution
+from perdure.client.run_list import Found, first_kept
 
 MOST_NESTED = 100  # levels of a payload that are told as JSON
 
@@ -44,7 +44,7 @@ class History:
         return executions
 
     async def _event(self, event: HistoryEvent) -> dict[str, Any]:
-        """As `contracts.export.ExportedExecution` has it."""
+        """As `contracts.run.export.ExportedExecution` has it."""
         kind = EventType.Name(event.event_type).removeprefix("EVENT_TYPE_").lower()
         plain = {"id": event.event_id, "type": kind, "at": event.event_time.ToDatetime(UTC).isoformat()}
         if event.user_metadata.HasField("summary"):

@@ -16,11 +16,11 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities import conversation
 from contracts.conversation import ForgetRequest, Forgotten, LaneFault, LaneView, SubmitRequest, Submitted
 from decisions import ids
-from decisions.conversation import answer_of
-from decisions.narrate import cut
+from decisions.conversation.lane import answer_of
+from decisions.text.formatting import cut
 from perdure.answer_keys import NO_KEYS, AnswerKeys
 from perdure.client.door import stamp
-from perdure.client.refusals import NoSuchRun, NotReachable, Refused, translated, unanswered
+from perdure.client.errors import NoSuchRun, NotReachable, Refused, translated, unanswered
 from perdure.client.runs import QUERY_PATIENCE, sign_answer
 
 PATIENCE = 30.0  # seconds in which a submit is tried again

@@ -19,31 +19,23 @@ from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.outcome import RunEnd, end_of
+from activities.run.outcome import RunEnd, end_of
 from activities.update import answered
-from contracts.events import ResumeEvent, ResumePayload, StartEvent, ToolResultEvent
 from contracts.followup import FollowUpState
-from contracts.run import RunStatus, RunView
-from contracts.signals import CancelRequest, HumanInput
-from contracts.value import printable
+from contracts.models import printable
+from contracts.run.events import ResumeEvent, ResumePayload, StartEvent, ToolResultEvent
+from contracts.run.signals import CancelRequest, HumanInput
+from contracts.run.state import RunStatus, RunView
 from decisions import ids
-from decisions.correlate import Verdict
-from decisions.followup import questions
-from decisions.narrate import cut, markdown
-from decisions.resume import refusal
-from decisions.transcript import goal_part, too_large
+from decisions.followup.state import questions
+from decisions.run.resume import refusal
+from decisions.run.tool_results import Verdict
+from decisions.run.transcript import goal_part, too_large
+from decisions.text.formatting import cut, markdown
 from perdure.answer_keys import NO_KEYS, AnswerKeys, MissingKeyError
 from perdure.client.door import stamp
-from perdure.client.found import Found, find, find_any
-from perdure.client.refusals import (
-    AnswerRefused,
-    NotReachable,
-    Refused,
-    ResultRefused,
-    TooLarge,
-    translated,
-    unanswered,
-)
+from perdure.client.errors import AnswerRefused, NotReachable, Refused, ResultRefused, TooLarge, translated, unanswered
+from perdure.client.run_list import Found, find, find_any
 
 V = TypeVar("V")
 QUERY_PATIENCE = timedelta(seconds=3)  # a run without a worker answers no query

@@ -29,11 +29,11 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from contracts.events import StartEvent
+from contracts.run.events import StartEvent
 from contracts.sender import SCHEDULE
 from decisions import cron, ids
-from decisions.narrate import cut, markdown
-from perdure.client.refusals import NotReachable, Refused, unanswered
+from decisions.text.formatting import cut, markdown
+from perdure.client.errors import NotReachable, Refused, unanswered
 from perdure.client.runs import must_fit
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")

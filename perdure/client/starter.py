@@ -5,7 +5,7 @@ from temporalio.service import RPCError
 
 from contracts.sender import SentBy
 from decisions.sender import sent_by
-from perdure.client.found import Found
+from perdure.client.run_list import Found
 
 
 async def starter_of(client: Client, found: Found) -> SentBy | None:

@@ -21,18 +21,18 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from activities.attributes import AGENT_STATUS, WAITING_FOR
-from contracts.context import ContextFull, Summary
+from activities.telemetry.attributes import AGENT_STATUS, WAITING_FOR
 from contracts.delegation import DelegationRequest, DelegationState
-from contracts.events import ToolRequestEvent
-from contracts.run import RunStatus
-from contracts.signals import HumanInput
+from contracts.run.compaction import ContextFull, Summary
+from contracts.run.events import ToolRequestEvent
+from contracts.run.signals import HumanInput
+from contracts.run.state import RunStatus
+from contracts.run.turn import ModelTurn, TurnRequest
 from contracts.tool import ToolCall, ToolOutcome
-from contracts.turn import ModelTurn, TurnRequest
 from decisions import ids
-from decisions.narrate import cut
-from perdure.client.found import find, first_kept, is_kept
-from perdure.client.happenings import (
+from decisions.text.formatting import cut
+from perdure.client.errors import NoSuchRun
+from perdure.client.run_events import (
     TOLD_TO_PEOPLE,
     Answered,
     Called,
@@ -56,7 +56,7 @@ from perdure.client.happenings import (
     Thought,
     Waiting,
 )
-from perdure.client.refusals import NoSuchRun
+from perdure.client.run_list import find, first_kept, is_kept
 from perdure.client.runs import state
 
 QUEUED = "queued"  # no name of an activity of ours

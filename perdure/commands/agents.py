@@ -9,10 +9,10 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from activities.toolkit import Tool
+from activities.tools.interface import Tool
 from contracts.agent import Agent
-from perdure.commands.common import as_json_option, complain, console, examples, go
-from perdure.commands.report import near
+from perdure.terminal.command import as_json_option, complain, console, examples, go
+from perdure.terminal.report import near
 from settings import Settings, load
 
 
@@ -24,7 +24,7 @@ def agents(as_json: bool) -> None:
     Of a tool it says what it does to the world. A file of agents/ that does not load is told of in one line, and the
     exit code is 1.
     """
-    from perdure.process.offered import looked_at
+    from perdure.process.project import looked_at
 
     async def main() -> int:
         settings = load(strict=False)

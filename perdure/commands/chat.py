@@ -16,28 +16,28 @@ from rich.padding import Padding
 from rich.text import Text
 
 from contracts.conversation import MAX_ID_LENGTH, LaneView, SubmitRequest, Submitted, TurnEnd, WhenBusy
-from contracts.journal import Journal
-from contracts.run import QuestionView
-from contracts.signals import CancelRequest
+from contracts.run.journal import Journal
+from contracts.run.signals import CancelRequest
+from contracts.run.state import QuestionView
 from decisions import ids
-from decisions.conversation import NO_TURN
-from decisions.faults import fault_line
-from decisions.journal import render
-from decisions.narrate import cut
-from perdure.client.found import find
-from perdure.client.happenings import Happening, Resumed, Waiting
+from decisions.conversation.lane import NO_TURN
+from decisions.errors import fault_line
+from decisions.run.journal import render
+from decisions.text.formatting import cut
+from perdure.client.errors import NoSuchRun, Refused
 from perdure.client.lanes import forget, look, submit
-from perdure.client.refusals import NoSuchRun, Refused
+from perdure.client.run_events import Happening, Resumed, Waiting
+from perdure.client.run_list import find
 from perdure.client.runs import answer, cancel, ended
 from perdure.client.watch import Watch
-from perdure.commands.asking import read_answer
-from perdure.commands.chat_page import Page
-from perdure.commands.common import as_json_option, complain, console, examples, go, utf8
-from perdure.commands.completion import agent_names
-from perdure.commands.follow import DETACHED, exit_code, stopping
-from perdure.commands.report import ways_to_answer
-from perdure.process.leaving import own
+from perdure.process.shutdown import own
 from perdure.session import Needs, Session, session
+from perdure.terminal.chat_view import Page
+from perdure.terminal.command import as_json_option, complain, console, examples, go, utf8
+from perdure.terminal.completion import agent_names
+from perdure.terminal.follow import DETACHED, exit_code, stopping
+from perdure.terminal.prompt import read_answer
+from perdure.terminal.report import ways_to_answer
 from settings import load
 
 LOOKS_EVERY = 0.2  # seconds between looks at what became of a message

@@ -14,15 +14,15 @@ from rich.markup import escape
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from activities.topic import NotAwaited
+from activities.followup.topic import NotAwaited
 from contracts.strict_json import read_json
 from contracts.topic import MESSAGE_CREATED, Event
-from decisions.faults import fault_line
-from decisions.narrate import cut
-from decisions.topic import event_id
-from perdure.client.events import publish
-from perdure.commands.common import as_json_option, console, examples, go
+from decisions.errors import fault_line
+from decisions.followup.topic import event_id
+from decisions.text.formatting import cut
+from perdure.client.publish import publish
 from perdure.session import Needs, session
+from perdure.terminal.command import as_json_option, console, examples, go
 from settings import ProjectError, load
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from activities.private import open_private
-from decisions.narrate import cut
-from perdure.commands.common import complain, console
+from activities.security.private import open_private
+from decisions.text.formatting import cut
 from perdure.session import Needs, session
+from perdure.terminal.command import complain, console
 from settings import load
 
 STDOUT = "-"
@@ -20,9 +20,9 @@ STDOUT = "-"
 
 async def export_run(run_id: str, target: str, *, with_subtasks: bool) -> int:
     """Writes the run's record to a file, or to standard output; what could not be had is said."""
-    from activities.store import LocalStores
+    from activities.storage.store import LocalStores
     from perdure.client.export import Exporter
-    from perdure.process.offered import looked_at
+    from perdure.process.project import looked_at
 
     settings = load()
     if target != STDOUT:

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 from rich.markup import escape
 
-from perdure.commands.common import console, examples, go
-from perdure.commands.follow import stopping
 from perdure.session import Needs, session
+from perdure.terminal.command import console, examples, go
+from perdure.terminal.follow import stopping
 from settings import ProjectError, load
 
 
@@ -27,9 +27,9 @@ def gateway(host: str, port: int, log_file: Path | None, *, behind_tls: bool) ->
     """
 
     async def main() -> int:
-        from gateway.access import Gateway
-        from gateway.schemes import webhooks_of
+        from gateway.auth import Gateway
         from gateway.server import listen, serve
+        from gateway.signatures import webhooks_of
         from gateway.tokens import Unreadable, tokens_of
         from telemetry import log_to_file, log_to_stderr
 

@@ -17,22 +17,22 @@ from rich.markup import escape
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from activities.carry import Carrier
-from activities.mail_folder import DEAD, MailFolder
-from activities.mail_in_hand import in_hand
-from activities.mailbox import tell
-from activities.private import create_private, make_private
-from activities.redaction import Redaction
-from contracts.mailbox import Redeliver
+from activities.mailbox.client import tell
+from activities.mailbox.commands import Carrier
+from activities.mailbox.folder import DEAD, MailFolder
+from activities.mailbox.in_hand import in_hand
+from activities.security.private import create_private, make_private
+from activities.security.redaction import Redaction
+from contracts.mail.mailbox import Redeliver
 from decisions import ids
-from decisions.mail_mode import Patience
-from decisions.narrate import cut
-from perdure.commands.common import DurationType, as_json_option, console, examples, go
-from perdure.commands.completion import agent_names
-from perdure.commands.follow import DETACHED, stopping
-from perdure.process.bridge import Bridge
-from perdure.process.leaving import leave
+from decisions.mailbox.poll_mode import Patience
+from decisions.text.formatting import cut
+from perdure.process.mailbox_bridge import Bridge
+from perdure.process.shutdown import leave
 from perdure.session import Needs, Session, session
+from perdure.terminal.command import DurationType, as_json_option, console, examples, go
+from perdure.terminal.completion import agent_names
+from perdure.terminal.follow import DETACHED, stopping
 from settings import Settings, load
 from settings.problems import resolved
 from telemetry import log_to

@@ -10,8 +10,8 @@ from string import Template
 import click
 from rich.markup import escape
 
-from perdure.commands.common import complain, console, examples
-from perdure.process.leaving import leave
+from perdure.process.shutdown import leave
+from perdure.terminal.command import complain, console, examples
 from settings.problems import ProjectError, resolved
 
 # Where each file of `project/` goes.

@@ -9,20 +9,20 @@ from pydantic import ValidationError
 from rich.markup import escape
 from temporalio.client import WorkflowHandle
 
-from activities.workspace import Workspace, folder_name
-from contracts.events import ResumePayload, StartEvent
+from activities.storage.workspace import Workspace, folder_name
+from contracts.run.events import ResumePayload, StartEvent
 from decisions import ids
-from perdure.client.found import find, listing
-from perdure.client.refusals import Refused
+from perdure.client.errors import Refused
+from perdure.client.run_list import find, listing
 from perdure.client.runs import fork as fork_run
 from perdure.client.runs import resume as resume_run
 from perdure.client.runs import run_id_of, start
-from perdure.commands.common import as_json_option, complain, console, examples, go, run_argument, utf8, wrong_usage
-from perdure.commands.completion import agent_names
-from perdure.commands.follow import follow, follow_json
-from perdure.commands.free_text import FreeText
-from perdure.commands.goal import start_with_file
 from perdure.session import Needs, Session, session
+from perdure.terminal.command import as_json_option, complain, console, examples, go, run_argument, utf8, wrong_usage
+from perdure.terminal.completion import agent_names
+from perdure.terminal.follow import follow, follow_json
+from perdure.terminal.free_text import FreeText
+from perdure.terminal.goal_input import start_with_file
 from settings import load
 
 MOST_GOAL = 100_000  # characters in the conversation; more goes into a file

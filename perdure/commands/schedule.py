@@ -14,10 +14,10 @@ from temporalio.client import Client
 
 from perdure.client import schedules
 from perdure.client.schedules import Scheduled, Wanted
-from perdure.commands.common import DurationType, as_json_option, console, examples, go, name_on_server, utf8
-from perdure.commands.completion import agent_names
 from perdure.commands.run import start_event
 from perdure.session import Needs, Session, session
+from perdure.terminal.command import DurationType, as_json_option, console, examples, go, name_on_server, utf8
+from perdure.terminal.completion import agent_names
 from settings import load
 
 ONLY_WHILE = "It begins runs only while the embedded server is up: as long as `perdure dev` or another command runs."

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from contracts.duration import Duration
 from gateway.tokens import VARIABLE, Scope, Token, Tokens, Unreadable, entry_of, new_token, tokens_of
-from perdure.commands.common import as_json_option, console, examples, go
+from perdure.terminal.command import as_json_option, console, examples, go
 from settings import ProjectError, load
 
 SCOPES = [scope.value for scope in Scope]

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from activities.mcp_lock import NAME, Accepted, BadLock, Pins, change_lock, keep_first, read_lock
-from activities.mcp_server import StdioServer, program_of
-from activities.toolkit import Tool
+from activities.mcp.config import StdioServer, program_of
+from activities.mcp.lock import NAME, Accepted, BadLock, Pins, change_lock, keep_first, read_lock
+from activities.tools.interface import Tool
 from contracts.agent import Agent
 from contracts.mcp import Pin, PinnedProgram, PinState
 from contracts.tool import ToolKind, ToolRoute
@@ -22,7 +22,7 @@ from settings import McpToolSettings, ProjectError, Settings
 from settings.problems import meant
 
 if TYPE_CHECKING:
-    from activities.mcp_connection import Connections, Unreachable
+    from activities.mcp.connection import Connections, Unreachable
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def lock_of(settings: Settings) -> Path:
 
 def _connections(settings: Settings, pins: Accepted | None = None) -> "Connections":
     """With `pins`, only an accepted program is started."""
-    from activities.mcp_connection import Connections
+    from activities.mcp.connection import Connections
 
     return Connections(settings.servers.values(), settings.secrets.redact, None if pins is None else pins.programs)
 
@@ -117,7 +117,7 @@ def _used(settings: Settings) -> list[str]:
 
 
 async def _first_seen(settings: Settings, connections: "Connections", names: list[str]) -> Accepted:
-    from activities.mcp_connection import Unreachable
+    from activities.mcp.connection import Unreachable
 
     seen: dict[str, Mapping[str, Pin]] = {}
     for name, found in (await connections.listed(names)).items():
@@ -134,7 +134,7 @@ async def _first_seen(settings: Settings, connections: "Connections", names: lis
 
 
 def _offer(settings: Settings, connections: "Connections", pins: Pins, *, is_strict: bool) -> Offer:
-    from activities.mcp_tool import McpTool
+    from activities.mcp.tool import McpTool
 
     tools, left_out = dict[str, Tool](), dict[str, str]()
     for server in settings.servers:

@@ -9,12 +9,12 @@ from typing import Any
 import httpx2
 from anthropic import AsyncAnthropic, AsyncAnthropicBedrock, AsyncAnthropicVertex, DefaultAsyncHttpxClient
 
-from activities.messages import MessagesModel
-from activities.model_answer import bound_body
-from activities.pace import Pace
-from activities.providers import Models, Provider
-from activities.rehearsal import RehearsalTransport
-from decisions.providers import DEFAULT
+from activities.demo.model import RehearsalTransport
+from activities.model.anthropic import MessagesModel
+from activities.model.fallback import Models, Provider
+from activities.model.plain_answer import bound_body
+from activities.model.rate_limit import Pace
+from decisions.model_names import DEFAULT
 from settings import ProjectError, ProviderSettings, Settings
 
 NEEDED = {"bedrock": "boto3", "vertex": "google.auth"}  # by the SDK's own clients

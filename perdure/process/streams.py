@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
-from activities.speaking import is_in_tool
-from perdure.process.leaving import leave, own
+from activities.tools.printing import is_in_tool
+from perdure.process.shutdown import leave, own
 
 MIN_OWN = 10  # descriptors from here on are the command's own
 MAX_LINE = 4000  # bytes of a line that a tool prints

@@ -18,15 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from activities.messages_sse import (
-    TYPE_OF_STATUS,
-    Json,
-    encode_event,
-    encode_stream,
-    error_body,
-    estimate_tokens,
-    refusal,
-)
+from activities.demo.sse import TYPE_OF_STATUS, Json, encode_event, encode_stream, error_body, estimate_tokens, refusal
 
 
 @dataclass(frozen=True)

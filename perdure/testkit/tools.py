@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
-from activities.toolkit import CallContext
+from activities.tools.interface import CallContext
 from contracts.agent import ToolSchema
 from contracts.tool import Approval, Effect, QueueRoute, ToolKind, ToolOutcome, ToolRoute
 

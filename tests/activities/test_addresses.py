@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.addresses import is_metadata, is_own, is_public, literal
+from activities.http.addresses import is_metadata, is_own, is_public, literal
 
 
 @pytest.mark.parametrize(

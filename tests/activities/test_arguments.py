@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from activities.arguments import WITHIN, Arguments, NotApplicable
+from activities.tools.json_schema import WITHIN, Arguments, NotApplicable
 
 SLOW = "^(a|aa)+$"
 LONG = "a" * 60 + "!"

@@ -8,9 +8,9 @@ import pytest
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities import attempts
-from activities.attempts import WORKER_SHUTDOWN, trying
-from activities.pace import HeldBack
+from activities.effects import attempts
+from activities.effects.attempts import WORKER_SHUTDOWN, trying
+from activities.model.rate_limit import HeldBack
 
 MOST = 6
 HELD = HeldBack("held back", type="RateLimited", next_retry_delay=timedelta(seconds=9))

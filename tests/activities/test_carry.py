@@ -12,18 +12,18 @@ from temporalio.client import WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
-from activities.carry import Carrier
-from activities.mail_folder import MailFolder
-from activities.mail_message import read
-from activities.mail_pages import Pages
-from activities.mail_result import NOT_KEPT
-from activities.mail_told import REQUEST, Told
-from activities.mail_watch import Watcher
-from contracts.carry import CarryRequest, Done, Order, OrderKind
+from activities.mailbox.commands import Carrier
+from activities.mailbox.folder import MailFolder
+from activities.mailbox.message import read
+from activities.mailbox.pages import Pages
+from activities.mailbox.result import NOT_KEPT
+from activities.mailbox.watch import Watcher
+from activities.mailbox.writer import REQUEST, Told
 from contracts.conversation import TurnEnd
-from contracts.letter import Ack, Letter, LetterEnding, Stage, TaskState, Transition
+from contracts.mail.commands import CarryRequest, Done, Order, OrderKind
+from contracts.mail.delivery import Ack, Letter, LetterEnding, Stage, TaskState, Transition
 from decisions.ids import task_key
-from decisions.letter import ending_of
+from decisions.mailbox.delivery import ending_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -169,7 +169,7 @@ async def test_a_reply_finds_its_place_among_files_of_others(folder: MailFolder)
 async def test_a_lock_that_nobody_lets_go_holds_up_its_own_plan_alone(
     folder: MailFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.beneath.LOCKED_WITHIN", 0.1)
+    monkeypatch.setattr("activities.storage.safe_dir.LOCKED_WITHIN", 0.1)
     orders = (order("write_state", letter(1, "held")), order("write_state", letter(1)))
     with folder.below.locked("outbox", "held"):
         done = await carried(folder, *orders)
@@ -184,7 +184,7 @@ async def test_a_bridge_that_sleeps_looks_for_the_pick_that_a_task_waits_for(
     async def take(*_: Any) -> Done:
         return Done(run_id="r", is_blocked=True, at=NOW)
 
-    monkeypatch.setattr("activities.mail_take.Takes.take", take)
+    monkeypatch.setattr("activities.mailbox.intake.Takes.take", take)
     watcher = Watcher(folder)
     await carried(folder, order("take", letter()))
     assert watcher.woken.is_set()
@@ -273,7 +273,7 @@ async def test_the_result_of_a_done_task_that_is_gone_is_sent_again_as_done(fold
 async def test_whoever_takes_no_message_holds_up_none_of_the_others(
     folder: MailFolder, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("activities.mail_take.ANSWERED_WITHIN", 0.1)
+    monkeypatch.setattr("activities.mailbox.intake.ANSWERED_WITHIN", 0.1)
     told = {"type": kind, "message_id": "m1", "plan_id": "p", "task_id": "r.1", "from": "you", "body": "x"}
     more = {"subtask_id": "s", "status": "done"} if kind == "reply" else {}
     data = json.dumps({**told, **more}).encode()

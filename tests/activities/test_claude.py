@@ -8,11 +8,11 @@ import httpx
 import pytest
 from anthropic.types import Model
 
-from activities.claude import CHEAP, DEFAULT_WINDOW, MODELS, PRICES, summary_model_of, window_of
-from activities.price import Price, cost
+from activities.model.claude import CHEAP, DEFAULT_WINDOW, MODELS, PRICES, summary_model_of, window_of
+from activities.model.price import Price, cost
 from activities.project import Project
-from contracts.turn import Usage
-from perdure.process.offered import project_of
+from contracts.run.turn import Usage
+from perdure.process.project import project_of
 from settings import ProjectError, load
 
 MILLION = 1_000_000

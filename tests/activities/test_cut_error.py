@@ -2,7 +2,7 @@
 
 import pytest
 
-from activities.tool import cut_error
+from activities.tools.call import cut_error
 from contracts.tool import MOST_ERROR
 
 

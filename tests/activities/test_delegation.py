@@ -16,7 +16,7 @@ from activities.delegation import Delegations
 from activities.project import Project
 from contracts.agent import Agent
 from contracts.delegation import Collected, CollectRequest, Share, Spent, SubtaskStatus
-from contracts.limits import LimitOverrides
+from contracts.run.limits import LimitOverrides
 
 
 def project(folder: Path) -> Project:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from activities.python_tool import _judged
-from activities.toolkit import TransientFailure
+from activities.tools.interface import TransientFailure
+from activities.tools.python import _judged
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from activities.fetch import FetchTool
-from activities.toolkit import CallContext, Tool, TransientFailure
-from activities.workspace import Workspace
+from activities.storage.workspace import Workspace
+from activities.tools.fetch import FetchTool
+from activities.tools.interface import CallContext, Tool, TransientFailure
 from contracts.tool import Effect, ToolKind, ToolOutcome
 
 Fetch = Callable[[str], Awaitable[ToolOutcome]]
@@ -430,7 +430,7 @@ async def test_a_public_address_of_this_machine_is_not_reached_by_its_name(
     context: CallContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What listens there is ours: the Temporal server, its Web UI, a codec server, the gateway."""
-    monkeypatch.setattr("activities.guard.is_own", lambda address: str(address) == "93.184.216.34")
+    monkeypatch.setattr("activities.http.ssrf.is_own", lambda address: str(address) == "93.184.216.34")
     tool = FetchTool(frozenset(), resolver=resolving(runner_test=["93.184.216.34"]))
     for port in (443, 80):
         kind, message = error_of(await tool.run({"url": f"http://runner.test:{port}/"}, context))

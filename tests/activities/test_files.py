@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from activities.files import MOST_CHARACTERS, MOST_FILES, ListFiles, ReadFile, WriteFile
-from activities.toolkit import CallContext, Tool, TransientFailure
-from activities.workspace import Workspace
+from activities.storage.workspace import Workspace
+from activities.tools.files import MOST_CHARACTERS, MOST_FILES, ListFiles, ReadFile, WriteFile
+from activities.tools.interface import CallContext, Tool, TransientFailure
 from contracts.tool import Effect, ToolKind, ToolOutcome
 
 

@@ -11,10 +11,10 @@ from threading import Thread
 import httpx
 import pytest
 
-from activities.toolkit import CallContext
-from activities.workspace import Workspace
+from activities.storage.workspace import Workspace
+from activities.tools.interface import CallContext
 from contracts.followup import Outbound
-from perdure.process.offered import project_of
+from perdure.process.project import project_of
 from settings import ProjectError, Settings, load
 
 TOKEN = "Bearer shop-canary-81723"

@@ -14,10 +14,10 @@ import pytest
 from obstore.store import LocalStore as ObstoreLocal
 from obstore.store import MemoryStore
 
-from activities import ledger
-from activities.ledger import Claim, Doubtful, Entry, Granted, LedgerUnavailable, Owner, Recorded
-from activities.remote_store import RemoteStores
-from activities.store import LocalStores, Store, Stores
+from activities.effects import ledger
+from activities.effects.ledger import Claim, Doubtful, Entry, Granted, LedgerUnavailable, Owner, Recorded
+from activities.storage.object_store import RemoteStores
+from activities.storage.store import LocalStores, Store, Stores
 from contracts.tool import ToolOutcome, failed
 from decisions.ids import call_digest
 

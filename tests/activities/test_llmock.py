@@ -13,8 +13,8 @@ from anthropic import AsyncAnthropic
 from llmock.pytest_plugin import LLMock
 from temporalio.exceptions import ApplicationError
 
-from activities.messages import MessagesModel
-from activities.model import ModelCall, ModelReply
+from activities.model.anthropic import MessagesModel
+from activities.model.port import ModelCall, ModelReply
 from contracts.agent import Definition, ToolSchema
 
 LOOK = ToolSchema(name="look", description="Looks.", input_schema={"type": "object"})

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from activities import mail_folder
-from activities.beneath import Beneath, NotThere
-from activities.mail_folder import DEAD, PENDING, PROCESSED, Claimed, Found, MailFolder, NotAMailbox, told
-from activities.mail_rest import FRESH
+from activities.mailbox import folder as mail_folder
+from activities.mailbox.folder import DEAD, PENDING, PROCESSED, Claimed, Found, MailFolder, NotAMailbox, told
+from activities.mailbox.rest import FRESH
+from activities.storage.safe_dir import Beneath, NotThere
 
 
 @pytest.fixture

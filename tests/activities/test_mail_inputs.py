@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities import mail_inputs
-from activities.beneath import Beneath
-from activities.mail_inputs import Unusable, resolve
-from activities.mail_rest import FRESH, Rests
-from contracts.mail import InputWanted, PickPolicy, TaskHead
-from decisions.inputs import segments
+from activities.mailbox import inputs as mail_inputs
+from activities.mailbox.inputs import Unusable, resolve
+from activities.mailbox.rest import FRESH, Rests
+from activities.storage.safe_dir import Beneath
+from contracts.mail.message import InputWanted, PickPolicy, TaskHead
+from decisions.mailbox.inputs import segments
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.mail_message import MOST_ENVELOPE, NotAMessage, read, read_envelope, written
-from activities.workspace import folder_name
-from contracts.mail import MOST_MESSAGE, InputWanted, PickPolicy, ReplyHead, ReplyStatus, TaskHead
+from activities.mailbox.message import MOST_ENVELOPE, NotAMessage, read, read_envelope, written
+from activities.storage.workspace import folder_name
+from contracts.mail.message import MOST_MESSAGE, InputWanted, PickPolicy, ReplyHead, ReplyStatus, TaskHead
 
 HEAD = "type: task\nmessage_id: m-1\nplan_id: p\ntask_id: t\nfrom: planner\n"
 

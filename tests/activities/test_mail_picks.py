@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from activities.mail_folder import MailFolder
-from activities.mail_picks import LOOK_EVERY, Picks
-from activities.mail_told import Told
-from contracts.letter import Letter, Stage
-from contracts.question import QuestionKind
-from contracts.run import QuestionView, RunStatus
+from activities.mailbox.folder import MailFolder
+from activities.mailbox.picks import LOOK_EVERY, Picks
+from activities.mailbox.writer import Told
+from contracts.mail.delivery import Letter, Stage
+from contracts.run.question import QuestionKind
+from contracts.run.state import QuestionView, RunStatus
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -121,7 +121,7 @@ async def test_a_run_that_does_not_take_its_answer_holds_up_no_folder(
         async def execute_update(self, *_: Any) -> None:
             await asyncio.Event().wait()
 
-    monkeypatch.setattr("activities.mail_picks.ANSWERED_WITHIN", 0.05)
+    monkeypatch.setattr("activities.mailbox.picks.ANSWERED_WITHIN", 0.05)
     asked = json.loads(request_file.read_text())
     request_file.write_text(json.dumps({**asked, "pick": {"data": "b"}}))
     await asyncio.wait_for(looks(told, Silent(), 1), 10)

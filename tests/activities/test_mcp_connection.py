@@ -19,13 +19,13 @@ from unittest.mock import patch
 
 import pytest
 
-from activities.mcp_connection import Connection, Unreachable
-from activities.mcp_result import TEXT_ONLY
-from activities.mcp_server import HttpServer, StdioServer
-from activities.mcp_tool import McpTool
-from activities.secrets import Secrets
-from activities.toolkit import CallContext, TransientFailure
-from activities.workspace import Workspace
+from activities.mcp.config import HttpServer, StdioServer
+from activities.mcp.connection import Connection, Unreachable
+from activities.mcp.result import TEXT_ONLY
+from activities.mcp.tool import McpTool
+from activities.security.secrets import Secrets
+from activities.storage.workspace import Workspace
+from activities.tools.interface import CallContext, TransientFailure
 from contracts.failures import ToolFault
 from contracts.tool import ToolKind, ToolOutcome, ToolRoute
 from decisions.mcp import effect_of
@@ -132,8 +132,8 @@ async def test_a_server_that_does_not_mind_is_killed(tmp_path: Path, do: str) ->
 
 HOLDS = """
 import asyncio, sys
-from activities.mcp_connection import Connection
-from activities.mcp_server import StdioServer
+from activities.mcp.connection import Connection
+from activities.mcp.config import StdioServer
 
 async def main():
     await Connection(StdioServer("h", sys.executable, tuple(sys.argv[1:]))).tools()
@@ -465,7 +465,7 @@ async def test_tools_that_no_model_could_call_are_refused_by_name(rig: Rig) -> N
 
 async def test_more_definitions_than_any_model_takes_are_looked_at_up_to_a_bound(rig: Rig) -> None:
     long = {"inputSchema": {"type": "object"}, "description": "d" * (63 * 1024)}
-    with patch("activities.mcp_listing.MOST_DEFINITIONS", 5 * 64 * 1024):
+    with patch("activities.mcp.listing.MOST_DEFINITIONS", 5 * 64 * 1024):
         rig.define(*({"name": f"tool-{n}", **long} for n in range(8)))
         tools = await rig.connection.tools()
     assert sorted(tools) == [f"tool-{n}" for n in range(5)]
@@ -480,7 +480,7 @@ async def test_all_else_goes_on_while_a_large_listing_is_looked_at(rig: Rig) -> 
         assert end.wait(LONG)
 
     rig.define(LOOK)
-    with patch("activities.arguments.Draft202012Validator.check_schema", looks_long):
+    with patch("activities.tools.json_schema.Draft202012Validator.check_schema", looks_long):
         listing = asyncio.create_task(rig.connection.tools())
         assert await asyncio.to_thread(begun.wait, LONG)
         end.set()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from activities.mcp_lock import NAME, BadLock, change_lock, keep_first, read_lock
+from activities.mcp.lock import NAME, BadLock, change_lock, keep_first, read_lock
 from contracts.mcp import Pin
 from decisions.mcp import pin
 

@@ -19,11 +19,11 @@ import uvicorn
 from mcp.server.mcpserver import Image, MCPServer
 from mcp_types import ToolAnnotations
 
-from activities.mcp_connection import Connection, Unreachable
-from activities.mcp_server import HttpServer, McpServer, StdioServer
-from activities.mcp_tool import McpTool
-from activities.toolkit import CallContext, TransientFailure
-from activities.workspace import Workspace
+from activities.mcp.config import HttpServer, McpServer, StdioServer
+from activities.mcp.connection import Connection, Unreachable
+from activities.mcp.tool import McpTool
+from activities.storage.workspace import Workspace
+from activities.tools.interface import CallContext, TransientFailure
 from contracts.failures import ToolFault
 from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute
 from decisions.mcp import effect_of
@@ -373,7 +373,7 @@ async def test_a_once_call_whose_answer_cannot_be_read_may_have_happened(
 
 
 async def test_an_endless_answer_of_a_url_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.mcp_http.MOST_LINE", 100_000)
+    monkeypatch.setattr("activities.mcp.http.MOST_LINE", 100_000)
 
     async def endless(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
@@ -398,8 +398,8 @@ async def test_an_endless_answer_of_a_url_has_a_bound(tmp_path: Path, monkeypatc
 async def test_the_bound_holds_for_what_an_answer_unpacks_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content_type: str, layers: int
 ) -> None:
-    monkeypatch.setattr("activities.mcp_http.MOST_LINE", 1_000_000)
-    monkeypatch.setattr("activities.mcp_connection.MOST_LINE", 1_000_000)
+    monkeypatch.setattr("activities.mcp.http.MOST_LINE", 1_000_000)
+    monkeypatch.setattr("activities.mcp.connection.MOST_LINE", 1_000_000)
     body = b"data: " + b" " * 200_000_000
     for _ in range(layers):
         body = gzip.compress(body, 1)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from mcp_types import ListToolsResult, Tool
 
-from activities.mcp_connection import Connection, Unreachable
-from activities.mcp_listing import listed
-from activities.mcp_server import HttpServer, StdioServer, find_program, program_of
+from activities.mcp.config import HttpServer, StdioServer, find_program, program_of
+from activities.mcp.connection import Connection, Unreachable
+from activities.mcp.listing import listed
 from contracts.mcp import PinnedProgram
 from settings import ProjectError
 from settings.mcp import read_servers

@@ -3,9 +3,9 @@
 import pytest
 from pydantic_core import to_json
 
-from activities.messages import MOST_BYTES, fitted
-from activities.model import ModelReply
-from contracts.turn import Usage
+from activities.model.anthropic import MOST_BYTES, fitted
+from activities.model.port import ModelReply
+from contracts.run.turn import Usage
 
 
 @pytest.mark.parametrize(("sign", "least"), [("\x1b", 0.4), ("x", 0.4), ("漢", 0.4), ('"', 0.1)])

@@ -16,13 +16,13 @@ import pytest
 from anthropic import AsyncAnthropic
 from temporalio.exceptions import ApplicationError
 
-from activities.arguments import read_arguments
-from activities.messages import MOST_TOKENS, MessagesModel
-from activities.messages_sse import encode_stream
-from activities.model import ModelCall, ModelReply
-from activities.model_faults import CALLER_KINDS, REQUEST_KINDS, TOO_LONG, translated
+from activities.demo.sse import encode_stream
+from activities.model.anthropic import MOST_TOKENS, MessagesModel
+from activities.model.errors import CALLER_KINDS, REQUEST_KINDS, TOO_LONG, translated
+from activities.model.port import ModelCall, ModelReply
+from activities.tools.json_schema import read_arguments
 from contracts.agent import Definition, ToolSchema
-from decisions.recovery import window_told
+from decisions.run.recovery import window_told
 from perdure.testkit import model_server
 from perdure.testkit.model_server import ScriptedModel, broken_json, calls, cut, fails, says, slow
 

@@ -18,14 +18,14 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.followup import MOST_SENDS, FollowUps
-from activities.ledger import Doubtful, Entry, Recorded
-from activities.outbox import FILE, ListedOutbox, LogOutbox, WebhookOutbox
+from activities.effects.ledger import Doubtful, Entry, Recorded
+from activities.followup.followup import MOST_SENDS, FollowUps
+from activities.followup.outbox import FILE, ListedOutbox, LogOutbox, WebhookOutbox
 from activities.project import Project
-from activities.toolkit import TransientFailure
+from activities.tools.interface import TransientFailure
 from contracts.conversation import Headers
 from contracts.followup import FollowUpCommands, NotifyRequest, Outbound, TaskCommand, TaskData
-from contracts.limits import LimitOverrides
+from contracts.run.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
 from settings import ProjectError, load
 

@@ -7,10 +7,10 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError, TimeoutType
 from temporalio.exceptions import TimeoutError as TimedOut
 
-from activities.outcome import of_event, of_failure, outcome_of
+from activities.run.outcome import of_event, of_failure, outcome_of
 from contracts.conversation import TurnEnd
 from contracts.failures import RunFailure
-from contracts.run import RunStatus
+from contracts.run.state import RunStatus
 
 COMPLETED = {"type": "agent.completed", "payload": {"outcome": "done"}}
 ESCALATED = {"type": "agent.escalated", "payload": {"reason": "asked", "detail": "shut", "handoff": "H"}}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from activities import pace
-from activities.pace import LEAST, MOST_HELD, MOST_SHUT, MOST_SPREAD, SLOW, START, HeldBack, Pace
+from activities.model import rate_limit
+from activities.model.rate_limit import LEAST, MOST_HELD, MOST_SHUT, MOST_SPREAD, SLOW, START, HeldBack, Pace
 
 ONE = timedelta(seconds=1)
 
@@ -19,7 +19,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self._due: list[tuple[float, asyncio.Event]] = []
-        monkeypatch.setattr(pace.asyncio, "sleep", self._sleep)  # type: ignore[attr-defined]
+        monkeypatch.setattr(rate_limit.asyncio, "sleep", self._sleep)  # type: ignore[attr-defined]
 
     def __call__(self) -> float:
         return self.now

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from activities.inherit import no_files
-from activities.outbox import FILE, LogOutbox
-from activities.private import create_private, make_private
-from activities.store import LocalStore
-from activities.workspace import OutsideWorkspace, Workspace
+from activities.followup.outbox import FILE, LogOutbox
+from activities.run.fork import no_files
+from activities.security.private import create_private, make_private
+from activities.storage.store import LocalStore
+from activities.storage.workspace import OutsideWorkspace, Workspace
 from contracts.followup import Outbound
 from devserver import embedded
 
@@ -68,8 +68,8 @@ def test_a_hard_link_in_a_workspace_is_refused(tmp_path: Path) -> None:
 def test_the_files_of_a_run_have_a_limit_by_count_and_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = Workspace(tmp_path / "run")
     workspace.create()
-    monkeypatch.setattr("activities.workspace.MAX_FILES", 3)
-    monkeypatch.setattr("activities.workspace.MAX_BYTES", 100)
+    monkeypatch.setattr("activities.storage.workspace.MAX_FILES", 3)
+    monkeypatch.setattr("activities.storage.workspace.MAX_BYTES", 100)
     for name in ("a", "b/c", "artifacts/d"):
         workspace.write(name, b"x" * 30)
     with pytest.raises(OutsideWorkspace, match="this run has 3 files, which is the limit"):

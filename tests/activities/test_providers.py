@@ -6,13 +6,13 @@ from datetime import timedelta
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities import providers
-from activities.model import ModelCall, ModelReply
-from activities.pace import HeldBack, Pace
-from activities.providers import REST, Models, Provider
+from activities.model import fallback
+from activities.model.fallback import REST, Models, Provider
+from activities.model.port import ModelCall, ModelReply
+from activities.model.rate_limit import HeldBack, Pace
 from contracts.agent import Definition
 from contracts.failures import RunFailure, Stop
-from contracts.turn import Usage
+from contracts.run.turn import Usage
 
 Answers = Callable[[str], ApplicationError | None]
 
@@ -45,7 +45,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, default: Answers, local: Answers = lambda _: None) -> None:
         self.now = 100.0
-        monkeypatch.setattr(providers, "monotonic", lambda: self.now)
+        monkeypatch.setattr(fallback, "monotonic", lambda: self.now)
         self.default, self.local = Endpoint(default), Endpoint(local)
         self.models = Models(
             {

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from activities.python_tool import BadTarget, PythonTool
-from activities.toolkit import CallContext, TransientFailure
-from activities.workspace import Workspace
+from activities.storage.workspace import Workspace
+from activities.tools.interface import CallContext, TransientFailure
+from activities.tools.python import BadTarget, PythonTool
 from contracts.tool import Effect, ToolKind, ToolRoute
 
 

@@ -17,10 +17,10 @@ from anthropic.types import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from activities.critique import critique, weak_points
-from activities.page import open_page, split_sentences
-from activities.rehearsal import RehearsalTransport, answer
-from activities.webpage import read_webpage
+from activities.demo.model import RehearsalTransport, answer
+from activities.demo.page import open_page, split_sentences
+from activities.demo.review import critique, weak_points
+from activities.tools.html import read_webpage
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "critique"
 TOOLS = ("fetch", "write_file", "finish", "escalate", "ask_human")

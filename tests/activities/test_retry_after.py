@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from activities.retry_after import MOST_WAIT, retry_after
+from activities.http.retry_after import MOST_WAIT, retry_after
 
 
 @pytest.mark.parametrize(

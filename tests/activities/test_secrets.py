@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from temporalio.exceptions import ApplicationError
 
-from activities.redaction import redacted, redacted_error
-from activities.secrets import NO_SECRETS, Secrets, _forms, is_secret, secrets_of
-from activities.store import LocalStores
-from activities.workspace import Workspace
+from activities.security.redaction import redacted, redacted_error
+from activities.security.secrets import NO_SECRETS, Secrets, _forms, is_secret, secrets_of
+from activities.storage.store import LocalStores
+from activities.storage.workspace import Workspace
 from contracts.tool import ToolOutcome
 from telemetry import log_to
 

@@ -14,12 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
-from activities import http_tool
-from activities.http_tool import HttpTool
-from activities.result_budget import ResultBudget
-from activities.signal_tool import SignalTool
-from activities.toolkit import CallContext, TransientFailure
-from activities.workspace import Workspace
+from activities.storage.workspace import Workspace
+from activities.tools import http as http_tool
+from activities.tools.http import HttpTool
+from activities.tools.interface import CallContext, TransientFailure
+from activities.tools.result_budget import ResultBudget
+from activities.tools.signal import SignalTool
 from contracts.agent import ToolSchema
 from contracts.tool import MAX_RESULT_BYTES, Effect, ToolKind, ToolOutcome, ToolRoute
 

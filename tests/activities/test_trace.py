@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from activities.trace import once_each
+from activities.telemetry.trace import once_each
 
 
 @pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])

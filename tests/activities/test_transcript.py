@@ -7,15 +7,15 @@ from typing import Any, cast
 import pytest
 from temporalio.client import Client
 
-from activities.model import ModelReply
-from activities.store import LocalStore, LocalStores
-from activities.transcript import TranscriptMismatch, Transcripts, Wanted, keep_segment
-from activities.turn import renamed
-from activities.workspace import Workspace
+from activities.model.port import ModelReply
+from activities.model.transcript_cache import TranscriptMismatch, Transcripts, Wanted, keep_segment
+from activities.model.turn import renamed
+from activities.storage.store import LocalStore, LocalStores
+from activities.storage.workspace import Workspace
+from contracts.run.transcript import Page, Part, PartKind, Segment
+from contracts.run.turn import Usage
 from contracts.tool import ToolOutcome
-from contracts.transcript import Page, Part, PartKind, Segment
-from contracts.turn import Usage
-from decisions.transcript import Transcript, goal_part, note_part, result_part
+from decisions.run.transcript import Transcript, goal_part, note_part, result_part
 
 
 def reply(number: int, *uses: str) -> Part:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.secrets import Secrets
-from activities.workspace import OutsideWorkspace, Workspace, folder_name, run_id_in
+from activities.security.secrets import Secrets
+from activities.storage.workspace import OutsideWorkspace, Workspace, folder_name, run_id_in
 
 
 def read_bytes(workspace: Workspace, path: str, limit: int) -> bytes:

@@ -16,7 +16,7 @@ from temporalio.client import Client
 
 from devserver import DevServer, embedded
 from perdure.client.connection import connect, register_search_attributes
-from perdure.process.leaving import leave
+from perdure.process.shutdown import leave
 from tests.chaos.report import page, versions
 from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.chaos.stage import Row, Stage

@@ -10,8 +10,8 @@ from random import Random
 from starlette.responses import Response
 from temporalio.client import WorkflowFailureError
 
-from activities.messages_sse import Json
-from contracts.signals import CancelRequest
+from activities.demo.sse import Json
+from contracts.run.signals import CancelRequest
 from perdure.client.runs import cancel
 from perdure.testkit.model_server import Answer, Reply, cut, fails
 from tests.chaos.arena import pid_of, until

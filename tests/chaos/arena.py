@@ -16,15 +16,15 @@ from typing import Any
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError
 
-from activities.ledger import Claim
-from activities.messages_sse import Json
-from activities.store import FOLDER
-from contracts.events import StartEvent
-from contracts.question import QuestionKind
-from contracts.run import Snapshot
-from contracts.signals import Decision, HumanInput
+from activities.demo.sse import Json
+from activities.effects.ledger import Claim
+from activities.storage.store import FOLDER
+from contracts.run.events import StartEvent
+from contracts.run.question import QuestionKind
+from contracts.run.signals import Decision, HumanInput
+from contracts.run.state import Snapshot
 from decisions.ids import run_workflow_id
-from perdure.client.refusals import NoSuchRun, NotReachable, Refused
+from perdure.client.errors import NoSuchRun, NotReachable, Refused
 from perdure.client.runs import answer, start
 from perdure.testkit.model_server import Answer, ScriptedModel
 from tests.chaos.crash_points import Trap

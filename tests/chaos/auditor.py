@@ -13,13 +13,13 @@ from temporalio.api.enums.v1 import EventType, WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 
-from activities.store import LocalStores
-from activities.transcript import Transcripts, Wanted
+from activities.model.transcript_cache import Transcripts, Wanted
+from activities.storage.store import LocalStores
 from contracts.failures import Stop
-from contracts.run import RunStatus, Snapshot
-from contracts.transcript import Part, PartKind
+from contracts.run.state import RunStatus, Snapshot
+from contracts.run.transcript import Part, PartKind
 from decisions.ids import run_workflow_id
-from perdure.client.found import find
+from perdure.client.run_list import find
 from tests.chaos.arena import Arena, unfailing
 from tests.chaos.task import Task
 

@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import activities.mail_take
-import workflows.agent_run
-from activities.http_tool import HttpTool
-from activities.inherit import Inheritances
-from activities.ledger import Entry
-from activities.mail_folder import MailFolder
-from activities.mail_take import Takes
-from activities.mail_told import Told
-from activities.messages import MessagesModel
-from activities.model import ModelCall, ModelReply
-from activities.run import Runs
-from activities.store import LocalStore
-from contracts.run import CloseRequest, Continuation
+import activities.mailbox.intake
+import workflows.agent_run.agent_run
+from activities.effects.ledger import Entry
+from activities.mailbox.folder import MailFolder
+from activities.mailbox.intake import Takes
+from activities.mailbox.writer import Told
+from activities.model.anthropic import MessagesModel
+from activities.model.port import ModelCall, ModelReply
+from activities.run.files import Runs
+from activities.run.fork import Inheritances
+from activities.storage.store import LocalStore
+from activities.tools.http import HttpTool
+from contracts.run.state import CloseRequest, Continuation
 from contracts.tool import Effect
-from perdure.process.bridge import Bridge
+from perdure.process.mailbox_bridge import Bridge
 
 
 class Point(StrEnum):
@@ -143,7 +143,7 @@ def _rotation(spring: Callable[[], None]) -> None:
         spring()
         return Continuation(**carried)
 
-    patch.object(workflows.agent_run, "Continuation", continuing).start()
+    patch.object(workflows.agent_run.agent_run, "Continuation", continuing).start()
 
 
 def _beside(owner: Any, name: str, *, before: bool) -> Callable[..., None]:
@@ -182,7 +182,7 @@ _TRAPS: dict[Point, Callable[[Callable[[], None]], None]] = {
     Point.mail_claimed: _beside(MailFolder, "settle_claims", before=True),
     Point.mail_delivered: _beside(Bridge, "_list", before=True),
     Point.mail_consumed: _beside(Takes, "_consume", before=False),
-    Point.mail_submitted: _beside(activities.mail_take, "Transition", before=True),
+    Point.mail_submitted: _beside(activities.mailbox.intake, "Transition", before=True),
     Point.mail_replied: _beside(Told, "reply", before=False),
     Point.mail_acked: _beside(Told, "away", before=True),
     Point.mail_away: _beside(Told, "away", before=False),

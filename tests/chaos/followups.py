@@ -7,7 +7,7 @@ from typing import Any
 
 from temporalio.client import WorkflowHandle
 
-from activities.topic import publish
+from activities.followup.topic import publish
 from contracts.conversation import LaneView, TurnEnd
 from contracts.topic import Event
 from perdure.client import lanes

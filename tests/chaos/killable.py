@@ -13,16 +13,16 @@ import httpx
 import httpx2
 from anthropic import AsyncAnthropic
 
-from activities.mail_folder import MailFolder
-from activities.messages import MessagesModel
-from activities.rehearsal import RehearsalTransport
-from activities.secrets import NO_SECRETS
+from activities.demo.model import RehearsalTransport
+from activities.mailbox.folder import MailFolder
+from activities.model.anthropic import MessagesModel
+from activities.security.secrets import NO_SECRETS
 from perdure.client.connection import connect
-from perdure.client.refusals import NotReachable
+from perdure.client.errors import NotReachable
 from perdure.commands.mail import carrying
-from perdure.process.bridge import Bridge
-from perdure.process.leaving import leave
-from perdure.process.offered import project_of
+from perdure.process.mailbox_bridge import Bridge
+from perdure.process.project import project_of
+from perdure.process.shutdown import leave
 from perdure.process.supervisor import _die_with_parent
 from settings import Settings, load
 from telemetry import log_to, quiet_core

@@ -11,11 +11,11 @@ from typing import Any
 
 from temporalio.client import WorkflowExecutionDescription, WorkflowFailureError
 
-from activities.messages_sse import Json
+from activities.demo.sse import Json
 from contracts.conversation import LaneView, SubmitRequest, Submitted, TurnEnd
 from decisions.ids import conversation_workflow_id, run_workflow_id, turn_run_id
 from perdure.client import lanes
-from perdure.client.refusals import Refused
+from perdure.client.errors import Refused
 from perdure.testkit.model_server import Answer, fails, says, slow
 from tests.chaos.arena import PATIENCE, Arena, unfailing
 from tests.chaos.auditor import Audit, judge_logs

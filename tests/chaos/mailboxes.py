@@ -16,9 +16,9 @@ from random import Random
 from temporalio.client import WorkflowQueryFailedError
 from temporalio.service import RPCError
 
-from activities.messages_sse import Json
-from contracts.mail import MOST_MESSAGE
-from contracts.mailbox import MailboxView
+from activities.demo.sse import Json
+from contracts.mail.mailbox import MailboxView
+from contracts.mail.message import MOST_MESSAGE
 from decisions.ids import mailbox_workflow_id
 from perdure.testkit.model_server import Reply, says, slow
 from tests.chaos.arena import PATIENCE, Arena, until

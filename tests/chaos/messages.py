@@ -5,9 +5,9 @@ from collections.abc import Collection
 
 from temporalio.service import RPCError, RPCStatusCode
 
-from contracts.signals import CancelRequest, HumanInput
+from contracts.run.signals import CancelRequest, HumanInput
 from decisions.ids import request_key
-from perdure.client.refusals import NoSuchRun, Refused
+from perdure.client.errors import NoSuchRun, Refused
 from perdure.client.runs import answer, cancel
 from tests.chaos.arena import PATIENCE, Arena, unfailing
 from tests.chaos.auditor import audit

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from activities.messages_sse import Json
+from activities.demo.sse import Json
 from perdure.testkit.model_server import Answer, calls, slow
 
 Use = tuple[str, dict[str, Any]]

@@ -15,8 +15,8 @@ import pytest
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHandle
 
-from activities.workspace import folder_name
-from contracts.events import StartEvent
+from activities.storage.workspace import folder_name
+from contracts.run.events import StartEvent
 from devserver import embedded
 from examples.critique.site_server import serve
 from perdure.client.connection import connect, register_search_attributes

@@ -6,13 +6,13 @@ from typing import Any
 
 from temporalio.client import WorkflowExecution, WorkflowExecutionStatus
 
-from activities.messages_sse import Json, estimate_tokens
-from contracts.events import StartEvent
+from activities.demo.sse import Json, estimate_tokens
 from contracts.failures import Escalation
-from contracts.run import RunState, RunStatus, Snapshot
-from contracts.signals import CancelRequest
+from contracts.run.events import StartEvent
+from contracts.run.signals import CancelRequest
+from contracts.run.state import RunState, RunStatus, Snapshot
 from decisions.ids import run_id_of, run_workflow_id
-from decisions.limits import spent
+from decisions.run.limits import spent
 from perdure.client.runs import cancel, start
 from perdure.testkit.model_server import Answer, Reply, calls, slow
 from tests.chaos.arena import PATIENCE, Arena, unfailing, until

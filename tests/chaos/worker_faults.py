@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 from random import Random
 
-from contracts.run import RunStatus
-from contracts.signals import CancelRequest
+from contracts.run.signals import CancelRequest
+from contracts.run.state import RunStatus
 from perdure.client.runs import cancel
 from tests.chaos.arena import BEAT, Arena, pid_of, until
 from tests.chaos.auditor import audit

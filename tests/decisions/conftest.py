@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from contracts.run import Call, RunState
+from contracts.run.state import Call, RunState
+from contracts.run.turn import ModelTurn, Usage
 from contracts.tool import Approval, Effect, ToolKind, ToolRoute
-from contracts.turn import ModelTurn, Usage
-from decisions.builtins import ROUTES
+from decisions.builtin_tools import ROUTES
 from tests.decisions.player import Player
 from tests.drawn import running
 

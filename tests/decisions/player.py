@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from contracts.run import RunState
+from contracts.run.state import RunState
 from contracts.tool import ToolOutcome
-from decisions import loop, settlement
-from decisions.builtins import CONTROL, JOURNAL
-from decisions.reply import take_turn
-from decisions.transcript import Transcript, call_part, goal_part, note_part, reply_part
+from decisions.builtin_tools import CONTROL, JOURNAL
+from decisions.run import call_state, loop
+from decisions.run.reply import take_turn
+from decisions.run.transcript import Transcript, call_part, goal_part, note_part, reply_part
 
 OK = ToolOutcome(result="fine")
 
@@ -56,14 +56,14 @@ class Player:
 
     def _act(self, batch: Any) -> None:
         before = self.state.pending
-        self.state = settlement.issued(self.state, batch, self.now)
+        self.state = call_state.issued(self.state, batch, self.now)
         assert len(self.state.pending) == len(before) + sum(call.step is not None for call in batch)
         self.issued += [call.step for call in batch if call.step is not None]
         for call in batch:
             if call.tool in CONTROL:
-                self.state = settlement.controlled(self.state, call, self.now)
+                self.state = call_state.controlled(self.state, call, self.now)
             elif call.tool in JOURNAL:
-                self.state = settlement.journaled(self.state, call, self.now)
+                self.state = call_state.journaled(self.state, call, self.now)
             else:
-                self.state = settlement.settled(self.state, call, self.outcomes.get(call.tool, OK), self.now)
+                self.state = call_state.settled(self.state, call, self.outcomes.get(call.tool, OK), self.now)
         assert self.state.pending == before

@@ -1,8 +1,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from contracts.letter import Ack, Letter, Stage, TaskState, Transition
-from decisions.ack import acked, duplicated, stated
+from contracts.mail.delivery import Ack, Letter, Stage, TaskState, Transition
+from decisions.mailbox.ack import acked, duplicated, stated
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 

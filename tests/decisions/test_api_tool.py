@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from decisions import builtins
+from decisions import builtin_tools
 from decisions.api_tool import MAX_DEFINITION, api_fault
 
 OBJECT: dict[str, Any] = {"type": "object"}
@@ -50,6 +50,6 @@ def test_what_lies_below_the_root_is_free() -> None:
 
 
 def test_each_built_in_tool_is_taken() -> None:
-    assert [api_fault(tool.name, tool.description, tool.input_schema) for tool in builtins.ALL_SCHEMAS] == [
-        None for _ in builtins.ALL_SCHEMAS
+    assert [api_fault(tool.name, tool.description, tool.input_schema) for tool in builtin_tools.ALL_SCHEMAS] == [
+        None for _ in builtin_tools.ALL_SCHEMAS
     ]

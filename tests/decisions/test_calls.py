@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.run import Call
+from contracts.run.state import Call
 from contracts.tool import ToolOutcome
-from decisions.calls import MOST_CALLS, calls_of, needs_approval, next_batch, text_of
-from decisions.settlement import approved
+from decisions.run.call_state import approved
+from decisions.run.calls import MOST_CALLS, calls_of, needs_approval, next_batch, text_of
 
 NAMES = ["look", "peek", "save", "charge", "vote", "guarded", "finish", "reframe", "escalate", "ask_human", "nothing"]
 

@@ -10,13 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from contracts.context import ContextFull, Summary
-from contracts.journal import Journal
+from contracts.run.compaction import ContextFull, Summary
+from contracts.run.journal import Journal
+from contracts.run.transcript import Part, PartKind
+from contracts.run.turn import Usage
 from contracts.tool import ToolOutcome, failed
-from contracts.transcript import Part, PartKind
-from contracts.turn import Usage
-from decisions.calls import text_of as text_in
-from decisions.context import (
+from decisions.run.calls import text_of as text_in
+from decisions.run.compaction import (
     KEPT,
     KEPT_DEEP,
     complete_usage,
@@ -30,9 +30,9 @@ from decisions.context import (
     tokens_of,
     truncated,
 )
-from decisions.quoting import fence, join_within
-from decisions.resume import journal_of
-from decisions.transcript import SHOW_JOURNAL, note_part, result_part
+from decisions.run.resume import journal_of
+from decisions.run.transcript import SHOW_JOURNAL, note_part, result_part
+from decisions.text.quoting import fence, join_within
 
 WINDOW = 10_000
 GOAL = Part(kind=PartKind.goal, content=[{"type": "text", "text": "find the number"}])

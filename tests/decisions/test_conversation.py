@@ -17,9 +17,9 @@ from contracts.conversation import (
     SubmitRequest,
     TurnEnd,
 )
-from contracts.signals import HumanInput
-from decisions import conversation as lane
-from decisions.conversation import Accepted, Answer, Cancel, Refusal, Steer
+from contracts.run.signals import HumanInput
+from decisions.conversation import lane
+from decisions.conversation.lane import Accepted, Answer, Cancel, Refusal, Steer
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 IDLE = LaneState(conversation_id="c")

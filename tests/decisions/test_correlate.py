@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.events import ToolResultEvent, ToolResultPayload
-from contracts.run import Ending, Inheritance, Pending, RunStatus
+from contracts.run.events import ToolResultEvent, ToolResultPayload
+from contracts.run.state import Ending, Inheritance, Pending, RunStatus
 from contracts.tool import MOST_ERROR, ToolError, ToolKind
-from decisions.correlate import (
+from decisions.run.tool_results import (
     ESCALATES,
     MOST_RESULT_BYTES,
     Verdict,
@@ -21,7 +21,7 @@ from decisions.correlate import (
     outcome_of,
     record_result,
 )
-from decisions.requests import nonce_of
+from decisions.tool_requests import nonce_of
 
 ENDED = Ending(status=RunStatus.completed, text="done")
 

@@ -22,13 +22,12 @@ from contracts.delegation import (
     Subtask,
     SubtaskStatus,
 )
-from contracts.mail_outside import MailReply, ReplyVerdict
-from contracts.run import Call, RunState
+from contracts.mail.peers import MailReply, ReplyVerdict
+from contracts.run.state import Call, RunState
+from contracts.run.transcript import Part, PartKind
+from contracts.run.turn import Usage
 from contracts.tool import Effect, ToolKind, ToolOutcome
-from contracts.transcript import Part, PartKind
-from contracts.turn import Usage
 from decisions import delegation
-from decisions.context import goal_in
 from decisions.delegation import (
     CONTEXT,
     begun,
@@ -43,7 +42,8 @@ from decisions.delegation import (
     started,
 )
 from decisions.ids import delegating_run_id, delegation_workflow_id, subtask_run_id
-from decisions.limits import DEFAULTS, in_force, used_up
+from decisions.run.compaction import goal_in
+from decisions.run.limits import DEFAULTS, in_force, used_up
 
 State = Callable[..., RunState]
 DONE = Collected(status=SubtaskStatus.done, outcome="done", spent=Spent(steps=1, tokens=10))

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from contracts.export import ExportedExecution
+from contracts.run.export import ExportedExecution
 from contracts.tool import ToolOutcome
-from decisions.export import Told, told
+from decisions.telemetry.export import Told, told
 
 AT = "2026-11-22T09:00:{:02}+00:00"
 

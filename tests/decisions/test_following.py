@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from contracts.conversation import Headers
 from contracts.delegation import Share, Spent
 from contracts.followup import FollowUpCommands
-from contracts.run import Inheritance, RunState
+from contracts.run.state import Inheritance, RunState
+from contracts.run.turn import Usage
 from contracts.tool import ToolOutcome
-from contracts.turn import Usage
 from decisions import ids
-from decisions.builtins import FOLLOW_UP
-from decisions.following import commanded, shown
-from decisions.limits import DEFAULTS, in_force, left_for_follow_ups, smaller, with_requested
+from decisions.builtin_tools import FOLLOW_UP
+from decisions.followup.tools import commanded, shown
+from decisions.run.limits import DEFAULTS, in_force, left_for_follow_ups, smaller, with_requested
 
 REPLY = {"description": "B", "channelId": "c", "messageId": "m"}
 DEFINITION = {"definition": {"summary": "Lunch."}}

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from contracts.journal import Journal
-from contracts.run import RunState
-from decisions.builtins import GO_ON
-from decisions.journal import kept
-from decisions.reply import take_turn
-from decisions.settlement import controlled
+from contracts.run.journal import Journal
+from contracts.run.state import RunState
+from decisions.builtin_tools import GO_ON
+from decisions.run.call_state import controlled
+from decisions.run.journal import kept
+from decisions.run.reply import take_turn
 from tests.decisions.conftest import NOW
 
 JOURNAL = Journal(objective="pay", current_state="begun", verified_findings=("rafts float",))

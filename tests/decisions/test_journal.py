@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.journal import Journal
-from contracts.transcript import Part, PartKind
-from decisions.builtins import LIST_SECTIONS, TEXT_SECTIONS
-from decisions.journal import (
+from contracts.run.journal import Journal
+from contracts.run.transcript import Part, PartKind
+from decisions.builtin_tools import LIST_SECTIONS, TEXT_SECTIONS
+from decisions.run.journal import (
     DIGEST,
     MOST_BYTES,
     MOST_ENTRIES,

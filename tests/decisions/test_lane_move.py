@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from contracts.conversation import LaneState, SubmitRequest, TurnEnd, Word
-from contracts.signals import HumanInput
-from decisions import conversation as lane
-from decisions import lane_move
-from decisions.illegal import IllegalMove
-from decisions.lane_move import Begin, Bring, CloseTurn, DropAll, Facts, Leave, Move, StopTurn, Tell, Wait
+from contracts.run.signals import HumanInput
+from decisions.conversation import lane, rules
+from decisions.conversation.rules import Begin, Bring, CloseTurn, DropAll, Facts, Leave, Move, StopTurn, Tell, Wait
+from decisions.errors import IllegalMove
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 IDLE = LaneState(conversation_id="c")
@@ -37,28 +36,28 @@ OWES = {"words": (WORD,)}
     ("holds", "state", "facts"),
     [
         (
-            lane_move.errand_waits,
+            rules.errand_waits,
             BUSY.model_copy(update=OWES),
             Facts(errand=ERRAND, turn_is_over=True, cancelled="enough"),
         ),
-        (lane_move.word_waits, BUSY.model_copy(update=OWES), Facts(turn_is_over=True, cancelled="enough")),
-        (lane_move.turn_is_over, BUSY, Facts(turn_is_over=True, cancelled="enough", history_is_long=True)),
-        (lane_move.turn_is_to_stop, BUSY, Facts(cancelled="enough", history_is_long=True)),
-        (lane_move.queue_is_to_go, QUEUED, Facts(cancelled="enough", history_is_long=True)),
-        (lane_move.lane_is_done, IDLE, Facts(cancelled="enough", history_is_long=True)),
-        (lane_move.request_waits, QUEUED, Facts(history_is_long=True)),
-        (lane_move.lane_is_done, BUSY, Facts(history_is_long=True)),
-        (lane_move.lane_is_done, IDLE.model_copy(update={"closes": True}), Facts()),
-        (lane_move.request_waits, QUEUED, Facts()),
-        (lane_move.nothing_is_due, IDLE, Facts()),
-        (lane_move.nothing_is_due, BUSY, Facts()),
-        (lane_move.nothing_is_due, BUSY, Facts(cancelled="enough", turn_is_told_to_stop=True, history_is_long=True)),
+        (rules.word_waits, BUSY.model_copy(update=OWES), Facts(turn_is_over=True, cancelled="enough")),
+        (rules.turn_is_over, BUSY, Facts(turn_is_over=True, cancelled="enough", history_is_long=True)),
+        (rules.turn_is_to_stop, BUSY, Facts(cancelled="enough", history_is_long=True)),
+        (rules.queue_is_to_go, QUEUED, Facts(cancelled="enough", history_is_long=True)),
+        (rules.lane_is_done, IDLE, Facts(cancelled="enough", history_is_long=True)),
+        (rules.request_waits, QUEUED, Facts(history_is_long=True)),
+        (rules.lane_is_done, BUSY, Facts(history_is_long=True)),
+        (rules.lane_is_done, IDLE.model_copy(update={"closes": True}), Facts()),
+        (rules.request_waits, QUEUED, Facts()),
+        (rules.nothing_is_due, IDLE, Facts()),
+        (rules.nothing_is_due, BUSY, Facts()),
+        (rules.nothing_is_due, BUSY, Facts(cancelled="enough", turn_is_told_to_stop=True, history_is_long=True)),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_of_the_rules_that_hold_the_first_one_says_what_is_done(holds: Any, state: LaneState, facts: Facts) -> None:
-    assert next(each for each in lane_move.RULES if each(state, facts)) is holds
-    assert lane_move.next_move(state, facts) == holds(state, facts)
+    assert next(each for each in rules.RULES if each(state, facts)) is holds
+    assert rules.next_move(state, facts) == holds(state, facts)
 
 
 @pytest.mark.parametrize("state", [BUSY, IDLE])
@@ -89,7 +88,7 @@ class Lane(RuleBasedStateMachine):
     def move(self) -> Move:
         errand = self.errands[0] if self.errands else None
         facts = Facts(errand, self.turn_is_over, self.turn_is_told_to_stop, self.cancelled, self.history_is_long)
-        return lane_move.next_move(self.state, facts)
+        return rules.next_move(self.state, facts)
 
     @precondition(lambda self: self.cancelled is None)
     @rule(

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from contracts.failures import Escalation, RunFailure
-from contracts.limits import LimitOverrides, Limits, limits_in
-from contracts.run import Ending, RunStatus
-from contracts.turn import Usage
-from decisions.endings import ended_event
-from decisions.limits import (
+from contracts.run.limits import LimitOverrides, Limits, limits_in
+from contracts.run.state import Ending, RunStatus
+from contracts.run.turn import Usage
+from decisions.run.limits import (
     DEFAULTS,
     below_ceiling,
     effective,
@@ -27,6 +26,7 @@ from decisions.limits import (
     used_up,
     with_requested,
 )
+from decisions.run.outcome import ended_event
 from tests.drawn import running
 
 

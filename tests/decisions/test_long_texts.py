@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.journal import Journal
-from contracts.value import printable
-from decisions.framing import framing
-from decisions.narrate import cut, notice
-from decisions.plan import done, items
+from contracts.models import printable
+from contracts.run.journal import Journal
+from decisions.run.journal import framing
+from decisions.text.formatting import cut, notice
+from decisions.text.plan import done, items
 
 LENGTH = 100_000
 PIECES = (" ", "\n", " \n", "-", "\n-", "- ", "\n- 1. ", "=\n", "\u3000", "\t", "1. ", "item 1 ", "[x] ", "plan ")

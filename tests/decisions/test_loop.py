@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.failures import Escalation, RunFailure, ToolFault
-from contracts.run import Ending, RunStatus
+from contracts.run.state import Ending, RunStatus
 from contracts.tool import ToolOutcome, failed
-from decisions import endings, loop, settlement
-from decisions.calls import next_batch
+from decisions.run import call_state, loop, outcome
+from decisions.run.calls import next_batch
 from tests.decisions.player import OK, Player
 
 BAD = failed(ToolFault.tool_error, "it broke")
@@ -114,7 +114,7 @@ def test_whatever_replies_come_a_run_with_a_limit_ends_one_turn_beyond_it_at_mos
         assert player.state.turns <= min(each for each in most if each is not None)
     assert player.winds <= 1
     assert player.endings == 1
-    state = settlement.halted(player.state, (), now)
+    state = call_state.halted(player.state, (), now)
     assert all(call.outcome is not None for call in state.calls)
     partial = player.state.ending is not None and player.state.ending.is_partial
     assert not partial or (player.winds == 1 and move.ending.status is RunStatus.completed)
@@ -183,7 +183,7 @@ def test_the_table_of_the_rules_in_the_documentation_is_the_one_that_is_played_b
     rows = [
         f"| `{rule.__name__}` | {(rule.__doc__ or '').removesuffix('.')} | {move_of(rule)} |" for rule in loop.RULES
     ]
-    page = (Path(loop.__file__).parents[1] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (Path(loop.__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert "\n".join(rows) in page
 
 
@@ -296,8 +296,8 @@ def test_turns_used_up_escalate(player: Any, new_turn: Any) -> None:
 def test_a_run_that_is_halted_answers_every_open_call(player: Any, new_turn: Any, now: Any) -> None:
     it = player()
     it.turn(new_turn("", ("look", {}), ("charge", {}), ("finish", {"outcome": "x"})))
-    it.state = settlement.issued(it.state, it.state.calls[:1], now)
-    state = settlement.halted(it.state, [it.state.calls[1].tool_use_id], now)
+    it.state = call_state.issued(it.state, it.state.calls[:1], now)
+    state = call_state.halted(it.state, [it.state.calls[1].tool_use_id], now)
     kinds = [c.outcome.error.kind for c in state.calls if c.outcome and c.outcome.error]
     assert kinds == ["interrupted", "in_doubt", "interrupted"]
     assert state.pending == ()
@@ -306,11 +306,11 @@ def test_a_run_that_is_halted_answers_every_open_call(player: Any, new_turn: Any
 def test_the_first_ending_stays(player: Any, new_turn: Any) -> None:
     it = player()
     it.turn(new_turn("done"))
-    assert endings.violated(it.state, Escalation.wrong_tool, "late").ending == it.state.ending
+    assert outcome.violated(it.state, Escalation.wrong_tool, "late").ending == it.state.ending
 
 
 def test_a_call_made_again_keeps_its_step_and_counts_the_attempt(player: Any, new_turn: Any, now: Any) -> None:
     it = player()
     it.turn(new_turn("", ("look", {}), ("peek", {})))
-    state = settlement.reissued(settlement.issued(it.state, it.state.calls, now), 2, now)
+    state = call_state.reissued(call_state.issued(it.state, it.state.calls, now), 2, now)
     assert [(p.step, p.attempt) for p in state.pending] == [(1, 1), (2, 2)]

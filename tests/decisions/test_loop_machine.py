@@ -12,14 +12,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from contracts.context import ContextFull, Summary
 from contracts.failures import ToolFault
-from contracts.question import QuestionKind
-from contracts.run import Call, Ending, RunState, RunStatus
+from contracts.run.compaction import ContextFull, Summary
+from contracts.run.question import QuestionKind
+from contracts.run.state import Call, Ending, RunState, RunStatus
+from contracts.run.transcript import PartKind
+from contracts.run.turn import ModelTurn, Usage
 from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, failed
-from contracts.transcript import PartKind
-from contracts.turn import ModelTurn, Usage
-from decisions.narrate import details, view
+from decisions.text.formatting import details, view
 from tests.drawn import OWN, Said, a_reply, a_signal, a_state, brought, fitting, turn_of
 from tests.played import Played, failed_model
 

@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decisions.mail_mode import Mode, Pace, Patience, after_cycle, woken
+from decisions.mailbox.poll_mode import Mode, Pace, Patience, after_cycle, woken
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PATIENCE = Patience(idle_after=3, dormant_after=timedelta(seconds=10))

@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from pydantic_core import to_json
 
-from contracts.carry import Carried, CarryRequest, Done, OrderKind
 from contracts.conversation import TurnEnd
-from contracts.letter import Ack, Letter, LetterEnding, Stage, TaskState
-from contracts.mail import ReplyHead, TaskHead
-from contracts.mail_outside import Dispatch
-from contracts.mailbox import Delivery, GiveUp, Looked, MailboxState, Redeliver, TurnEnded
-from decisions import ids, mail_dead, mail_orders, mail_outside, mail_room, mailbox, mailbox_told
-from decisions.letter import ending_of, letter_for, may_try_again, run_of
+from contracts.mail.commands import Carried, CarryRequest, Done, OrderKind
+from contracts.mail.delivery import Ack, Letter, LetterEnding, Stage, TaskState
+from contracts.mail.mailbox import Delivery, GiveUp, Looked, MailboxState, Redeliver, TurnEnded
+from contracts.mail.message import ReplyHead, TaskHead
+from contracts.mail.peers import Dispatch
+from decisions import ids
+from decisions.mailbox import capacity, commands, dead_letters, peers
+from decisions.mailbox import state as mailbox
+from decisions.mailbox import view as mailbox_told
+from decisions.mailbox.delivery import ending_of, letter_for, may_try_again, run_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 EMPTY = MailboxState(agent="ada")
@@ -62,8 +65,8 @@ def holding(*found: Delivery, state: MailboxState = EMPTY) -> MailboxState:
 
 def bridge(state: MailboxState, now: datetime = NOW, folder: str = "f", **answers: Done) -> MailboxState:
     """One `carry`, answered as `answers` has it for each kind of order."""
-    state, request = mail_orders.ordered(state, folder, now)
-    return mail_orders.carried(state, request, answered(request, **answers), now)
+    state, request = commands.ordered(state, folder, now)
+    return commands.carried(state, request, answered(request, **answers), now)
 
 
 def answered(request: CarryRequest, **answers: Done) -> Carried:
@@ -81,7 +84,7 @@ def run_id_of(letter: Letter) -> str:
 
 
 def orders(state: MailboxState, now: datetime = NOW, folder: str = "f") -> list[tuple[str, str]]:
-    return [(str(each.kind), each.letter.file) for each in mail_orders.due(state, folder, now)]
+    return [(str(each.kind), each.letter.file) for each in commands.due(state, folder, now)]
 
 
 def told(letter: Letter, end: TurnEnd) -> TurnEnded:
@@ -104,15 +107,15 @@ def states(letter: Letter) -> list[str]:
 
 def test_a_message_is_consumed_before_it_runs_and_ends_once() -> None:
     state = holding(message("a"))
-    state, request = mail_orders.ordered(state, "f", later(1))
+    state, request = commands.ordered(state, "f", later(1))
     (take,) = request.orders
     assert (take.kind, states(take.letter)) == (OrderKind.take, ["CONSUMED"])
     assert (state.letters[0].stage, state.letters[0].run_id) == (Stage.admitted, None)
-    state = mail_orders.carried(state, request, Carried(done=(Done(run_id="r", at=later(2)),)), later(3))
+    state = commands.carried(state, request, Carried(done=(Done(run_id="r", at=later(2)),)), later(3))
     assert (state.letters[0].stage, state.letters[0].run_id) == (Stage.running, "r")
     assert orders(state) == []
     state = mailbox.turn_ended(state, told(state.letters[0], TurnEnd.completed), later(4))
-    (finish,) = mail_orders.due(state, "f", later(4))
+    (finish,) = commands.due(state, "f", later(4))
     assert states(finish.letter) == ["CONSUMED", "RUNNING", "SUCCEEDED"]
     assert [each.at for each in finish.letter.transitions] == [later(1), later(2), later(4)]
     state = bridge(state)
@@ -144,10 +147,10 @@ def test_a_take_that_does_not_tell_when_the_folder_was_told_is_followed_by_the_s
 def test_what_comes_while_a_message_runs(again: Delivery, verdict: str, ordered: list[tuple[str, str, str]]) -> None:
     state, verdicts = delivered(running(), again)
     assert verdicts == [verdict]
-    due = mail_orders.due(state, "f", NOW)
+    due = commands.due(state, "f", NOW)
     assert [(str(each.kind), each.letter.file, each.why) for each in due] == ordered
     twice, verdicts = delivered(state, again)
-    assert mail_orders.due(twice, "f", NOW) == due, "what is ordered is ordered once"
+    assert commands.due(twice, "f", NOW) == due, "what is ordered is ordered once"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +167,7 @@ def test_what_comes_when_the_task_is_done(again: Delivery, verdict: str, ordered
     run_id = state.recent[0].run_id
     state, verdicts = delivered(state, again)
     assert verdicts == [verdict]
-    due = mail_orders.due(state, "f", NOW)
+    due = commands.due(state, "f", NOW)
     assert [(str(each.kind), each.letter.file, each.why) for each in due] == ordered
     assert [each.run_id for each in due if each.kind is OrderKind.resend] == [run_id] * (verdict == "task_done")
     assert orders(bridge(state)) == []
@@ -173,10 +176,10 @@ def test_what_comes_when_the_task_is_done(again: Delivery, verdict: str, ordered
 def test_another_run_than_the_usual_is_remembered_as_the_one_that_did_it() -> None:
     state = finished(bridge(holding(message("a")), take=Done(run_id="another", at=NOW)))
     assert (
-        state.tasks[ids.task_key("p", "t-a", None)[: mail_room.BY]].run_id is None
+        state.tasks[ids.task_key("p", "t-a", None)[: capacity.BY]].run_id is None
     )  # the word of its end names the run
     state = bridge(holding(message("b")), take=Done(run_id="another", at=NOW))
-    state = mail_orders.looked(state, state.letters, Looked(ends=(TurnEnd.completed,)), NOW)
+    state = commands.looked(state, state.letters, Looked(ends=(TurnEnd.completed,)), NOW)
     state, _ = delivered(bridge(state), message("c", task="t-b"))
     assert [each.run_id for each in state.orders] == ["another"]
 
@@ -204,10 +207,10 @@ def test_a_faulty_message_is_told_of_and_dies_with_that() -> None:
     state, verdicts = delivered(EMPTY, message("a", fault="two files fit"))
     assert verdicts == ["dead"]
     assert state.dead == ()
-    (finish,) = mail_orders.due(state, "f", NOW)
+    (finish,) = commands.due(state, "f", NOW)
     assert finish.letter.ending == LetterEnding(ack=Ack.failed, details="two files fit", fault="BadMessage")
     after = bridge(state)
-    assert [each.key for each in mail_dead.newly_dead(state, after)] == [state.letters[0].key]
+    assert [each.key for each in dead_letters.newly_dead(state, after)] == [state.letters[0].key]
 
 
 def test_a_blocked_message_is_taken_when_its_inputs_are_there() -> None:
@@ -249,9 +252,9 @@ def test_a_person_gives_up_what_would_wait_for_ever() -> None:
 
 
 def test_a_word_that_overtakes_the_bridge_counts() -> None:
-    state, request = mail_orders.ordered(holding(message("a")), "f", NOW)
+    state, request = commands.ordered(holding(message("a")), "f", NOW)
     state = mailbox.turn_ended(state, told(state.letters[0], TurnEnd.completed), NOW)
-    state = mail_orders.carried(state, request, answered(request), NOW)
+    state = commands.carried(state, request, answered(request), NOW)
     assert states(state.letters[0]) == ["CONSUMED", "RUNNING", "SUCCEEDED"]
     assert orders(state) == [("finish", "a.md")]
 
@@ -295,7 +298,7 @@ def test_a_run_that_did_nothing_is_tried_again_after_a_pause() -> None:
     state = bridge(state, finish=Done(again=True))
     (letter,) = state.letters
     assert (letter.attempt, states(letter), state.failed) == (2, ["CONSUMED", "RUNNING"], 0)
-    assert mail_orders.next_change(state, NOW) == later(10)
+    assert commands.next_change(state, NOW) == later(10)
     assert (orders(state, later(9)), orders(state, later(10))) == ([], [("take", "a.md")])
     state = mailbox.turn_ended(bridge(state, later(10)), told(letter, TurnEnd.completed), later(11))
     state = bridge(state, later(11))
@@ -316,7 +319,7 @@ def test_what_could_not_be_done_is_done_later_and_holds_up_nothing_else() -> Non
     for _ in range(8):
         state = bridge(state, now, finish=Done(later=True), skip=Done(later=True), write_state=Done(later=True))
         assert orders(state, now) == []
-        due = mail_orders.next_change(state, now)
+        due = commands.next_change(state, now)
         assert due is not None
         pauses.append((due - now).total_seconds())
         now = due
@@ -331,7 +334,7 @@ def test_what_could_not_be_done_is_done_later_and_holds_up_nothing_else() -> Non
 def test_what_is_to_be_done_with_one_file_keeps_its_order() -> None:
     bad = Delivery(file="x", plan="p", sha256="", fault="bad")
     state = bridge(delivered(EMPTY, bad)[0], bury=Done(later=True))
-    state = mail_dead.redeliver(state, Redeliver(), NOW)
+    state = dead_letters.redeliver(state, Redeliver(), NOW)
     assert orders(state) == []
     assert orders(state, later(5)) == [("bury", "x"), ("restore", "x")]
 
@@ -347,10 +350,10 @@ def test_dead_letters_come_back_as_new_files_of_the_same_message() -> None:
     state = finished(running(), TurnEnd.failed)
     bad = Delivery(file="x", plan="p", sha256="", fault="bad")
     state = bridge(delivered(state, bad)[0])
-    assert mail_dead.redeliver(state, Redeliver(message_id="nobody"), NOW).notices
-    one = mail_dead.redeliver(state, Redeliver(message_id="a"), NOW)
+    assert dead_letters.redeliver(state, Redeliver(message_id="nobody"), NOW).notices
+    one = dead_letters.redeliver(state, Redeliver(message_id="a"), NOW)
     assert (orders(one), [each.file for each in one.dead]) == ([("restore", "a.md")], ["x"])
-    state = mail_dead.redeliver(one, Redeliver(), NOW)
+    state = dead_letters.redeliver(one, Redeliver(), NOW)
     assert (orders(state), state.dead) == ([("restore", "a.md"), ("restore", "x")], ())
     state, verdicts = delivered(bridge(state), message("a", file="back.md"))
     assert (verdicts, state.letters[0].attempt) == (["admitted"], 2)
@@ -365,9 +368,9 @@ def test_replies_are_taken_whatever_else_is_about_their_task() -> None:
 
 
 def test_a_subtask_for_an_outside_peer_waits_for_a_folder_and_ends_with_its_reply() -> None:
-    state = mail_outside.dispatched(EMPTY, SENT, NOW)
-    state = mail_outside.dispatched(state, SENT, NOW)
-    assert list(mail_orders.folders(state)) == []
+    state = peers.dispatched(EMPTY, SENT, NOW)
+    state = peers.dispatched(state, SENT, NOW)
+    assert list(commands.folders(state)) == []
     state = bridge(mailbox.attached(state, "f"))
     assert [each.stage for each in state.letters] == [Stage.sent]
     state = holding(reply("x", "r.1", "a"), state=state)
@@ -377,30 +380,30 @@ def test_a_subtask_for_an_outside_peer_waits_for_a_folder_and_ends_with_its_repl
 
 
 def test_a_subtask_is_taken_back_wherever_it_is() -> None:
-    outgoing = mailbox.attached(mail_outside.dispatched(EMPTY, SENT, NOW), "f")
+    outgoing = mailbox.attached(peers.dispatched(EMPTY, SENT, NOW), "f")
     for state in (outgoing, bridge(outgoing), mailbox.attached(EMPTY, "f")):
-        taken = mail_outside.withdrawn(mail_outside.withdrawn(state, SENT, NOW), SENT, NOW)
+        taken = peers.withdrawn(peers.withdrawn(state, SENT, NOW), SENT, NOW)
         assert (taken.letters, [kind for kind, _ in orders(taken)]) == ((), ["withdraw"])
-        again = mail_outside.dispatched(taken, SENT, NOW)
+        again = peers.dispatched(taken, SENT, NOW)
         assert [kind for kind, _ in orders(again)] == ["dispatch"]
-    assert mail_outside.withdrawn(mail_outside.dispatched(EMPTY, SENT, NOW), SENT, NOW) == EMPTY
+    assert peers.withdrawn(peers.dispatched(EMPTY, SENT, NOW), SENT, NOW) == EMPTY
     assert bridge(outgoing, dispatch=Done(ending=FAILED)).letters == ()
     state = mailbox.attached(EMPTY, "f")
     for n in range(1000):
-        state = mail_outside.withdrawn(state, SENT.model_copy(update={"subtask_id": f"a{n}"}), NOW)
+        state = peers.withdrawn(state, SENT.model_copy(update={"subtask_id": f"a{n}"}), NOW)
     assert (state.orders[-1].letter.subtask_id, 20 < len(state.orders) < 100) == ("a999", True)
     assert state.notices[-1] == f"withdraw: nobody did it: r.1-a{999 - len(state.orders)}"
     long = SENT.model_copy(update={"task_id": "x" * 5000})
-    assert mail_outside.withdrawn(EMPTY, long, NOW).notices
-    assert mail_outside.dispatched(EMPTY, long, NOW).notices
+    assert peers.withdrawn(EMPTY, long, NOW).notices
+    assert peers.dispatched(EMPTY, long, NOW).notices
 
 
 def test_a_flood_in_one_plan_does_not_starve_another() -> None:
     flood = [message(f"a{n}", plan="A") for n in range(200)]
     few = [message(f"b{n}", plan="B") for n in range(5)]
     state = holding(*flood, *few)
-    takes = [each.letter.plan for each in mail_orders.due(state, "f", NOW)]
-    assert len(takes) == mail_orders.MOST_CARRIED
+    takes = [each.letter.plan for each in commands.due(state, "f", NOW)]
+    assert len(takes) == commands.MOST_CARRIED
     assert takes[:10].count("B") == 5
 
 
@@ -434,25 +437,25 @@ def test_every_plan_is_served_within_a_round_even_if_others_refill(plans: list[s
     state = holding(*(message(str(n), plan=plan) for n, plan in enumerate(plans)))
     wanted = set(plans)
     for batch in range(len(plans)):
-        state, request = mail_orders.ordered(state, "f", NOW)
+        state, request = commands.ordered(state, "f", NOW)
         taken = [each.letter.plan for each in request.orders]
         wanted -= set(taken)
-        state = mail_orders.carried(state, request, Carried(done=(Done(ending=FAILED),) * len(taken)), NOW)
+        state = commands.carried(state, request, Carried(done=(Done(ending=FAILED),) * len(taken)), NOW)
         state = state.model_copy(update={"letters": tuple(x for x in state.letters if x.stage is Stage.admitted)})
         refill = [message(f"{batch}-{n}", plan=plan) for n, plan in enumerate(taken)]
         state = holding(*refill, state=state)
         if not wanted:
             break
-    assert batch <= len(set(plans)) // mail_orders.MOST_CARRIED
+    assert batch <= len(set(plans)) // commands.MOST_CARRIED
 
 
 def test_so_many_run_at_once_and_replies_are_not_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail_orders, "MOST_RUNNING", 3)
+    monkeypatch.setattr(commands, "MOST_RUNNING", 3)
     state = holding(*(message(str(n)) for n in range(5)))
-    state, request = mail_orders.ordered(state, "f", NOW)
+    state, request = commands.ordered(state, "f", NOW)
     assert len(request.orders) == 3
     assert len(orders(state)) == 3, "what was lost in between is taken again, and nothing beyond it"
-    state = mail_orders.carried(state, request, answered(request), NOW)
+    state = commands.carried(state, request, answered(request), NOW)
     assert orders(state) == []
     state = holding(reply("r", "t", "s"), state=state)
     assert orders(state) == [("take", "r.md")]
@@ -463,7 +466,7 @@ def test_so_many_run_at_once_and_replies_are_not_held_up(monkeypatch: pytest.Mon
 def test_a_plan_that_has_nothing_at_work_is_not_held_up_by_one_whose_work_takes_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mail_orders, "MOST_RUNNING", 3)
+    monkeypatch.setattr(commands, "MOST_RUNNING", 3)
     state = bridge(holding(*(message(f"{n}", plan="p") for n in range(5))))
     state = holding(message("b", plan="q"), message("c", plan="q"), state=state)
     assert orders(state) == [("take", "b.md")]
@@ -472,7 +475,7 @@ def test_a_plan_that_has_nothing_at_work_is_not_held_up_by_one_whose_work_takes_
 
 def filled(plan: str = "p", folder: str = "f", **fields: Any) -> MailboxState:
     state = EMPTY
-    for n in range(mail_room.MOST_OPEN + 1):
+    for n in range(capacity.MOST_OPEN + 1):
         state, verdicts = delivered(state, message(f"full-{n}", plan=plan, **fields), folder=folder)
         if verdicts == ["full"]:
             return state
@@ -495,7 +498,7 @@ def test_a_flood_of_one_plan_or_one_folder_leaves_room_for_another() -> None:
 
 def test_orders_that_no_bridge_carries_out_leave_room_for_another_folder() -> None:
     state = running()
-    for n in range(mail_room.MOST_ORDERS + 1):
+    for n in range(capacity.MOST_ORDERS + 1):
         state, verdicts = delivered(state, message("a", file=f"{n}"))
     assert verdicts == ["full"]
     assert delivered(state, message("a", file="x"), folder="g")[1] == ["duplicate"]
@@ -503,32 +506,32 @@ def test_orders_that_no_bridge_carries_out_leave_room_for_another_folder() -> No
 
 def test_runs_that_are_silent_are_looked_at_later_and_later() -> None:
     state = bridge(holding(message("a"), message("b")))
-    assert mail_orders.stale(state, later(59)) == ()
+    assert commands.stale(state, later(59)) == ()
     pauses, now = [], NOW
     for _ in range(6):
-        due = mail_orders.next_change(state, now)
+        due = commands.next_change(state, now)
         assert due is not None
         pauses.append((due - now).total_seconds())
         now = due
-        silent = mail_orders.stale(state, now)
+        silent = commands.stale(state, now)
         assert len(silent) == 2
-        state = mail_orders.looked(state, silent, Looked(ends=(None, None)), now)
+        state = commands.looked(state, silent, Looked(ends=(None, None)), now)
     assert pauses == [60, 120, 240, 480, 900, 900]
-    state = mail_orders.looked(state, state.letters, Looked(ends=(TurnEnd.completed, TurnEnd.dropped)), now)
+    state = commands.looked(state, state.letters, Looked(ends=(TurnEnd.completed, TurnEnd.dropped)), now)
     assert [each.ending and str(each.ending.ack) for each in state.letters] == ["SUCCEEDED", "FAILED"]
-    assert mail_orders.next_change(state, now) is None
+    assert commands.next_change(state, now) is None
 
 
 def test_a_look_that_failed_is_a_look() -> None:
     state = running()
-    assert mail_orders.looked(state, state.letters, None, later(60)).letters[0].looks == 1
-    request = mail_orders.look(state, state.letters)
+    assert commands.looked(state, state.letters, None, later(60)).letters[0].looks == 1
+    request = commands.look(state, state.letters)
     assert (request.run_ids, len(request.lanes)) == ((run_id_of(state.letters[0]),), 1)
 
 
 def test_a_full_mailbox_takes_nothing_but_what_it_knows() -> None:
     state = EMPTY
-    for n in range(mail_room.MOST_OPEN + 2):
+    for n in range(capacity.MOST_OPEN + 2):
         state, verdicts = delivered(state, message(str(n)))
         if verdicts == ["full"]:
             break
@@ -537,15 +540,15 @@ def test_a_full_mailbox_takes_nothing_but_what_it_knows() -> None:
     assert delivered(state, message("0"), message("new"))[1] == ["known", "full"]
     assert delivered(state, reply("r", "t", "s"))[1] == ["admitted"], "work that is in hand may wait for it"
     before = state
-    for n in range(mail_room.MOST_ORDERS + 2):
+    for n in range(capacity.MOST_ORDERS + 2):
         state, verdicts = delivered(state, message("0", file=f"{n}"))
     assert verdicts == ["full"]
-    assert len(state.orders) < mail_room.MOST_ORDERS + 1
-    first = mail_outside.dispatched(before, SENT, NOW)
+    assert len(state.orders) < capacity.MOST_ORDERS + 1
+    first = peers.dispatched(before, SENT, NOW)
     state = bridge(mailbox.attached(first.model_copy(update={"letters": first.letters[-1:]}), "f"))
     state = state.model_copy(update={"letters": (*state.letters, *before.letters)})
-    for n in range(mail_room.WAITED_FOR + 2):
-        state = mail_outside.dispatched(state, SENT.model_copy(update={"subtask_id": f"b{n}"}), NOW)
+    for n in range(capacity.WAITED_FOR + 2):
+        state = peers.dispatched(state, SENT.model_copy(update={"subtask_id": f"b{n}"}), NOW)
     away = [each.subtask_id for each in state.letters if each.delegation]
     assert (away[0], len(state.notices) > 0) == ("b0", True), "what was sent goes first, and then it is told"
 
@@ -566,7 +569,7 @@ def test_all_that_a_mailbox_can_know_fits_into_one_mebibyte() -> None:
         state, _ = delivered(state, message(f"open {n}"), reply(f"reply {n}", "t", str(n)))
         if n < 300:
             state, _ = delivered(state, message(f"{n}-{long}"[:190], file=f"{n}-{long}"))
-    assert (len(state.seen), len(state.tasks)) == (mail_room.MOST_SEEN, mail_room.MOST_TASKS)
+    assert (len(state.seen), len(state.tasks)) == (capacity.MOST_SEEN, capacity.MOST_TASKS)
     assert len(state.letters) > 200
     assert len(to_json(state)) < 1024 * 1024
     assert MailboxState.model_validate_json(to_json(state)) == state
@@ -575,7 +578,7 @@ def test_all_that_a_mailbox_can_know_fits_into_one_mebibyte() -> None:
 def test_what_is_in_hand_is_known_however_many_came_since(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailbox, "MOST_SEEN", 3)
     state = holding(message("a"), *(message(f"later {n}") for n in range(5)))
-    assert state.letters[0].key[: mail_room.BY] not in state.seen
+    assert state.letters[0].key[: capacity.BY] not in state.seen
     state, verdicts = delivered(state, message("a"), message("a", file="a2"))
     assert verdicts == ["known", "duplicate"]
     assert [(str(each.kind), each.letter.file, each.why) for each in state.orders] == [
@@ -586,14 +589,14 @@ def test_what_is_in_hand_is_known_however_many_came_since(monkeypatch: pytest.Mo
 def test_what_people_see_of_a_mailbox() -> None:
     state = finished(running(), TurnEnd.failed)
     state, _ = delivered(state, message("b", missing=("x",)), message("c"))
-    view = mailbox_told.view(mail_room.noticed(state, "`odd`"))
+    view = mailbox_told.view(capacity.noticed(state, "`odd`"))
     assert [(each.message_id, each.stage, each.ack) for each in view.open] == [
         ("b", Stage.blocked, None),
         ("c", Stage.admitted, None),
     ]
     assert (view.accepted, view.skipped, view.failed, view.orders) == (3, 0, 1, 2)
     assert view.open[0].state is TaskState.blocked
-    text = mailbox_told.details(mail_room.noticed(state, "odd"))
+    text = mailbox_told.details(capacity.noticed(state, "odd"))
     for words in ("1 blocked · 1 admitted", "3 accepted · 0 skipped · 1 failed", "FAILED `a`", "odd"):
         assert words in text
     assert "empty" in mailbox_told.details(EMPTY)
@@ -629,13 +632,13 @@ class Box(RuleBasedStateMachine):
     )
     def deliver(self, name: str, file: str, plan: str, fields: dict[str, Any]) -> None:
         found = message(name, plan=plan, task=f"t{int(name[1]) % 5}", file=f"{name}{file}", **fields)
-        known = self.state.seen.get(ids.letter_key(name, found.sha256)[: mail_room.BY])
+        known = self.state.seen.get(ids.letter_key(name, found.sha256)[: capacity.BY])
         state, verdicts = delivered(self.state, found)
         (verdict,) = verdicts
         key = ids.letter_key(name, found.sha256)
         is_new = known is None or known.again
         if verdict in ("admitted", "blocked") and is_new:
-            assert mail_room.letter_of(state, key) is not None
+            assert capacity.letter_of(state, key) is not None
         assert verdict != "full"
         self.became(state)
 
@@ -643,10 +646,10 @@ class Box(RuleBasedStateMachine):
     def no_message(self) -> None:
         self.became(delivered(self.state, Delivery(file="bad", plan="p", sha256="", fault="bad"))[0])
 
-    @precondition(lambda self: self.flying is None and bool(mail_orders.due(self.state, "f", self.now)))
+    @precondition(lambda self: self.flying is None and bool(commands.due(self.state, "f", self.now)))
     @rule()
     def send(self) -> None:
-        state, self.flying = mail_orders.ordered(self.state, "f", self.now)
+        state, self.flying = commands.ordered(self.state, "f", self.now)
         keys = [each.letter.key for each in self.flying.orders if each.letter.stage is not Stage.ending]
         assert len(keys) == len(set(keys)) or self.state.orders
         self.became(state)
@@ -667,7 +670,7 @@ class Box(RuleBasedStateMachine):
             data.draw(st.sampled_from(answers.get(each.kind, [Done(), Done(later=True)])))
             for each in self.flying.orders
         ]
-        self.became(mail_orders.carried(self.state, self.flying, Carried(done=tuple(done)), self.now))
+        self.became(commands.carried(self.state, self.flying, Carried(done=tuple(done)), self.now))
         self.flying = None
 
     @precondition(lambda self: self.flying is not None)
@@ -687,8 +690,8 @@ class Box(RuleBasedStateMachine):
 
     @rule(end=st.sampled_from([None, TurnEnd.completed, TurnEnd.failed]))
     def look(self, end: TurnEnd | None) -> None:
-        silent = mail_orders.stale(self.state, self.now)
-        self.became(mail_orders.looked(self.state, silent, Looked(ends=(end,) * len(silent)), self.now))
+        silent = commands.stale(self.state, self.now)
+        self.became(commands.looked(self.state, silent, Looked(ends=(end,) * len(silent)), self.now))
 
     @rule(picked=st.sampled_from(NAMES))
     def pick(self, picked: str) -> None:
@@ -702,7 +705,7 @@ class Box(RuleBasedStateMachine):
 
     @rule()
     def redeliver(self) -> None:
-        self.became(mail_dead.redeliver(self.state, Redeliver(), self.now))
+        self.became(dead_letters.redeliver(self.state, Redeliver(), self.now))
 
     @rule()
     def rotates(self) -> None:
@@ -724,7 +727,7 @@ class Box(RuleBasedStateMachine):
     @invariant()
     def nothing_is_stuck(self) -> None:
         """Each letter has an order, a run, a time, or waits for inputs."""
-        due = {each.letter.key for each in mail_orders.due(self.state, "f", self.now)}
+        due = {each.letter.key for each in commands.due(self.state, "f", self.now)}
         for each in self.state.letters:
             waits = each.stage in (Stage.running, Stage.blocked) or (each.not_before or NOW) > self.now
             assert waits or each.key in due or len(self.state.orders) > 5
@@ -738,10 +741,8 @@ class Box(RuleBasedStateMachine):
                 if each.stage is Stage.blocked:
                     self.became(mailbox.to_end(self.state, each, FAILED, self.now))
             self.became(bridge(self.state, self.now))
-            silent = mail_orders.stale(self.state, self.now)
-            self.became(
-                mail_orders.looked(self.state, silent, Looked(ends=(TurnEnd.completed,) * len(silent)), self.now)
-            )
+            silent = commands.stale(self.state, self.now)
+            self.became(commands.looked(self.state, silent, Looked(ends=(TurnEnd.completed,) * len(silent)), self.now))
         assert (self.state.letters, orders(self.state, self.now)) == ((), [])
         self.each_ends_once()
 
@@ -750,6 +751,6 @@ TestBox = Box.TestCase
 
 
 def test_the_timeline_shows_what_a_bridge_is_to_do() -> None:
-    state, request = mail_orders.ordered(holding(message("a"), message("b")), "f", NOW)
+    state, request = commands.ordered(holding(message("a"), message("b")), "f", NOW)
     assert mailbox_told.summary(request.orders) == "take 2"
     assert len(state.letters) == 2

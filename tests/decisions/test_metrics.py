@@ -1,9 +1,9 @@
 """What is counted, and that labels are bounded whatever was said."""
 
 from contracts.failures import Escalation, RunFailure, ToolFault
+from contracts.run.turn import Usage
 from contracts.tool import ToolOutcome, failed
-from contracts.turn import Usage
-from decisions.metrics import Count, of_call, of_event, of_usage
+from decisions.telemetry.metrics import Count, of_call, of_event, of_usage
 
 
 def test_every_event_is_counted_by_its_name() -> None:

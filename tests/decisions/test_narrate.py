@@ -7,30 +7,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.question import Question, QuestionKind
-from contracts.run import Ending, RunStatus
+from contracts.run.question import Question, QuestionKind
+from contracts.run.state import Ending, RunStatus
 from contracts.tool import ToolOutcome
-from decisions import narrate
-from decisions.endings import ending_event, handoff, handoff_sections
-from decisions.journal import render
+from decisions.run.journal import render
+from decisions.run.outcome import ending_event, handoff, handoff_sections
+from decisions.text import formatting
 
 
 @given(text=st.text(), length=st.integers(1, 300))
 def test_a_cut_text_is_one_line_of_at_most_the_length(text: str, length: int) -> None:
-    line = narrate.cut(text, length)
+    line = formatting.cut(text, length)
     assert len(line) <= length
     assert line.splitlines() in ([], [line])
 
 
 def test_a_notice_of_a_signal_holds_nothing_that_a_terminal_obeys() -> None:
-    said = narrate.notice("\x1b[31mred\u202e", "no such\nsignal " * 100)
+    said = formatting.notice("\x1b[31mred\u202e", "no such\nsignal " * 100)
     assert said.startswith("[U+001B][31mred[U+202E]: no such signal")
     assert len(said) == 300
 
 
 def test_what_fits_is_not_cut() -> None:
-    assert narrate.cut("  a \n b ", 3) == "a b"
-    assert narrate.cut("abcd", 3) == "ab…"
+    assert formatting.cut("  a \n b ", 3) == "a b"
+    assert formatting.cut("abcd", 3) == "ab…"
 
 
 @given(
@@ -39,7 +39,7 @@ def test_what_fits_is_not_cut() -> None:
 )
 def test_a_calls_summary_has_at_most_200_characters(new_call: Any, tool: str, arguments: dict[str, Any]) -> None:
     call = new_call("look", 123_456, arguments=arguments, generation=12).model_copy(update={"tool": tool})
-    summary = narrate.call_summary(call, was_lost=True)
+    summary = formatting.call_summary(call, was_lost=True)
     assert len(summary) <= 200
     assert summary.endswith("step 123456 · attempt 12 · looked up, its worker was lost")
 
@@ -52,12 +52,12 @@ def test_an_answer_is_offered_for_pasting_and_a_decision_is_not_suggested(
     new_state: Any, now: Any, kind: str, body: str
 ) -> None:
     question = Question(id="q1", kind=QuestionKind(kind), text="Which?", options=("a", "b"), asked_at=now)
-    assert body in narrate.details(new_state(question=question))
+    assert body in formatting.details(new_state(question=question))
 
 
 def test_where_only_signed_answers_count_nothing_is_offered_for_pasting(new_state: Any, now: Any) -> None:
     question = Question(id="q1", kind=QuestionKind.approval, text="charge", asked_at=now, call="c0ffee")
-    told = narrate.details(new_state(question=question, answer_keys={"k1": "x"}))
+    told = formatting.details(new_state(question=question, answer_keys={"k1": "x"}))
     assert "Only signed answers are taken" in told
     assert "question_id" not in told
 
@@ -65,10 +65,10 @@ def test_where_only_signed_answers_count_nothing_is_offered_for_pasting(new_stat
 def test_an_approval_is_offered_for_exactly_its_call_and_tells_how_long_it_is_open(new_state: Any, now: Any) -> None:
     fields = {"asked_at": now, "call": "c0ffee", "expires_at": now + timedelta(hours=1)}
     question = Question(id="q1", kind=QuestionKind.approval, text="charge", options=("approve", "deny"), **fields)
-    told = narrate.details(new_state(question=question))
+    told = formatting.details(new_state(question=question))
     assert '{"question_id": "q1", "call": "c0ffee", "decision": "…"}' in told
     assert "question q1, until 2026-02-16 13:00:00 UTC" in told
-    assert narrate.view(new_state(question=question)).model_dump(mode="json")["question"] == {
+    assert formatting.view(new_state(question=question)).model_dump(mode="json")["question"] == {
         "id": "q1",
         "kind": "approval",
         "text": "charge",
@@ -89,7 +89,7 @@ def test_an_approval_is_offered_for_exactly_its_call_and_tells_how_long_it_is_op
     ],
 )
 def test_a_call_is_told_by_its_most_telling_argument(arguments: Any, line: str) -> None:
-    assert narrate.call_line("fetch", arguments) == line
+    assert formatting.call_line("fetch", arguments) == line
 
 
 def asks(now: Any, kind: str, text: str, tool: str | None) -> Question:
@@ -98,14 +98,14 @@ def asks(now: Any, kind: str, text: str, tool: str | None) -> Question:
 
 @given(text=st.text(min_size=1), tool=st.none() | st.text(max_size=300))
 def test_what_a_run_waits_for_has_at_most_200_characters(now: Any, text: str, tool: str | None) -> None:
-    assert len(narrate.waiting_for(asks(now, "approval", text, tool))) <= 200
+    assert len(formatting.waiting_for(asks(now, "approval", text, tool))) <= 200
 
 
 def test_an_approval_shows_the_whole_of_its_arguments_with_what_is_hidden_in_them(new_state: Any, now: Any) -> None:
     arguments = {"text": "x" * 9000, "to": "e\u202eve", "note": " " * 5000 + "DANGER"}
-    text = narrate.format_approval("note", arguments)
+    text = formatting.format_approval("note", arguments)
     question = Question(id="q1", kind=QuestionKind.approval, text=text, options=("approve", "deny"), asked_at=now)
-    details = narrate.details(new_state(question=question))
+    details = formatting.details(new_state(question=question))
     for shown in (text, details):
         assert "x" * 9000 in shown
         assert "e[U+202E]ve" in shown
@@ -114,23 +114,23 @@ def test_an_approval_shows_the_whole_of_its_arguments_with_what_is_hidden_in_the
 
 
 def test_a_call_that_no_person_could_be_shown_whole_is_not_asked_about() -> None:
-    assert narrate.too_large_to_approve("note", {"text": "x" * 19_000}) is None
+    assert formatting.too_large_to_approve("note", {"text": "x" * 19_000}) is None
     for large in ({"text": "x" * 20_001}, {"text": "\u202e" * 3000}):
-        outcome = narrate.too_large_to_approve("note", large)
+        outcome = formatting.too_large_to_approve("note", large)
         assert outcome is not None
         assert outcome.error is not None
         assert (outcome.error.kind, outcome.error.message.startswith("not made: ")) == ("too_large", True)
 
 
 def test_what_a_run_waits_for_names_the_tool_or_asks_the_question(now: Any) -> None:
-    assert narrate.waiting_for(asks(now, "approval", "charge …", "charge")) == "human: approve charge"
-    assert narrate.waiting_for(asks(now, "question", "Which one?", "ask_human")) == "human: Which one?"
+    assert formatting.waiting_for(asks(now, "approval", "charge …", "charge")) == "human: approve charge"
+    assert formatting.waiting_for(asks(now, "question", "Which one?", "ask_human")) == "human: Which one?"
 
 
 def test_the_details_show_goal_state_question_and_cost_and_no_bare_dollar(new_state: Any, now: Any) -> None:
     question = asks(now, "question", "Pay $5?", "ask_human")
     state = new_state(goal="spend $3", plan="1. pay $1", cost_usd=0.5, question=question, step=3)
-    text = narrate.details(state.model_copy(update={"last_finding": "$9", "ending": None}))
+    text = formatting.details(state.model_copy(update={"last_finding": "$9", "ending": None}))
     for said in ("spend", "step 3 of 20", "USD 0.5000", "Pay", "1. pay", "**running**"):
         assert said in text
     assert text.count("$") == text.count("\\$") == 4
@@ -138,7 +138,7 @@ def test_the_details_show_goal_state_question_and_cost_and_no_bare_dollar(new_st
 
 def test_the_view_tells_finished_steps_apart_from_open_ones(new_state: Any, new_call: Any) -> None:
     done = new_call("look", 2).model_copy(update={"outcome": ToolOutcome()})
-    view = narrate.view(new_state(step=4, calls=(done, new_call("charge", 3), new_call("look", 4))))
+    view = formatting.view(new_state(step=4, calls=(done, new_call("charge", 3), new_call("look", 4))))
     assert view.completed_steps == (1, 2)
     assert (view.step, view.max_steps, view.reframes, view.max_reframes) == (4, 20, 0, 2)
 

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.failures import Escalation, RunFailure
-from contracts.run import Ending, RunState, RunStatus
+from contracts.run.state import Ending, RunState, RunStatus
+from contracts.run.transcript import Part, PartKind
 from contracts.tool import ToolOutcome, failed
-from contracts.transcript import Part, PartKind
-from decisions.context import brief_of, divided, messages_of, narrated
-from decisions.endings import completed, escalated
-from decisions.omission import OUT_OF_TIME, close_unanswered, omit, unanswered_kind, visible
-from decisions.transcript import brief_part, goal_part, note_part, result_part, said_part
+from decisions.conversation.omission import OUT_OF_TIME, close_unanswered, omit, unanswered_kind, visible
+from decisions.run.compaction import brief_of, divided, messages_of, narrated
+from decisions.run.outcome import completed, escalated
+from decisions.run.transcript import brief_part, goal_part, note_part, result_part, said_part
 from tests.decisions.test_context import compacted, is_sound
 
 KINDS = [*RunFailure, *(kind for kind in Escalation if kind is not Escalation.asked), "Terminated", "TimedOut"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from contracts.journal import Journal
-from decisions.plan import done, items
+from contracts.run.journal import Journal
+from decisions.text.plan import done, items
 
 PLAN = ("Fetch a.", "Measure b", "Finish.")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decisions.providers import provider_of
+from decisions.model_names import provider_of
 
 
 @pytest.mark.parametrize(

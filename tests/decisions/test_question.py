@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from contracts.question import Question, QuestionKind
-from contracts.signals import Decision, HumanInput
-from decisions.question import DECISIONS, refusal
+from contracts.run.question import Question, QuestionKind
+from contracts.run.signals import Decision, HumanInput
+from decisions.run.question import DECISIONS, refusal
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CALL = "c0ffee"

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.failures import Escalation
-from contracts.question import Question, QuestionKind
 from contracts.reconcile import Place, Problem, Repair, Standing, StoreMark
-from contracts.run import Ending, Pending, RunState, RunStatus
+from contracts.run.question import Question, QuestionKind
+from contracts.run.state import Ending, Pending, RunState, RunStatus
 from contracts.tool import Effect, ToolKind, ToolRoute
 from decisions import reconcile as judge
-from decisions.limits import effective
 from decisions.reconcile import Claimed, Page, Parent, Sweep
+from decisions.run.limits import effective
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 HERE = Place(namespace="n-1", task_queue="perdure")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from contracts.context import Recoveries, Recovery
-from decisions.recovery import next_recovery, recovered
+from contracts.run.compaction import Recoveries, Recovery
+from decisions.run.recovery import next_recovery, recovered
 
 C, P, A = Recovery.compact, Recovery.prune, Recovery.ask
 

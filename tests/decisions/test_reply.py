@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from contracts.failures import Escalation, RunFailure
-from contracts.run import RunStatus
-from decisions import loop
-from decisions.illegal import IllegalMove
+from contracts.run.state import RunStatus
+from decisions.errors import IllegalMove
+from decisions.run import loop
 
 
 def test_a_reply_without_calls_is_the_outcome(player: Any, new_turn: Any) -> None:

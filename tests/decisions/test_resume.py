@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.failures import RunFailure
-from contracts.run import Ending, Pending, RunStatus
+from contracts.run.state import Ending, Pending, RunStatus
+from contracts.run.transcript import Part, PartKind
 from contracts.tool import Effect, ToolOutcome, failed
-from contracts.transcript import Part, PartKind
-from decisions.calls import needs_approval
 from decisions.ids import resumed_id
-from decisions.resume import NoSuchStep, cut_after, forked, origin_of, refusal, resumed
-from decisions.settlement import approved
-from decisions.transcript import add_message, goal_part, note_part, result_part
+from decisions.run.call_state import approved
+from decisions.run.calls import needs_approval
+from decisions.run.resume import NoSuchStep, cut_after, forked, origin_of, refusal, resumed
+from decisions.run.transcript import add_message, goal_part, note_part, result_part
 
 
 def conversation(turns: list[int]) -> list[Part]:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.run.signals import Decision, HumanInput
 from contracts.sender import Sender
-from contracts.signals import Decision, HumanInput
 from decisions.signature import Asked, sign, signature_error
 from perdure.answer_keys import AnswerKeys, MissingKeyError, format_public, read_answer_keys
 from perdure.codec import BadKeys

@@ -1,8 +1,8 @@
 """What a span says: names, numbers and kinds, and nothing of the conversation."""
 
+from contracts.run.turn import ModelTurn, TurnRequest, Usage
 from contracts.tool import Effect, ToolCall, ToolOutcome, failed
-from contracts.turn import ModelTurn, TurnRequest, Usage
-from decisions.spans import about_event, about_request, about_result, about_run, name_of
+from decisions.telemetry.spans import about_event, about_request, about_result, about_run, name_of
 
 CALL = ToolCall(step=3, tool="charge", tool_use_id="toolu_1", arguments={"card": "4711"}, effect=Effect.once)
 USAGE = Usage(input=5, output=2, cache_read=100, cache_write=10)

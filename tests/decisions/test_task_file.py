@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 
 from contracts.delegation import DelegationState, DelegationStatus, SubtaskState, SubtaskStatus
-from contracts.letter import Ack, Letter, LetterEnding, Stage
-from contracts.run import RunStatus, RunView
-from contracts.turn import Usage
-from decisions.task_file import is_of_another, page, status_of
+from contracts.mail.delivery import Ack, Letter, LetterEnding, Stage
+from contracts.run.state import RunStatus, RunView
+from contracts.run.turn import Usage
+from decisions.mailbox.task_file import is_of_another, page, status_of
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.delegation import Spent
-from contracts.run import Call, RunState
-from contracts.thrash import Rung, Tier
+from contracts.run.loop_detection import Rung, Tier
+from contracts.run.state import Call, RunState
 from contracts.tool import Effect, ToolKind, ToolOutcome, failed
-from decisions.thrash import Looked, directed, looked
+from decisions.run.loop_detection import Looked, directed, looked
 
 SEARCH, SHELL, LOOK = "search", "shell", "look"
 EFFECTS = {SEARCH: Effect.read, LOOK: Effect.read, SHELL: Effect.once}

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.followup import TaskResolved
+from contracts.models import MOST_DEPTH
 from contracts.topic import MOST_EVENT, Event, Sent, Subscription, TopicState
-from contracts.value import MOST_DEPTH
-from decisions import kind_reply, topic
+from decisions.followup import reply, topic
+from decisions.followup.topic import MOST_SUBSCRIPTIONS, TIME_TO_LIVE
 from decisions.ids import topic_key
-from decisions.topic import MOST_SUBSCRIPTIONS, TIME_TO_LIVE
 
 
 def event(name: str, text: str = "hi", **fields: Any) -> Event:
@@ -44,11 +44,11 @@ def test_whoever_waits_hears_of_each_event_once_in_any_order(happenings: list[tu
 @given(parts=st.lists(st.text(min_size=1, max_size=200), min_size=3, max_size=3))
 def test_the_reply_to_a_message_comes_where_its_task_waits(parts: list[str]) -> None:
     channel, message, user = (part.encode("utf-8", "replace").decode() for part in parts)
-    wanted = kind_reply.ReplyInput(channel_id=channel, message_id=message)
+    wanted = reply.ReplyInput(channel_id=channel, message_id=message)
     raw = {"discord": {"replyToMessageId": message}}
     said = event("r", channelId=channel, userId=user, raw=raw)
-    assert topic.topic_of(said) == kind_reply.topic(wanted)
-    assert kind_reply.reply(wanted, said) is not None
+    assert topic.topic_of(said) == reply.topic(wanted)
+    assert reply.reply(wanted, said) is not None
 
 
 def test_an_event_that_no_longer_fits_is_not_news_when_it_comes_again() -> None:
@@ -65,25 +65,25 @@ def in_slack(ts: str, text: str, platform: str = "slack") -> Event:
 def test_a_second_question_in_a_thread_is_told_only_what_came_after_it() -> None:
     """The topic is the thread, which keeps the answer to the first question for a day."""
     about = {"platform": "slack", "channelId": "c", "messageId": "100.1"}
-    second = kind_reply.AnyReplyInput.model_validate({**about, "after": "1000.000200"})
-    first = kind_reply.AnyReplyInput.model_validate(about)
-    state = topic.subscribed(topic.opened(kind_reply.topic(first), 0), waits("first"), 0)
+    second = reply.AnyReplyInput.model_validate({**about, "after": "1000.000200"})
+    first = reply.AnyReplyInput.model_validate(about)
+    state = topic.subscribed(topic.opened(reply.topic(first), 0), waits("first"), 0)
     for said in (in_slack("999.9", "yes"), in_slack("1000.000200", "my own"), in_slack("1000.0003", "Friday")):
         state = topic.received(state, said, 1)
     state = topic.subscribed(topic.gone(state, "wf:first"), waits("second"), 2)
     told = [said for _, said in topic.todo(state, 2)]
-    assert [said.data.text for said in told if kind_reply.reply(first, said)] == ["yes", "my own", "Friday"]
-    assert [said.data.text for said in told if kind_reply.reply(second, said)] == ["Friday"]
-    assert kind_reply.reply(second, in_slack("soon", "not to be ordered")) is None
+    assert [said.data.text for said in told if reply.reply(first, said)] == ["yes", "my own", "Friday"]
+    assert [said.data.text for said in told if reply.reply(second, said)] == ["Friday"]
+    assert reply.reply(second, in_slack("soon", "not to be ordered")) is None
 
 
 @pytest.mark.parametrize("wanted", ["slack", " Slack"])
 @pytest.mark.parametrize("told", ["slack", "Slack"])
 def test_a_platform_is_one_however_it_is_written(wanted: str, told: str) -> None:
-    waits_for = kind_reply.AnyReplyInput(platform=wanted, channel_id="c", message_id="100.1")
+    waits_for = reply.AnyReplyInput(platform=wanted, channel_id="c", message_id="100.1")
     said = in_slack("101.1", "yes", told)
-    assert topic.topic_of(said) == kind_reply.topic(waits_for)
-    assert kind_reply.reply(waits_for, said) is not None
+    assert topic.topic_of(said) == reply.topic(waits_for)
+    assert reply.reply(waits_for, said) is not None
 
 
 def test_ids_that_run_into_one_another_are_different_topics() -> None:

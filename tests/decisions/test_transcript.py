@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
+from contracts.run.transcript import Page, Part
 from contracts.tool import ToolError, ToolOutcome
-from contracts.transcript import Page, Part
-from decisions.transcript import (
+from decisions.run.transcript import (
     PAGE_BYTES,
     Transcript,
     add_message,

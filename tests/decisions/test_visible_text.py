@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decisions.visible_text import mark_hidden, render_arguments, render_line, render_values, render_visible
+from decisions.text.visible_text import mark_hidden, render_arguments, render_line, render_values, render_visible
 
 HIDDEN = [
     *("\u202e", "\u2066", "\u200b", "\u200e", "\u061c", "\u00ad", "\u2060", "\ufeff", "\u2062"),  # bidi and zero-width

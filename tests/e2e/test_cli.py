@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from temporalio.api.enums.v1 import EventType
 
-from contracts.run import RunStatus
-from perdure.client.refusals import NoSuchRun
+from contracts.run.state import RunStatus
+from perdure.client.errors import NoSuchRun
 from perdure.client.runs import state as state_of
 from tests.preloaded import program
 

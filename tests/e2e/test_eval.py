@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.client.found import find, listing
+from perdure.client.run_list import find, listing
 from perdure.testkit.model_server import ScriptedModel, calls, fails, says, slow
 from tests.e2e.notes import CODE, PROJECT
 

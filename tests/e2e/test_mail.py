@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from activities.mail_message import read
-from contracts.mail import ReplyHead, ReplyStatus
+from activities.mailbox.message import read
+from contracts.mail.message import ReplyHead, ReplyStatus
 from devserver import embedded
 from perdure.testkit.model_server import Reply, ScriptedModel, calls
 

@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 import cli
-from contracts.events import StartEvent
+from contracts.run.events import StartEvent
 from decisions.ids import root_span_id, trace_id
 from perdure.client.runs import start
 from perdure.testkit.model_server import ScriptedModel, calls

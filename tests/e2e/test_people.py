@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from temporalio.client import Client
 
-from contracts.run import RunStatus
+from contracts.run.state import RunStatus
 from devserver import embedded
-from perdure.client.refusals import NoSuchRun
+from perdure.client.errors import NoSuchRun
 from perdure.client.runs import ended, state
 from perdure.converter import data_converter
 from perdure.testkit.model_server import ScriptedModel, calls, fails

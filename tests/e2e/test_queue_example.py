@@ -17,7 +17,7 @@ import pytest
 from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.client import Client
 
-from activities.attributes import PENDING_TOOLS
+from activities.telemetry.attributes import PENDING_TOOLS
 from devserver import embedded
 from perdure.client.runs import ended, state
 from perdure.converter import data_converter

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from contracts.run import RunStatus
+from contracts.run.state import RunStatus
 from contracts.sender import SCHEDULE
-from perdure.client.found import listing
+from perdure.client.run_list import listing
 from perdure.client.runs import ended
 from perdure.client.starter import starter_of
 

@@ -15,12 +15,12 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-from activities.messages import MessagesModel
+from activities.model.anthropic import MessagesModel
 from activities.project import Project
 from contracts.agent import Agent
-from contracts.limits import LimitOverrides
+from contracts.run.limits import LimitOverrides
 from contracts.tool import ToolKind, ToolOutcome
-from perdure.client.happenings import Over, Started
+from perdure.client.run_events import Over, Started
 from perdure.client.runs import ended, state
 from perdure.client.watch import Watch
 from perdure.testkit.model_server import Reply, ScriptedModel, calls

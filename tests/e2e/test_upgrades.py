@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from devserver import _binary
-from perdure.client.found import find
+from perdure.client.run_list import find
 from perdure.testkit.model_server import calls
 from tests.replay.altered import Unguarded
 from tests.workflows.conftest import worlds

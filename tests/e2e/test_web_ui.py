@@ -14,7 +14,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 
-from contracts.events import StartEvent
+from contracts.run.events import StartEvent
 from devserver import embedded
 from perdure.client.connection import connect, register_search_attributes
 from perdure.client.runs import start

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.bodies import read_json
 from gateway.problems import Failure
+from gateway.request_body import read_json
 from tests.gateway.conftest import Door
 
 BAD = {

@@ -9,7 +9,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from gateway.runs import QUERY_PATIENCE
+from gateway.routes.runs import QUERY_PATIENCE
 from tests.gateway.conftest import Door, House, make_token
 
 PROBLEM = "application/problem+json"

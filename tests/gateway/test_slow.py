@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from fastapi import APIRouter, FastAPI, Request
 
-import gateway.health
-import gateway.live
+import gateway.routes.health
+import gateway.routes.sse
 import gateway.server
-from activities.secrets import NO_SECRETS
-from gateway.access import Gateway, Here, Route
+from activities.security.secrets import NO_SECRETS
 from gateway.app import make_app
-from gateway.bodies import BoundedBodies
-from gateway.live import MOST_STREAMS, Stream, followed
+from gateway.auth import Gateway, Here, Route
 from gateway.problems import Failure
+from gateway.request_body import BoundedBodies
+from gateway.routes.sse import MOST_STREAMS, Stream, followed
 from gateway.server import listen, serve
 from gateway.tokens import Tokens
 from tests.e2e.conftest import until
@@ -140,18 +140,18 @@ async def test_idle_connections_do_not_keep_others_out(monkeypatch: pytest.Monke
 async def test_many_who_ask_whether_it_is_ready_cost_one_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     looks = 0
 
-    async def look(_: Any) -> gateway.health.Readiness:
+    async def look(_: Any) -> gateway.routes.health.Readiness:
         nonlocal looks
         looks += 1
         await asyncio.sleep(0)
-        return gateway.health.Readiness(ready=False, temporal=True, worker=False)
+        return gateway.routes.health.Readiness(ready=False, temporal=True, worker=False)
 
-    monkeypatch.setattr(gateway.health, "_look", look)
-    monkeypatch.setattr(gateway.health, "LOOK_EVERY", 60)
+    monkeypatch.setattr(gateway.routes.health, "_look", look)
+    monkeypatch.setattr(gateway.routes.health, "LOOK_EVERY", 60)
     whole = b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     async with serving(monkeypatch, tmp_path) as (_, port):
         answers = await asyncio.gather(*(said(port, whole) for _ in range(20)))
-        monkeypatch.setattr(gateway.health, "LOOK_EVERY", 0)
+        monkeypatch.setattr(gateway.routes.health, "LOOK_EVERY", 0)
         await said(port, whole)
     assert all(answer.startswith(b"HTTP/1.1 503") for answer in answers)
     assert looks == 2
@@ -191,7 +191,7 @@ async def test_one_stream_too_many_is_refused(tmp_path: Any) -> None:
 
 
 async def test_a_silent_stream_says_that_it_lives_and_ends_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway.live, "KEEP_ALIVE", 0.01)
+    monkeypatch.setattr(gateway.routes.sse, "KEEP_ALIVE", 0.01)
     more, stopping = asyncio.Event(), asyncio.Event()
 
     async def values() -> AsyncGenerator[int]:
@@ -200,7 +200,7 @@ async def test_a_silent_stream_says_that_it_lives_and_ends_when_told(monkeypatch
         yield 2
         await asyncio.Event().wait()
 
-    paced = gateway.live._paced(values(), stopping)
+    paced = gateway.routes.sse._paced(values(), stopping)
     assert [await anext(paced) for _ in range(3)] == [1, None, None]
     more.set()
     while (value := await anext(paced)) is None:

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from standardwebhooks.webhooks import Webhook as StandardWebhook
 
 from contracts.topic import Event
-from decisions import topic as topic_rules
+from decisions.followup import topic as topic_rules
+from decisions.followup.topic import platform_name
 from decisions.ids import topic_key, topic_workflow_id
-from decisions.topic import platform_name
-from gateway.schemes import GITHUB_WINDOW, WINDOW, Challenge, Ignored, Unusable, Webhook, webhooks_of
+from gateway.signatures import GITHUB_WINDOW, WINDOW, Challenge, Ignored, Unusable, Webhook, webhooks_of
 from settings import ProjectError, load
 from settings.file import WebhookSettings
 from tests.gateway.conftest import PLAIN_SECRET, SECRET, Door

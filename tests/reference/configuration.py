@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 
 from pydantic import BaseModel
 
-from contracts.limits import LimitOverrides
-from decisions.limits import DEFAULTS
+from contracts.run.limits import LimitOverrides
+from decisions.run.limits import DEFAULTS
 from settings.agents import _FrontMatter
 from settings.file import (
     FetchSettings,

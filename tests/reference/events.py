@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pydantic import BaseModel
 
 from contracts.conversation import DropRequest, Headers, SubmitRequest, Submitted, WhenBusy
-from contracts.events import (
+from contracts.followup import CancelCommand, CreateCommand, LifecycleEvent, Outbound, TaskCommand, TaskResolved
+from contracts.mail.message import PickPolicy, ReplyHead, TaskHead
+from contracts.run.events import (
     CompletedEvent,
     EscalatedEvent,
     ResumeEvent,
@@ -14,13 +16,11 @@ from contracts.events import (
     ToolRequestEvent,
     ToolResultEvent,
 )
-from contracts.followup import CancelCommand, CreateCommand, LifecycleEvent, Outbound, TaskCommand, TaskResolved
-from contracts.mail import PickPolicy, ReplyHead, TaskHead
-from contracts.question import QuestionKind
-from contracts.signals import CancelRequest, Decision, HumanInput
+from contracts.run.question import QuestionKind
+from contracts.run.signals import CancelRequest, Decision, HumanInput
 from contracts.topic import Event
-from decisions.kinds import KINDS
-from decisions.question import DECISIONS, DIRECTED
+from decisions.followup.kinds import KINDS
+from decisions.run.question import DECISIONS, DIRECTED
 from tests.reference.examples import EXAMPLES
 from tests.reference.failures import listed
 from tests.reference.fields import Fields

@@ -5,7 +5,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from contracts.conversation import DropRequest, SubmitRequest, Submitted
-from contracts.events import (
+from contracts.followup import CancelCommand, CreateCommand, LifecycleEvent, Outbound, TaskCommand, TaskResolved
+from contracts.mail.message import ReplyHead, TaskHead
+from contracts.run.events import (
     CompletedEvent,
     EscalatedEvent,
     ResumeEvent,
@@ -13,9 +15,7 @@ from contracts.events import (
     ToolRequestEvent,
     ToolResultEvent,
 )
-from contracts.followup import CancelCommand, CreateCommand, LifecycleEvent, Outbound, TaskCommand, TaskResolved
-from contracts.mail import ReplyHead, TaskHead
-from contracts.signals import CancelRequest, HumanInput
+from contracts.run.signals import CancelRequest, HumanInput
 from contracts.topic import Event
 
 REPLY = {

@@ -8,11 +8,11 @@ from typing import Any, cast
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from activities.secrets import NO_SECRETS
+from activities.security.secrets import NO_SECRETS
 from contracts.conversation import LaneView
-from contracts.run import RunView
-from gateway.access import Gateway
+from contracts.run.state import RunView
 from gateway.app import ROUTERS, make_app
+from gateway.auth import Gateway
 from gateway.problems import Problem
 from gateway.tokens import Scope
 from tests.reference import events, workflow

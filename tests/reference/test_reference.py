@@ -18,7 +18,7 @@ from temporalio.envconfig import ClientConfigProfile
 
 import cli
 from contracts.duration import Duration
-from contracts.limits import LimitOverrides
+from contracts.run.limits import LimitOverrides
 from settings import DEFAULT_MODEL
 from settings.agents import _FrontMatter
 from settings.file import ProjectFile
@@ -33,7 +33,7 @@ from tests.reference.told import meanings
 from tests.reference.variables import VARIABLES
 from tests.replay.record import HISTORIES, SUFFIX
 from tests.test_help import ALL
-from tests.test_house import shipped
+from tests.test_house import folder_of, shipped
 from workflows.policies import FILES
 
 ROOT = Path(cli.__file__).parent
@@ -127,7 +127,7 @@ NAME = re.compile(r"(PERDURE|TEMPORAL|ANTHROPIC|OTEL)_[A-Z_]+")
 def named_in_code() -> Iterator[str]:
     """Every string that is the name of such a variable. (`TEMPORAL_` alone, the beginning of many, is none.)"""
     packages, modules = shipped()
-    files = [path for name in packages for path in (ROOT / name).glob("*.py")] + [
+    files = [path for name in packages for path in folder_of(name).glob("*.py")] + [
         ROOT / f"{name}.py" for name in modules
     ]
     for path in files:

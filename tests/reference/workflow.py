@@ -17,20 +17,20 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 
 import activities
-from activities import attributes
-from activities.turn import PAUSES
+from activities.model.turn import PAUSES
+from activities.telemetry import attributes
 from contracts.conversation import ConversationStart, LaneView
 from contracts.delegation import DelegationState
 from contracts.followup import FollowUpState
-from contracts.journal import Journal
-from contracts.mailbox import DeadLetter, MailboxStart, MailboxView
-from contracts.run import RunStatus, RunView
+from contracts.mail.mailbox import DeadLetter, MailboxStart, MailboxView
+from contracts.run.journal import Journal
+from contracts.run.state import RunStatus, RunView
+from contracts.run.transcript import Page
+from contracts.run.turn import TURN_MARGIN
 from contracts.tool import CALL_MARGIN, Effect
 from contracts.topic import TopicState
-from contracts.transcript import Page
-from contracts.turn import TURN_MARGIN
 from decisions import ids
-from perdure.process.answering import WORKFLOWS
+from perdure.process.workflows import WORKFLOWS
 from tests.reference import events
 from tests.reference.failures import listed
 from tests.reference.fields import Fields
@@ -288,8 +288,8 @@ def _activities() -> str:
 
 def activity_names() -> Iterator[tuple[str, str]]:
     """Of every activity, with the first sentence of its docstring."""
-    for info in pkgutil.iter_modules(activities.__path__):
-        module = import_module(f"activities.{info.name}")
+    for info in pkgutil.walk_packages(activities.__path__, "activities."):
+        module = import_module(info.name)
         for each in vars(module).values():
             if inspect.isclass(each) and each.__module__ == module.__name__:
                 for name, function in vars(each).items():

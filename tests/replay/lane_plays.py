@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from activities.conversation import submit
-from activities.workspace import folder_name
+from activities.storage.workspace import folder_name
 from contracts.conversation import SubmitRequest
 from decisions import ids
 from perdure.testkit.model_server import Reply, calls, says

@@ -3,10 +3,10 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from contracts.carry import Done, Order
 from contracts.conversation import TurnEnd
-from contracts.letter import Stage
-from contracts.mailbox import Delivery
+from contracts.mail.commands import Done, Order
+from contracts.mail.delivery import Stage
+from contracts.mail.mailbox import Delivery
 from decisions import ids
 from tests.workflows.conftest import Run, World
 from tests.workflows.mail import Carrier, failing, message, new_agent, told

@@ -17,7 +17,7 @@ from time import monotonic
 from temporalio.client import Client, WorkflowFailureError
 
 from perdure.client.runs import ended
-from perdure.process.leaving import leave
+from perdure.process.shutdown import leave
 from tests.conftest import SHORT_HISTORY, server
 from tests.replay.scenarios import SCENARIOS, Scenario
 from tests.workflows.conftest import World, worlds

@@ -16,17 +16,17 @@ from uuid import uuid4
 from temporalio.api.enums.v1 import EventType
 from temporalio.exceptions import ApplicationError
 
-from activities.ledger import Entry
-from activities.price import Price
-from activities.snapshot import snapshot_of
-from activities.store import LocalStore
-from activities.toolkit import Guarded
-from activities.topic import publish
+from activities.effects.ledger import Entry
+from activities.followup.topic import publish
+from activities.model.price import Price
+from activities.run.snapshot import snapshot_of
+from activities.storage.store import LocalStore
+from activities.tools.interface import Guarded
 from contracts.agent import Agent
 from contracts.failures import ToolFault
 from contracts.tool import Approval, Effect, ToolError, ToolKind, ToolOutcome
 from contracts.topic import Event
-from decisions.requests import nonce_of
+from decisions.tool_requests import nonce_of
 from perdure.client.runs import ended, fork, resume
 from perdure.testkit.model_server import Answer, Reply, Script, Slow, calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool

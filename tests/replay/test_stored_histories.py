@@ -16,30 +16,30 @@ from temporalio.workflow import NondeterminismError
 
 from activities.conversation import Conversations
 from activities.delegation import Delegations
-from activities.followup import FollowUps
-from activities.inherit import Inheritances
-from activities.mailbox import Mailboxes
-from activities.queue_tool import QueueResults
-from activities.reconcile import Reconciliations
-from activities.run import Runs
-from activities.standing import Standings
-from activities.tool import ToolCalls
-from activities.turn import Turns
+from activities.followup.followup import FollowUps
+from activities.mailbox.client import Mailboxes
+from activities.model.turn import Turns
+from activities.reconcile.reconcile import Reconciliations
+from activities.run.files import Runs
+from activities.run.fork import Inheritances
+from activities.run.status import Standings
+from activities.tools.call import ToolCalls
+from activities.tools.queue import QueueResults
 from contracts.failures import Escalation, RunFailure
 from contracts.followup import FollowUpFailure
-from contracts.run import RunStatus
-from decisions.question import DECISIONS
+from contracts.run.state import RunStatus
+from decisions.run.question import DECISIONS
 from perdure.converter import data_converter
-from perdure.process.answering import WORKFLOWS, workflow_runner
+from perdure.process.workflows import WORKFLOWS, workflow_runner
 from tests.replay.altered import Deprecated, Patched, Unguarded
 from tests.replay.record import HISTORIES, SUFFIX, this_version
 from tests.replay.scenarios import SCENARIOS
-from workflows.agent_run import AgentRun
-from workflows.conversation import Conversation
+from workflows.agent_run.agent_run import AgentRun
+from workflows.conversation.conversation import Conversation
 from workflows.delegation import Delegation
-from workflows.followup import FollowUp
+from workflows.followup.followup import FollowUp
+from workflows.followup.topic import EventTopic
 from workflows.mailbox import Mailbox
-from workflows.topic import EventTopic
 
 WAITS = ("Which one?", "approve charge", "settle charge", "settle the changed definition")
 FILES = sorted(HISTORIES.glob(f"*/*{SUFFIX}"))

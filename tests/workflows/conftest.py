@@ -18,17 +18,17 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.service import RPCError
 from temporalio.worker import Interceptor, Replayer, Worker
 
-from activities.messages import MessagesModel
-from activities.model import Model
-from activities.price import Price
+from activities.model.anthropic import MessagesModel
+from activities.model.port import Model
+from activities.model.price import Price
 from activities.project import Project
-from activities.secrets import NO_SECRETS, Secrets
-from activities.toolkit import Tool
+from activities.security.secrets import NO_SECRETS, Secrets
+from activities.tools.interface import Tool
 from contracts.agent import Agent
-from contracts.events import StartEvent
-from contracts.limits import LimitOverrides
+from contracts.run.events import StartEvent
+from contracts.run.limits import LimitOverrides
 from perdure.client.runs import start
-from perdure.process.answering import WORKFLOWS, workflow_runner
+from perdure.process.workflows import WORKFLOWS, workflow_runner
 from perdure.testkit.model_server import Script, ScriptedModel
 from settings import Deployment, WorkerSettings
 from worker import build

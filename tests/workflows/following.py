@@ -12,10 +12,10 @@ from temporalio import workflow
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError
 
-from activities.outbox import Outbox
-from activities.topic import publish
+from activities.followup.outbox import Outbox
+from activities.followup.topic import publish
 from contracts.topic import Event
-from perdure.process.answering import WORKFLOWS
+from perdure.process.workflows import WORKFLOWS
 from perdure.testkit.model_server import Script, calls
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import MakeWorld, Run, World

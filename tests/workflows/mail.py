@@ -14,13 +14,13 @@ from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
-from contracts.carry import Carried, CarryRequest, Done, Order
 from contracts.conversation import TurnEnd
-from contracts.letter import Letter
-from contracts.mail import TaskHead
-from contracts.mailbox import DeadLetter, Delivered, DeliverRequest, Delivery, MailboxView, TurnEnded
+from contracts.mail.commands import Carried, CarryRequest, Done, Order
+from contracts.mail.delivery import Letter
+from contracts.mail.mailbox import DeadLetter, Delivered, DeliverRequest, Delivery, MailboxView, TurnEnded
+from contracts.mail.message import TaskHead
 from decisions import ids
-from decisions.letter import run_of
+from decisions.mailbox.delivery import run_of
 
 
 def new_agent() -> str:

@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any
 
-from contracts.events import StartEvent
-from contracts.run import RunStatus
+from contracts.run.events import StartEvent
+from contracts.run.state import RunStatus
 from contracts.tool import Effect, ToolKind
 from perdure.client.runs import ended, start
 from perdure.testkit.model_server import calls, says, slow

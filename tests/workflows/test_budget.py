@@ -14,16 +14,16 @@ from rich.console import Console
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-from activities.price import Price, cost
-from contracts.events import StartEvent
+from activities.model.price import Price, cost
 from contracts.failures import Escalation
-from contracts.run import RunState
-from contracts.turn import Usage
-from decisions.narrate import details
-from perdure.client.found import find
+from contracts.run.events import StartEvent
+from contracts.run.state import RunState
+from contracts.run.turn import Usage
+from decisions.text.formatting import details
+from perdure.client.run_list import find
 from perdure.client.runs import ended, fork, resume
 from perdure.client.runs import state as state_of
-from perdure.commands.report import print_run
+from perdure.terminal.report import print_run
 from perdure.testkit.model_server import Answer, Reply, calls, fails, says
 from perdure.testkit.tools import ScriptedTool
 from settings import ProjectError, load

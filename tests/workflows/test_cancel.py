@@ -12,7 +12,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.converter import PayloadCodec
 from temporalio.exceptions import CancelledError
 
-import activities.run
+import activities.run.files
 from contracts.tool import Approval, Effect, ToolKind
 from perdure.testkit.model_server import calls, says, slow
 from perdure.testkit.tools import ScriptedTool
@@ -57,7 +57,7 @@ class Hanging:
 
 @pytest.mark.parametrize("door", DOORS)
 async def test_a_read_is_stopped_at_once(world: Any, door: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.heartbeat.ALIVE_EVERY", 0.1)  # a beat hears of the cancel
+    monkeypatch.setattr("activities.effects.heartbeat.ALIVE_EVERY", 0.1)  # a beat hears of the cancel
     work = Hanging(Effect.read)
     async with world([calls(("work", {})), FINISH], work.tool) as it:
         run = await it.start()
@@ -189,8 +189,8 @@ class Closing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
-        self._finish = activities.run._finish_files
-        monkeypatch.setattr("activities.run._finish_files", self._held)
+        self._finish = activities.run.files._finish_files
+        monkeypatch.setattr("activities.run.files._finish_files", self._held)
 
     def _held(self, *args: Any) -> None:
         self.begun.set()
@@ -279,7 +279,9 @@ async def test_what_comes_after_a_cancel_does_not_change_how_the_run_ends(world:
 async def test_a_cancel_that_comes_while_the_model_writes_its_last_answer_ends_the_run_canceled(
     world: Any, door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.heartbeat.LOOK_EVERY", 30.0)  # no beat brings the cancel before the answer is there
+    monkeypatch.setattr(
+        "activities.effects.heartbeat.LOOK_EVERY", 30.0
+    )  # no beat brings the cancel before the answer is there
     async with world([slow(says("all done"), 0.6)]) as it:
         run = await it.start()
         await it.until(lambda: len(it.model.requests) == 1)
@@ -291,7 +293,7 @@ async def test_a_cancel_that_comes_while_the_model_writes_its_last_answer_ends_t
 async def test_a_result_for_a_step_never_issued_escalates_also_where_the_model_finishes_just_then(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.heartbeat.LOOK_EVERY", 30.0)
+    monkeypatch.setattr("activities.effects.heartbeat.LOOK_EVERY", 30.0)
     async with world([slow(says("all done"), 0.6)]) as it:
         run = await it.start()
         await it.until(lambda: len(it.model.requests) == 1)

@@ -22,16 +22,16 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 from contracts.tool import Approval, Effect, ToolKind
-from perdure.client.happenings import Failed
-from perdure.client.refusals import NotReachable
+from perdure.client.errors import NotReachable
+from perdure.client.run_events import Failed
 from perdure.client.watch import Watch
 from perdure.codec import ENCRYPTED, AesGcmCodec
 from perdure.converter import data_converter, encrypting
-from perdure.process.answering import answering
-from perdure.process.seal import affix, check, seal_id
+from perdure.process.encryption_marker import affix, check, seal_id
+from perdure.process.workflows import answering
 from perdure.testkit.model_server import calls, fails, slow
 from perdure.testkit.tools import ScriptedTool
-from workflows import confidential
+from workflows import encryption
 
 FINISH = calls(("finish", {"outcome": "the outcome, unseen"}))
 ASK = calls(("ask_human", {"question": "the question, unseen", "options": ["a", "b"]}))
@@ -203,7 +203,7 @@ async def test_a_call_that_a_worker_without_its_key_takes_has_not_begun(
     world: Any, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even a `once` call: it is neither lost nor in doubt, and made once when the key is there."""
-    monkeypatch.setattr(confidential, "KEY_WAIT", timedelta(seconds=1))
+    monkeypatch.setattr(encryption, "KEY_WAIT", timedelta(seconds=1))
     taken: list[str] = []
 
     @activity.defn(name="call_tool")

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
-from activities.messages import MessagesModel
-from activities.model import ModelCall, ModelReply
-from contracts.context import ContextFull, Recoveries
+from activities.model.anthropic import MessagesModel
+from activities.model.port import ModelCall, ModelReply
 from contracts.failures import Escalation
-from contracts.run import RunState
-from decisions.context import ENTRIES
-from decisions.limits import DEFAULTS
+from contracts.run.compaction import ContextFull, Recoveries
+from contracts.run.state import RunState
+from decisions.run.compaction import ENTRIES
+from decisions.run.limits import DEFAULTS
 from perdure.testkit.model_server import Answer, Cut, Reply, calls, cut, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
-from workflows.context import make_room
+from workflows.agent_run.compaction import make_room
 
 FINISH = calls(("finish", {"outcome": "done"}))
 SUMMARY = "You summarise the earlier part"
@@ -97,7 +97,7 @@ async def test_at_seventy_percent_the_old_messages_become_a_summary(world: Any, 
 
 
 async def test_a_summary_that_fails_is_done_without(world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr("activities.context.TRIES", 1)
+    monkeypatch.setattr("activities.model.summarize.TRIES", 1)
     answers = reads(16)
 
     def script(body: dict[str, Any]) -> Answer | Cut:
@@ -206,7 +206,7 @@ def dawdles(body: dict[str, Any], answers: Callable[[dict[str, Any]], Answer]) -
 async def test_a_cancel_during_a_summary_ends_the_run_as_any_cancel_does(
     world: Any, door: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.setattr("activities.heartbeat.ALIVE_EVERY", 0.1)  # a beat hears of the cancel
+    monkeypatch.setattr("activities.effects.heartbeat.ALIVE_EVERY", 0.1)  # a beat hears of the cancel
     answers = reads(16)
     async with world(lambda body: dawdles(body, answers), reader(), window=WINDOW, max_steps=50) as it:
         run = await it.start(run_id=f"unsummed-{door}")
@@ -235,7 +235,7 @@ async def test_a_summary_has_all_the_time_of_a_turn(world: Any) -> None:
 
 async def test_whatever_goes_wrong_with_a_summary_the_run_goes_on(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even what nobody thought of."""
-    monkeypatch.setattr("activities.context.TRIES", 1)
+    monkeypatch.setattr("activities.model.summarize.TRIES", 1)
     reply = MessagesModel.reply
 
     async def odd(self: MessagesModel, call: ModelCall) -> ModelReply:

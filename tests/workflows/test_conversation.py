@@ -23,13 +23,13 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.conversation import AT_ONCE, submit
 from contracts.conversation import SubmitRequest
-from contracts.run import RunView
+from contracts.run.state import RunView
 from contracts.tool import Effect
 from decisions import ids
-from decisions.transcript import SHOW_JOURNAL
-from perdure.client.found import find
-from perdure.client.refusals import Refused
-from perdure.commands.report import print_run
+from decisions.run.transcript import SHOW_JOURNAL
+from perdure.client.errors import Refused
+from perdure.client.run_list import find
+from perdure.terminal.report import print_run
 from perdure.testkit.model_server import Reply, calls, says
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.lane import asking, begun, echo, ends, lane_of, look, new_id, run_of, say, texts, until_idle
@@ -651,7 +651,7 @@ async def test_a_lane_that_rotated_meanwhile_tells_how_its_turn_ended_like_any_o
 
 
 async def test_a_full_lane_refuses_with_a_hint(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decisions.conversation.MOST_QUEUED", 2)
+    monkeypatch.setattr("decisions.conversation.lane.MOST_QUEUED", 2)
     chat, gate = new_id(), Gate()
     async with world(waits_then_echoes, gate.tool) as it:
         await say(it, chat, "runs")

@@ -13,17 +13,17 @@ from rich.console import Console
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from activities.secrets import Secrets
+from activities.security.secrets import Secrets
 from contracts.agent import Agent
-from contracts.limits import LimitOverrides
+from contracts.run.limits import LimitOverrides
 from contracts.tool import Effect, ToolOutcome
 from decisions import ids
 from decisions.delegation import CONTEXT
-from perdure.client.found import below, find, listing
+from perdure.client.run_list import below, find, listing
 from perdure.client.runs import fork, resume
 from perdure.codec import AesGcmCodec
-from perdure.commands.report import print_tree
 from perdure.converter import encrypting
+from perdure.terminal.report import print_tree
 from perdure.testkit.model_server import Answer, Reply, calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
 from tests.workflows.conftest import Run, World

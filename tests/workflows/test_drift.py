@@ -12,7 +12,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from contracts.agent import Agent
 from contracts.tool import Effect
-from decisions import builtins
+from decisions import builtin_tools
 from perdure.client.runs import resume
 from perdure.testkit.model_server import calls, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
@@ -145,11 +145,11 @@ async def test_built_ins_that_say_more_than_they_did_are_no_changed_definition(
 ) -> None:
     """They are code, as the next release has them; the run goes on with what it was told of them."""
     script = Once(FINISH)
-    offered = builtins.offered(delegates=False, journal=True, follow_ups=False)
+    offered = builtin_tools.offered(delegates=False, journal=True, follow_ups=False)
     older = tuple(schema.model_copy(update={"description": f"{schema.description} So."}) for schema in offered)
     async with world(script, works=False) as it:
         with monkeypatch.context() as release:
-            release.setattr("decisions.builtins.ALL_SCHEMAS", older[:-1])
+            release.setattr("decisions.builtin_tools.ALL_SCHEMAS", older[:-1])
             release.setattr("worker.GRACE", timedelta(seconds=0.1))
             async with it.worker():
                 run = await it.start()

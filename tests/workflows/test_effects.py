@@ -17,11 +17,11 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from activities.attempts import WORKER_SHUTDOWN
-from activities.first_run import NAME as FIRST_RUN
-from activities.ledger import Entry
-from activities.store import LocalStore
-from activities.transcript import TranscriptMismatch, Transcripts
+from activities.effects.attempts import WORKER_SHUTDOWN
+from activities.effects.ledger import Entry
+from activities.model.transcript_cache import TranscriptMismatch, Transcripts
+from activities.run.first_run import NAME as FIRST_RUN
+from activities.storage.store import LocalStore
 from contracts.agent import Agent
 from contracts.tool import Effect, ToolKind
 from perdure.testkit.model_server import calls
@@ -99,7 +99,7 @@ async def test_a_ledger_that_takes_no_claim_stops_effects_and_the_run_waits(
         create(store, name, data)
 
     monkeypatch.setattr(LocalStore, "create", creating)
-    monkeypatch.setattr("workflows.acting.FIRST_WAIT", 0.1)
+    monkeypatch.setattr("workflows.agent_run.tool_calls.FIRST_WAIT", 0.1)
     tool = charge()
     async with world([CHARGE, FINISH], tool) as it:
         run = await it.start()
@@ -208,9 +208,9 @@ async def test_what_loses_every_worker_goes_to_the_model_in_the_end(
 async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.thinking.MODEL_RETRIES", RetryPolicy(maximum_attempts=1))
+    monkeypatch.setattr("workflows.agent_run.model_turn.MODEL_RETRIES", RetryPolicy(maximum_attempts=1))
     asked: list[int] = []
-    from activities.turn import Turns  # noqa: PLC0415 - patched here only
+    from activities.model.turn import Turns  # noqa: PLC0415 - patched here only
 
     ask = Turns._turn
 
@@ -230,7 +230,7 @@ async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
 async def test_a_run_that_does_not_come_to_an_end_is_stopped_after_a_while_with_its_call_in_doubt(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.halt.MOST_WAIT", timedelta(seconds=1))
+    monkeypatch.setattr("workflows.cancellation.MOST_WAIT", timedelta(seconds=1))
     monkeypatch.setattr("worker.GRACE", timedelta(seconds=0.1))
     started = asyncio.Event()
 
@@ -254,7 +254,7 @@ async def test_a_run_that_does_not_come_to_an_end_is_stopped_after_a_while_with_
 async def test_an_effect_that_does_not_end_in_its_time_is_told_as_what_may_have_happened(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.effect.GRACE", timedelta(0))
+    monkeypatch.setattr("activities.effects.once.GRACE", timedelta(0))
 
     async def hang(arguments: Any, context: Any) -> str:
         await asyncio.Event().wait()
@@ -289,7 +289,7 @@ async def test_every_retry_is_told_in_the_log_and_in_the_trace(
             raise ConnectionError("refused")  # a Python tool's own words for what may pass
         return "found"
 
-    from activities.toolkit import TransientFailure  # noqa: PLC0415 - what the kinds make of it
+    from activities.tools.interface import TransientFailure  # noqa: PLC0415 - what the kinds make of it
 
     def passing(arguments: Any, context: Any) -> str:
         try:
@@ -376,7 +376,7 @@ async def test_whatever_an_effect_raises_is_recorded_as_what_may_have_happened(w
 async def test_arguments_that_cannot_be_had_leave_an_effect_unbegun(
     world: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("workflows.acting.FIRST_WAIT", 0.1)
+    monkeypatch.setattr("workflows.agent_run.tool_calls.FIRST_WAIT", 0.1)
     at, failures = Transcripts.at, [1, 2]
 
     async def failing(transcripts: Transcripts, wanted: Any) -> Any:
@@ -397,7 +397,7 @@ async def test_arguments_that_cannot_be_had_leave_an_effect_unbegun(
 async def test_who_stood_still_between_claim_and_effect_does_not_make_it_and_says_so(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.ledger.LEASE", timedelta(seconds=-1))
+    monkeypatch.setattr("activities.effects.ledger.LEASE", timedelta(seconds=-1))
     tool = charge()
     async with world([CHARGE, FINISH], tool) as it:
         run = await it.start()
@@ -431,7 +431,7 @@ async def test_a_cancel_while_the_result_is_written_down_keeps_it(
     world: Any, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
     """From the claim on the call is finished, whatever is asked of it."""
-    monkeypatch.setattr("activities.heartbeat.ALIVE_EVERY", 0.1)
+    monkeypatch.setattr("activities.effects.heartbeat.ALIVE_EVERY", 0.1)
     writing, go_on = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     record = Entry.record

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowFailureError
 
-from activities.store import LocalStores
-from contracts.export import Export
+from activities.storage.store import LocalStores
+from contracts.run.export import Export
 from contracts.tool import Approval, Effect, ToolKind
 from perdure.client.export import Exporter
 from perdure.client.runs import resume

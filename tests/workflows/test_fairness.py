@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from activities.conversation import submit
-from activities.messages_sse import Json
+from activities.demo.sse import Json
 from contracts.conversation import SubmitRequest, Submitted
 from perdure.testkit.model_server import Reply, says
 from tests.conftest import server

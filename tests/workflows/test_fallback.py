@@ -14,13 +14,13 @@ from anthropic import AsyncAnthropic
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-from activities.messages import MessagesModel
-from activities.model import Model, ModelCall, ModelReply
-from activities.pace import HeldBack, Pace
-from activities.price import Price
-from activities.providers import Models, Provider
+from activities.model.anthropic import MessagesModel
+from activities.model.fallback import Models, Provider
+from activities.model.port import Model, ModelCall, ModelReply
+from activities.model.price import Price
+from activities.model.rate_limit import HeldBack, Pace
 from contracts.failures import RunFailure
-from perdure.client.happenings import Live
+from perdure.client.run_events import Live
 from perdure.client.watch import Watch
 from perdure.testkit.model_server import Answer, ScriptedModel, calls, cut, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
@@ -126,7 +126,7 @@ class Reluctant:
 async def test_to_be_held_back_uses_up_none_of_a_turns_tries(
     world: Any, faults: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
     script = [fails(500, times=faults, then=FINISH) if faults else FINISH]
     async with world(script, works=False) as it:
         it.within = lambda model: Reluctant(model, 20)
@@ -136,7 +136,7 @@ async def test_to_be_held_back_uses_up_none_of_a_turns_tries(
 
 
 async def test_held_back_or_not_a_turn_has_six_tries(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
     async with world([fails(500)], works=False) as it:
         it.within = lambda model: Reluctant(model, 3)
         async with it.worker():

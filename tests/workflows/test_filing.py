@@ -10,12 +10,12 @@ from temporalio.api.enums.v1 import WorkflowTaskFailedCause
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from activities import trace
-from activities.run import Runs, _finish_files
-from activities.workspace import Workspace
-from contracts.journal import Journal
-from contracts.run import CloseRequest
-from perdure.process.answering import answering
+from activities.run.files import Runs, _finish_files
+from activities.storage.workspace import Workspace
+from activities.telemetry import trace
+from contracts.run.journal import Journal
+from contracts.run.state import CloseRequest
+from perdure.process.workflows import answering
 from perdure.testkit.model_server import calls
 from tests.timeline import timeline
 from tests.workflows.lane import begun, new_id, say, until_idle

@@ -10,13 +10,13 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.testing import WorkflowEnvironment
 
-from activities.outbox import LogOutbox
-from activities.toolkit import TransientFailure
+from activities.followup.outbox import LogOutbox
+from activities.tools.interface import TransientFailure
 from contracts.duration import LONGEST
 from contracts.followup import Outbound
 from contracts.tool import Effect, ToolKind, ToolOutcome
-from decisions.builtins import FOLLOW_UP
-from perdure.client.found import listing
+from decisions.builtin_tools import FOLLOW_UP
+from perdure.client.run_list import listing
 from perdure.codec import AesGcmCodec
 from perdure.converter import encrypting
 from perdure.testkit.model_server import calls

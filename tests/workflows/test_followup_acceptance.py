@@ -12,7 +12,7 @@ import pytest
 
 from contracts.agent import Agent
 from decisions.ids import run_workflow_id, turn_run_id
-from perdure.process.answering import WORKFLOWS
+from perdure.process.workflows import WORKFLOWS
 from perdure.testkit.model_server import Reply, calls, says
 from tests.workflows.conftest import MakeWorld, Run
 from tests.workflows.following import Followed, Following, followings

@@ -11,15 +11,15 @@ import pytest
 from rich.console import Console
 from temporalio.client import Client, WorkflowFailureError
 
-from activities.messages import JOURNAL
+from activities.model.anthropic import JOURNAL
 from contracts.failures import Escalation
-from contracts.journal import Journal
-from decisions.journal import DIGEST, READ, digest, render
-from decisions.transcript import SHOW_JOURNAL
-from perdure.client.found import find
+from contracts.run.journal import Journal
+from decisions.run.journal import DIGEST, READ, digest, render
+from decisions.run.transcript import SHOW_JOURNAL
+from perdure.client.run_list import find
 from perdure.client.runs import ended, fork, resume
 from perdure.client.runs import state as state_of
-from perdure.commands.report import print_run
+from perdure.terminal.report import print_run
 from perdure.testkit.model_server import Answer, calls, fails
 from perdure.testkit.tools import ScriptedTool
 from tests.timeline import timeline

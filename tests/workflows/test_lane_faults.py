@@ -16,7 +16,7 @@ from perdure.client import lanes
 from perdure.testkit.model_server import Reply, calls, says
 from tests.replay.altered import Unguarded
 from tests.workflows.lane import asking, begun, echo, ends, lane_of, look, new_id, run_of, say, texts, until_idle
-from workflows.conversation import Conversation
+from workflows.conversation.conversation import Conversation
 from workflows.policies import ANSWER
 from workflows.unknown import Unknown
 

@@ -14,12 +14,12 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import WorkflowEnvironment
 
-from activities.attributes import AGENT_STATUS
-from contracts.limits import LimitOverrides
-from contracts.run import RunStatus
+from activities.telemetry.attributes import AGENT_STATUS
+from contracts.run.limits import LimitOverrides
+from contracts.run.state import RunStatus
 from contracts.tool import Effect, ToolKind
-from decisions.loop import LAST_TURN
-from perdure.client.found import find
+from decisions.run.loop import LAST_TURN
+from perdure.client.run_list import find
 from perdure.client.runs import ended, fork, resume
 from perdure.testkit.model_server import Answer, Reply, calls, fails, says
 from perdure.testkit.tools import ScriptedTool

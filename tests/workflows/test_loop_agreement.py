@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowFailureError
 
-from activities.ledger import Entry
-from activities.toolkit import CallContext
-from contracts.run import Call, RunState, RunStatus, Snapshot
+from activities.effects.ledger import Entry
+from activities.tools.interface import CallContext
+from contracts.run.state import Call, RunState, RunStatus, Snapshot
 from contracts.tool import ToolOutcome
-from decisions.endings import ending_event
 from decisions.ids import call_digest, generation_of, request_key
-from decisions.transcript import add_message
+from decisions.run.outcome import ending_event
+from decisions.run.transcript import add_message
 from perdure.testkit.model_server import Answer, Reply, fails
 from perdure.testkit.tools import ScriptedTool
 from tests.drawn import OWN, Said, a_reply, a_signal, brought, turn_of

@@ -15,16 +15,17 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from activities.conversation import submit
-from activities.mail_folder import MailFolder
-from activities.mailbox import Mailboxes, tell
-from contracts.carry import Done, Order
+from activities.mailbox.client import Mailboxes, tell
+from activities.mailbox.folder import MailFolder
 from contracts.conversation import SubmitRequest, TurnEnd
-from contracts.letter import Ack, LetterEnding, Stage, TaskState
-from contracts.mail_outside import Dispatch, MailDispatch
-from contracts.mailbox import Delivery, LookRequest
-from decisions import ids, mail_orders
-from decisions.mail_mode import Mode, Patience
-from perdure.process.bridge import Bridge
+from contracts.mail.commands import Done, Order
+from contracts.mail.delivery import Ack, LetterEnding, Stage, TaskState
+from contracts.mail.mailbox import Delivery, LookRequest
+from contracts.mail.peers import Dispatch, MailDispatch
+from decisions import ids
+from decisions.mailbox import commands
+from decisions.mailbox.poll_mode import Mode, Patience
+from perdure.process.mailbox_bridge import Bridge
 from perdure.testkit.model_server import Reply, calls
 from tests.workflows.lane import asking, begun, echo, lane_of, new_id, run_of, say, texts
 from tests.workflows.mail import Carrier, acks, failing, message, new_agent, told
@@ -63,7 +64,7 @@ async def test_two_bridges_of_one_folder_bring_the_same_files_and_each_is_taken_
     takes = [file for each in (one, two) for _, file in each.done("take")]
     assert sorted(takes) == sorted(f"m{n}.md" for n in range(20))
     assert Counter(verdicts[0] + verdicts[1])["admitted"] == 20
-    assert max(one.at_a_time + two.at_a_time) <= mail_orders.MOST_CARRIED
+    assert max(one.at_a_time + two.at_a_time) <= commands.MOST_CARRIED
 
 
 async def test_what_was_there_before_is_not_done_again(world: Any) -> None:
@@ -161,7 +162,7 @@ NO_ZONE = {"run_id": "r", "at": "2026-01-01T00:00:00"}
 async def test_a_bad_answer_of_a_bridge_is_told_and_the_order_stays(
     world: Any, monkeypatch: pytest.MonkeyPatch, bad: Any
 ) -> None:
-    monkeypatch.setattr("workflows.mailbox.REST", mail_orders.LATER / 25)
+    monkeypatch.setattr("workflows.mailbox.REST", commands.LATER / 25)
     async with world(echo) as it:
         bridge = Carrier(it, new_agent())
         bridge.raw.append(bad)
@@ -177,7 +178,7 @@ async def test_a_bad_answer_of_a_bridge_is_told_and_the_order_stays(
 async def test_an_order_that_no_bridge_can_carry_out_is_told_and_stays(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.mailbox.REST", mail_orders.LATER / 25)
+    monkeypatch.setattr("workflows.mailbox.REST", commands.LATER / 25)
     async with world(echo) as it:
         bridge = Carrier(it, new_agent())
         bridge.failures.append(ApplicationError("never", non_retryable=True))
@@ -193,7 +194,7 @@ async def test_what_a_bridge_puts_off_holds_up_nothing_else(world: Any, monkeypa
         refuses = True
         bridge.answers["finish"] = lambda order: Done(later=refuses and order.letter.plan == "refuses")
         async with bridge.working():
-            monkeypatch.setattr(mail_orders, "LATER", mail_orders.LATER / 10)
+            monkeypatch.setattr(commands, "LATER", commands.LATER / 10)
             await bridge.deliver(message("a", plan="refuses"))
             await it.until(lambda: len(bridge.done("finish")) >= 2)
             await bridge.deliver(message("b"))
@@ -206,7 +207,7 @@ async def test_what_a_bridge_puts_off_holds_up_nothing_else(world: Any, monkeypa
 async def test_a_run_that_did_nothing_is_tried_again_and_one_that_failed_is_told_of(
     world: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("decisions.letter.PAUSE", mail_orders.LATER / 100)
+    monkeypatch.setattr("decisions.mailbox.delivery.PAUSE", commands.LATER / 100)
     async with world(echo) as it:
         bridge = Carrier(it, new_agent())
         bridge.ends = TurnEnd.failed
@@ -241,7 +242,7 @@ async def test_dead_letters_are_delivered_again_when_asked(world: Any) -> None:
 
 
 async def test_the_end_of_a_run_is_found_where_its_word_was_lost(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail_orders, "FIRST_LOOK", mail_orders.FIRST_LOOK / 120)
+    monkeypatch.setattr(commands, "FIRST_LOOK", commands.FIRST_LOOK / 120)
     async with world(asks_or_says) as it:
         bridge = Carrier(it, new_agent())
         says, asks = await say(it, new_id(), "say"), await say(it, new_id(), "ask")
@@ -463,7 +464,7 @@ async def test_a_thousand_messages_leave_a_mailbox_as_small_as_its_memory(
 async def test_a_mailbox_rotates_with_orders_that_nobody_carries_out(
     world: Any, short_history_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.mailbox.MOST_WAIT", mail_orders.LATER / 25)
+    monkeypatch.setattr("workflows.mailbox.MOST_WAIT", commands.LATER / 25)
     names = [f"m{n}" for n in range(60)]
     async with world(echo, server=short_history_client) as it:
         bridge = Carrier(it, new_agent())
@@ -484,7 +485,7 @@ async def test_a_mailbox_rotates_with_orders_that_nobody_carries_out(
 async def test_what_a_bridge_is_at_when_its_mailbox_rotates_is_not_ordered_beside_it(
     world: Any, short_history_client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.mailbox.MOST_WAIT", mail_orders.LATER / 25)
+    monkeypatch.setattr("workflows.mailbox.MOST_WAIT", commands.LATER / 25)
     async with world(echo, server=short_history_client) as it:
         bridge = Carrier(it, new_agent())
         bridge.gate.clear()
@@ -523,7 +524,7 @@ WAKES: pytest.MarkDecorator = pytest.mark.parametrize(
 async def test_what_lies_in_pending_is_given_to_the_next_mailbox_by_a_bridge_that_stays_up(
     world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: Patience
 ) -> None:
-    monkeypatch.setattr("perdure.process.bridge.SAME_EVERY", 0.2)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.SAME_EVERY", 0.2)
     folder = MailFolder(tmp_path / "box", new_agent())
     folder.open()
     for name in "abc":
@@ -543,7 +544,7 @@ async def test_what_lies_in_pending_is_given_to_the_next_mailbox_by_a_bridge_tha
 async def test_a_subtask_for_a_mailbox_that_was_ended_comes_to_the_bridge_that_stays_up(
     world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: Patience
 ) -> None:
-    monkeypatch.setattr("perdure.process.bridge.SAME_EVERY", 0.2)
+    monkeypatch.setattr("perdure.process.mailbox_bridge.SAME_EVERY", 0.2)
     folder = MailFolder(tmp_path / "box", new_agent(), outside=True)
     folder.open()
     async with world(echo) as it:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.toolkit import Guarded, TransientFailure
+from activities.tools.interface import Guarded, TransientFailure
 from contracts.tool import Effect, ToolKind, ToolOutcome
 from perdure.process.mcp_tools import Offer, offering
 from perdure.testkit.model_server import calls

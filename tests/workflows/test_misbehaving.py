@@ -12,7 +12,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError, CancelledError
 
 from contracts.failures import Escalation, RunFailure
-from contracts.run import RunStatus
+from contracts.run.state import RunStatus
 from contracts.tool import Approval, Effect
 from perdure.testkit.model_server import Answer, Reply, broken_json, calls, cut, says
 from perdure.testkit.tools import ScriptedTool
@@ -236,7 +236,7 @@ async def test_a_pause_for_ever_ends_with_the_turns(world: Any) -> None:
 async def test_a_stream_cut_for_ever_fails_after_six_tries(
     world: Any, error: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("activities.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
     script = [calls(("look", {})), cut(says("half of an answer"), error=error)]
     async with world(script, look()) as it:
         run = await it.start()

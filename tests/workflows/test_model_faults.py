@@ -10,7 +10,7 @@ import pytest
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-from activities.messages_sse import encode_event, encode_stream
+from activities.demo.sse import encode_event, encode_stream
 from perdure.testkit import model_server
 from perdure.testkit.model_server import broken_json, calls, cut, fails, says, slow
 from perdure.testkit.tools import ScriptedTool
@@ -38,7 +38,7 @@ async def test_a_reply_that_keeps_coming_is_read_whole_and_asked_for_once(world:
 
 
 async def test_a_stall_is_tried_again(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
     answers = iter([slow(LONG, 600), FINISH])
     async with world(lambda _: next(answers), works=False, turn_timeout="1s") as it, it.worker():
         assert (await (await it.start()).result())["type"] == "agent.completed"
@@ -53,7 +53,7 @@ async def test_a_reply_without_end_fails_the_run_and_is_not_paid_again(world: An
 
 
 async def test_failed_attempts_count_against_the_turn(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
     answers = iter([slow(LONG, 600), slow(LONG, 600), slow(LONG, 60)])
     async with world(lambda _: next(answers), works=False, turn_timeout="2s", turn_limit="5s") as it, it.worker():
         began = monotonic()
@@ -85,7 +85,7 @@ async def test_a_wait_without_end_is_not_honoured_beyond_a_minute(world: Any) ->
 
 
 async def test_a_rate_limit_without_end_fails_the_run_by_its_name(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("activities.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
     async with world([fails(429, retry_after=0.01)]) as it:
         run = await it.start()
         assert (await failure_of(run)).type == "RateLimited"
@@ -146,7 +146,7 @@ async def test_a_server_that_only_resembles_the_api_is_put_up_with_or_asked_agai
             if replies[0] > 1 or leaves_out == "message_delta" or data["type"] != leaves_out:
                 yield encode_event(data)
 
-    monkeypatch.setattr("activities.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
     monkeypatch.setattr(model_server, "encode_stream", odd)
     async with world(lambda _: FINISH) as it:
         assert (await (await it.start()).result())["type"] == "agent.completed"
@@ -234,7 +234,7 @@ async def test_of_two_calls_with_one_id_in_a_reply_the_first_is_made_and_both_ar
 @pytest.mark.parametrize("size", [20_000, 120_000])
 async def test_a_reply_of_any_size_never_stops_a_run(world: Any, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client takes long to read a large stream, so the bound is a tenth of what it is."""
-    monkeypatch.setattr("activities.messages.MOST_BYTES", 100_000)
+    monkeypatch.setattr("activities.model.anthropic.MOST_BYTES", 100_000)
     long, quote = "x" * size, '"' * size  # a quotation mark takes two bytes of JSON
     replies = [
         calls(("look", {"text": long})),

@@ -11,10 +11,10 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, Wor
 from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError
 
-from activities.mailbox import Mailboxes
+from activities.mailbox.client import Mailboxes
 from contracts.agent import Agent
-from contracts.mail_outside import MailDispatch
-from contracts.mailbox import AckView, MailboxView
+from contracts.mail.mailbox import AckView, MailboxView
+from contracts.mail.peers import MailDispatch
 from decisions.ids import mailbox_workflow_id
 from perdure.testkit.model_server import Reply, calls
 from tests.workflows.conftest import Run, World
@@ -155,7 +155,7 @@ async def test_what_is_not_answered_in_time_is_taken_back(world: Any) -> None:
 
 
 async def test_a_mailbox_that_was_terminated_is_told_anew(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workflows.post.REMINDER", timedelta(seconds=1))
+    monkeypatch.setattr("workflows.delegation_peers.REMINDER", timedelta(seconds=1))
     peer = scribe()
     async with world([asks(peer), FINISH], agents=[lead(peer), peer]) as it:
         run, delegation = await led(it)

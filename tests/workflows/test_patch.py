@@ -7,10 +7,10 @@ from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
 from perdure.converter import data_converter
-from perdure.process.answering import workflow_runner
+from perdure.process.workflows import workflow_runner
 from perdure.testkit.model_server import calls
 from tests.replay.altered import Deprecated, Patched, Unguarded
-from workflows.agent_run import AgentRun
+from workflows.agent_run.agent_run import AgentRun
 from workflows.unknown import Unknown
 
 ASK = calls(("ask_human", {"question": "Which one?"}))

@@ -14,10 +14,10 @@ from temporalio.converter import (
     StorageDriverWorkflowInfo,
 )
 
-from activities.payload_store import PayloadStore
-from activities.remote_store import open_store
-from perdure.client.found import find
+from activities.storage.object_store import open_store
+from activities.storage.payloads import PayloadStore
 from perdure.client.history import History
+from perdure.client.run_list import find
 from perdure.codec import AesGcmCodec
 from perdure.converter import LARGE, data_converter, encrypting, offloading
 from perdure.testkit.model_server import calls

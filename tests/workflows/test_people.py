@@ -20,13 +20,13 @@ from temporalio.client import (
 from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError
 
-from activities.tool import ToolCalls
-from contracts.signals import HumanInput
+from activities.tools.call import ToolCalls
+from contracts.run.signals import HumanInput
 from contracts.tool import Approval, Effect, ToolKind
-from decisions.builtins import gated_routes
+from decisions.builtin_tools import gated_routes
 from decisions.ids import call_digest
-from perdure.client.found import listing
-from perdure.client.refusals import NotReachable
+from perdure.client.errors import NotReachable
+from perdure.client.run_list import listing
 from perdure.client.runs import answer
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool

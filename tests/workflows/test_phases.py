@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from activities.definition import JOURNAL_MARK
-from perdure.process.offered import project_of
+from activities.run.definition import JOURNAL_MARK
+from perdure.process.project import project_of
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from settings import load

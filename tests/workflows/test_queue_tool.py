@@ -17,9 +17,9 @@ from temporalio.converter import PayloadConverter
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
-from activities.attributes import PENDING_TOOLS
+from activities.telemetry.attributes import PENDING_TOOLS
 from contracts.tool import Approval, Effect, QueueRoute, ToolKind
-from perdure.client.happenings import Called, Calling
+from perdure.client.run_events import Called, Calling
 from perdure.client.runs import resume
 from perdure.client.watch import Watch
 from perdure.codec import AesGcmCodec

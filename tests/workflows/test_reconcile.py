@@ -18,13 +18,13 @@ from temporalio.exceptions import CancelledError
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from activities import reconcile_inquiry, reconcile_stores
-from activities.ledger import Claim, Owner
-from activities.reconcile import Reconciliations
+from activities.effects.ledger import Claim, Owner
+from activities.reconcile import queries, stores
+from activities.reconcile.reconcile import Reconciliations
 from contracts.reconcile import Problem, ReconcileReport, Repair
 from contracts.tool import Effect, ToolKind
-from decisions.visibility import named
-from perdure.process import reconcile
+from decisions.ids import named
+from perdure.process import reconcile_schedule
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from settings import load
@@ -223,7 +223,7 @@ async def test_a_claim_whose_outcome_history_has_is_not_named(world: Any) -> Non
 
 
 async def test_a_claim_is_not_judged_without_its_run(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile_inquiry, "MOST_ASKED", 0)
+    monkeypatch.setattr(queries, "MOST_ASKED", 0)
     async with world([ASK]) as it:
         run = await waiting(it)
         claim(it, run)
@@ -373,12 +373,12 @@ async def test_a_store_that_was_not_seen_here_with_its_run_is_left_alone(world: 
 
 
 async def test_the_stores_are_gone_through_a_stretch_at_a_time(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reconcile_stores, "MOST_STORES", 2)
+    monkeypatch.setattr(stores, "MOST_STORES", 2)
     async with world([]) as it:
         for number in range(5):
             (it.project.workspaces / f"run-{number}" / ".store").mkdir(parents=True)
-        await reconcile.schedule(it.client, it.queue)
-        handle = it.client.get_schedule_handle(reconcile.schedule_id(it.queue))
+        await reconcile_schedule.schedule(it.client, it.queue)
+        handle = it.client.get_schedule_handle(reconcile_schedule.schedule_id(it.queue))
         looks = [await finished_look(it, 1)]
         for number in (2, 3, 4):
             await handle.trigger()
@@ -389,7 +389,7 @@ async def test_the_stores_are_gone_through_a_stretch_at_a_time(world: Any, monke
 
 async def finished_look(it: Any, number: int) -> ReconcileReport:
     """The report of the schedule's look of this number."""
-    handle = it.client.get_schedule_handle(reconcile.schedule_id(it.queue))
+    handle = it.client.get_schedule_handle(reconcile_schedule.schedule_id(it.queue))
 
     async def begun() -> bool:
         return len((await handle.describe()).info.recent_actions) == number
@@ -431,11 +431,11 @@ async def test_a_worker_that_stops_does_not_wait_for_a_look(world: Any, monkeypa
 async def test_workers_that_start_share_one_schedule_and_one_look(client: Client, tmp_path: Path) -> None:
     queue = f"q-{uuid4().hex[:8]}"
     settings = load({"PERDURE_HOME": str(tmp_path), "PERDURE_TASK_QUEUE": queue}, tmp_path)
-    handle = client.get_schedule_handle(reconcile.schedule_id(queue))
+    handle = client.get_schedule_handle(reconcile_schedule.schedule_id(queue))
     async with working(client, settings), asyncio.timeout(20):
         while not await has_looked(client, queue):  # noqa: ASYNC110 - the server tells nobody
             await asyncio.sleep(0.02)
-        await asyncio.gather(*(reconcile.schedule(client, queue) for _ in range(3)))
+        await asyncio.gather(*(reconcile_schedule.schedule(client, queue) for _ in range(3)))
         described = await handle.describe()
     await handle.delete()
     assert described.info.num_actions == 1
@@ -449,15 +449,15 @@ async def has_looked(client: Client, queue: str) -> bool:
 
 async def test_a_paused_schedule_stays_paused_and_is_brought_up_to_date(client: Client) -> None:
     queue = f"q-{uuid4().hex[:8]}"
-    handle = client.get_schedule_handle(reconcile.schedule_id(queue))
-    old = reconcile._schedule(queue)
+    handle = client.get_schedule_handle(reconcile_schedule.schedule_id(queue))
+    old = reconcile_schedule._schedule(queue)
     old.spec.intervals[0].every = timedelta(hours=3)
     old.state.paused = True
     await client.create_schedule(handle.id, old)
-    await reconcile.schedule(client, queue)
+    await reconcile_schedule.schedule(client, queue)
     described = await handle.describe()
     await handle.delete()
-    assert described.schedule.spec.intervals[0].every == reconcile.EVERY
+    assert described.schedule.spec.intervals[0].every == reconcile_schedule.EVERY
     assert (described.schedule.state.paused, described.info.num_actions) == (True, 0)
 
 
@@ -470,7 +470,7 @@ class Forbidden:
 
 async def test_a_worker_that_may_not_schedule_works_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     client: Any = Forbidden()
-    async with reconcile.reconciling(client, "perdure"), asyncio.timeout(10):
+    async with reconcile_schedule.reconciling(client, "perdure"), asyncio.timeout(10):
         while "not for you" not in caplog.text:  # noqa: ASYNC110 - a log line is no event
             await asyncio.sleep(0)
     assert [record.levelname for record in caplog.records] == ["WARNING"]

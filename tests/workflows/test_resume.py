@@ -10,12 +10,12 @@ import pytest
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 
-from activities.ledger import Entry
-from activities.store import LocalStores
+from activities.effects.ledger import Entry
+from activities.storage.store import LocalStores
 from contracts.agent import Agent
 from contracts.tool import Approval, Effect, ToolOutcome
 from decisions.ids import run_id_of
-from perdure.client.refusals import NoSuchRun, Refused
+from perdure.client.errors import NoSuchRun, Refused
 from perdure.client.runs import fork, resume
 from perdure.testkit.model_server import calls, fails, says
 from perdure.testkit.tools import ScriptedTool
@@ -410,7 +410,7 @@ async def test_what_was_in_flight_in_the_origin_is_never_told_as_not_done(
             run = await timed_out(it, held.started)
         again = await resumed(it, run)
         await again.cancel()
-        monkeypatch.setattr("activities.tool.ToolCalls._once", _refuse)
+        monkeypatch.setattr("activities.tools.call.ToolCalls._once", _refuse)
         async with it.worker():
             with pytest.raises(WorkflowFailureError):
                 await again.result()

@@ -11,11 +11,11 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from activities.store import LocalStores
+from activities.storage.store import LocalStores
 from contracts.tool import Approval, Effect, ToolKind
 from decisions.ids import run_id_of
 from perdure.client.export import Exporter
-from perdure.client.happenings import Resumed, Waiting
+from perdure.client.run_events import Resumed, Waiting
 from perdure.client.runs import fork
 from perdure.client.watch import Watch
 from perdure.testkit.model_server import Reply, calls

@@ -19,12 +19,12 @@ import httpx
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.files import WriteFile
-from activities.http_tool import HttpTool
-from activities.python_tool import PythonTool
-from activities.secrets import secrets_of
-from activities.toolkit import TransientFailure
-from activities.transcript import Transcripts
+from activities.model.transcript_cache import Transcripts
+from activities.security.secrets import secrets_of
+from activities.tools.files import WriteFile
+from activities.tools.http import HttpTool
+from activities.tools.interface import TransientFailure
+from activities.tools.python import PythonTool
 from contracts.agent import ToolSchema
 from contracts.tool import Effect, ToolKind, ToolRoute
 from perdure.testkit.model_server import calls, says, slow

@@ -9,13 +9,13 @@ from temporalio.client import WorkflowFailureError, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
 from contracts.conversation import SubmitRequest
+from contracts.run.signals import Decision, HumanInput
 from contracts.sender import CLI
-from contracts.signals import Decision, HumanInput
 from contracts.tool import Approval
 from perdure.answer_keys import read_answer_keys
 from perdure.client import lanes
 from perdure.client.door import speak_as
-from perdure.client.refusals import Refused
+from perdure.client.errors import Refused
 from perdure.client.runs import answer, fork, sign_answer
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool

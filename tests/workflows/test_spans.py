@@ -15,9 +15,9 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.testing import ActivityEnvironment
 
-from activities.observation import Observation
-from activities.secrets import Secrets
-from activities.spans import Spans
+from activities.security.secrets import Secrets
+from activities.telemetry.metrics import Observation
+from activities.telemetry.spans import Spans
 from decisions.ids import root_span_id, trace_id
 from perdure.testkit.model_server import calls, fails
 from perdure.testkit.tools import ScriptedTool
@@ -116,7 +116,7 @@ async def test_an_end_that_takes_long_has_its_root(world: Any, monkeypatch: Any)
 
 
 async def test_a_worker_that_leaves_waits_for_no_end_that_does_not_come(world: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("activities.spans.PATIENCE", timedelta(milliseconds=200))
+    monkeypatch.setattr("activities.telemetry.spans.PATIENCE", timedelta(milliseconds=200))
     async with world([calls(("ask_human", {"question": "Which?"}))]) as it:
         run = await it.start()
         await it.until_state(run, question=True)

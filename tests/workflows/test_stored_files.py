@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowExecutionStatus
 
-from activities.store import LocalStore, StoredFileChangedError
-from activities.transcript import digest_of_record, keep_segment, read_record, read_segment, record_name
-from activities.workspace import Workspace
+from activities.model.transcript_cache import digest_of_record, keep_segment, read_record, read_segment, record_name
+from activities.storage.store import LocalStore, StoredFileChangedError
+from activities.storage.workspace import Workspace
 from contracts.conversation import TurnRecord
-from contracts.transcript import Segment
+from contracts.run.transcript import Segment
 from perdure.testkit.model_server import calls, says, slow
 
 FINISH = calls(("finish", {"outcome": "done"}))

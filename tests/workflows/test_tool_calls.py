@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
-from activities.http_tool import HttpTool
-from activities.redaction import redacted
-from activities.secrets import Secrets
-from activities.tool import bound_result, drop_cut_end
+from activities.security.redaction import redacted
+from activities.security.secrets import Secrets
+from activities.tools.call import bound_result, drop_cut_end
+from activities.tools.http import HttpTool
 from contracts.agent import ToolSchema
 from contracts.tool import MAX_RESULT_BYTES, Effect, ToolKind, ToolOutcome, ToolRoute, failed
 from perdure.client.runs import fork

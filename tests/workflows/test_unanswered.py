@@ -32,7 +32,7 @@ def filters(otherwise: Callable[[dict[str, Any]], Answer], refusal: Answer = FIL
 async def test_a_message_that_the_model_does_not_answer_is_not_sent_again(
     world: Any, monkeypatch: pytest.MonkeyPatch, refusal: Answer, kind: str
 ) -> None:
-    monkeypatch.setattr("activities.turn.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("activities.model.turn.PAUSES", (0.01,) * 5)
     chat = new_id()
     async with world(filters(echo, refusal)) as it:
         await say(it, chat, "my name is Ada")

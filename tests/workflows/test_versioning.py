@@ -7,7 +7,7 @@ from temporalio.api.workflowservice.v1 import DescribeWorkerDeploymentRequest, S
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from perdure.process.answering import build_id
+from perdure.process.workflows import build_id
 from perdure.testkit.model_server import calls
 from perdure.testkit.tools import ScriptedTool
 from settings import Deployment

@@ -8,7 +8,7 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.client.happenings import Happening, Rotated
+from perdure.client.run_events import Happening, Rotated
 from perdure.client.watch import MOST_AHEAD, Position, Watch
 from perdure.testkit.model_server import Reply, calls
 from perdure.testkit.tools import ScriptedTool

@@ -1,0 +1,117 @@
+"""The attempts of an activity: which of them count, and what became of the one before."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic
+
+from temporalio import activity
+from temporalio.api.enums.v1 import TimeoutType
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+
+from activities.model.rate_limit import HeldBack
+from activities.storage.store import StoredFileChangedError
+from contracts.failures import RunFailure
+
+WORKER_SHUTDOWN = "WorkerShutdown"  # the type of the failure with which a worker that stops gives up its activities
+HOLDS = "holds"  # where an attempt's beats tell how many before it were held back
+SPENT = "spent"  # where they tell how many seconds those before it took, which failed by themselves
+
+
+async def was_lost(client: Client) -> bool:
+    """Whether the attempt before this one ended with its worker, and not by a failure of its own."""
+    info = activity.info()
+    if info.attempt == 1:
+        return False
+    run = client.get_workflow_handle(info.workflow_id or "", run_id=info.workflow_run_id)
+    for pending in (await run.describe()).raw_description.pending_activities:
+        if pending.activity_id == info.activity_id:
+            failure = pending.last_failure
+            died = failure.timeout_failure_info.timeout_type == TimeoutType.TIMEOUT_TYPE_HEARTBEAT
+            return died or failure.application_failure_info.type == WORKER_SHUTDOWN
+    return False
+
+
+MAX_FILE_PAUSE = 300.0  # seconds between two looks at a stored file that was changed
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """`number` counts from 1, without the `holds`: attempts that were held back before they asked the model.
+
+    `spent` is how many seconds the failed attempts before it took. Each beat must carry `told`, since the next attempt
+    knows of those only by them.
+    """
+
+    number: int
+    holds: int
+    spent: float = 0.0
+
+    @property
+    def told(self) -> dict[str, float]:
+        return {name: value for name, value in ((HOLDS, self.holds), (SPENT, self.spent)) if value}
+
+
+def this_attempt() -> Attempt:
+    info = activity.info()
+    beat = info.heartbeat_details[0] if info.heartbeat_details else None
+    known = beat if isinstance(beat, dict) else {}
+    holds = known.get(HOLDS, 0)
+    return Attempt(info.attempt - holds, holds, known.get(SPENT, 0.0))
+
+
+@contextmanager
+def counting_holds(this: Attempt) -> Iterator[None]:
+    """If the block fails, the next attempt knows why and after how long. No beat of the block may come after it.
+
+    A stored file that was changed holds it back: the run waits until the right file is there again.
+    """
+    began = monotonic()
+    try:
+        try:
+            yield
+        except StoredFileChangedError as error:
+            raise _held_by(error, this) from None
+    except HeldBack:
+        activity.heartbeat({**this.told, HOLDS: this.holds + 1})
+        raise
+    except Exception:
+        activity.heartbeat({**this.told, SPENT: this.spent + monotonic() - began})
+        raise
+
+
+def _held_by(error: StoredFileChangedError, this: Attempt) -> HeldBack:
+    pause = timedelta(seconds=min(2.0 ** min(this.holds, 10), MAX_FILE_PAUSE))
+    return HeldBack(str(error), type=type(error).__name__, next_retry_delay=pause)
+
+
+@asynccontextmanager
+async def trying(client: Client, most: int) -> AsyncIterator[Attempt]:
+    """The block as one of so many attempts. Temporal cannot count them, as it would count those held back too."""
+    this = this_attempt()
+    if this.number > most:
+        raise await _used_up(client)
+    try:
+        with counting_holds(this):
+            yield this
+    except Exception as error:
+        if this.number < most or isinstance(error, HeldBack) or getattr(error, "non_retryable", False):
+            raise
+        raise final(error) from error.__cause__
+
+
+def final(error: Exception) -> ApplicationError:
+    """The same, so that Temporal does not try again."""
+    if isinstance(error, ApplicationError):
+        return ApplicationError(error.message, *error.details, type=error.type, non_retryable=True)
+    return ApplicationError(str(error), type=type(error).__name__, non_retryable=True)
+
+
+async def _used_up(client: Client) -> ApplicationError:
+    """The last attempt said nothing: it was lost with its worker, as the run must know, or took too long."""
+    if await was_lost(client):
+        return ApplicationError("lost with its worker, again and again", type=WORKER_SHUTDOWN, non_retryable=True)
+    message = "the model did not answer in time, again and again"
+    return ApplicationError(message, type=RunFailure.model_unavailable, non_retryable=True)

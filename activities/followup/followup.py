@@ -1,0 +1,232 @@
+"""What a follow-up needs from outside: its start, its topics, its messages, and the lane where the work goes on."""
+
+import asyncio
+from contextlib import suppress
+from datetime import timedelta
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowQueryFailedError, WorkflowUpdateFailedError
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.conversation import submit
+from activities.effects.heartbeat import beating
+from activities.effects.ledger import Doubtful, Entry, LedgerUnavailable
+from activities.effects.once import Effects
+from activities.followup.outbox import ListedOutbox, Outbox
+from activities.followup.topic import subscribe
+from activities.project import Project
+from activities.run.first_run import find_key_id
+from activities.run.snapshot import snapshot_of
+from activities.security.redaction import redacted
+from activities.tools.interface import TransientFailure
+from contracts.conversation import LaneFault
+from contracts.delegation import Share
+from contracts.failures import Stop, ToolFault
+from contracts.followup import (
+    CloseFollowUp,
+    CreateCommand,
+    FollowUpCommands,
+    FollowUpFailure,
+    NotifyRequest,
+    Outbound,
+    ResumeWork,
+    SubscribeRequest,
+    TaskCommand,
+)
+from contracts.tool import Effect, ToolOutcome, failed
+from contracts.topic import Subscription
+from decisions import ids
+from decisions.followup.kinds import KINDS
+from decisions.followup.tools import shown
+from decisions.run.limits import left_for_follow_ups, smaller
+from decisions.text.formatting import cut, markdown
+
+NOTIFY = "notify"
+MOST_SENDS = 8  # attempts at an outbox that honours keys, over some two minutes
+FOR_EVER = (LaneFault.invalid_input, LaneFault.request_reused)  # refusals that no time changes
+ACCEPTED_WITHIN = timedelta(seconds=20)
+ASKED_WITHIN = timedelta(seconds=10)  # for what a run has left of its budget
+NO_OUTBOX = failed(ToolFault.tool_error, "this worker's project has no outbox")
+MAY_BE_SENT = failed(ToolFault.in_doubt, "its worker was lost while it was sent: it may have been sent, or not")
+
+
+class FollowUps:
+    def __init__(self, client: Client, project: Project) -> None:
+        self._client = client
+        self._project = project
+        self._effects = Effects()
+
+    @activity.defn
+    async def command_follow_up(self, commands: FollowUpCommands) -> ToolOutcome:
+        """Creates a follow-up, adds a task, or both; made again it changes nothing. The result names the ids."""
+        if commands.task is not None and (why := self._never_sent(commands.task)):
+            return failed(ToolFault.blocked, why)
+        if commands.create is not None:
+            await self._create(commands.create, commands.task)
+        elif commands.task is not None and (why := await self._refusal(commands.task)):
+            return failed(ToolFault.invalid_arguments, why)
+        return ToolOutcome(result=shown(commands))
+
+    def _never_sent(self, task: TaskCommand) -> str | None:
+        """Why the outbox would refuse the message of a task, which is better told at once."""
+        kind, outbox = KINDS[task.data.kind], self._project.outbox
+        if kind.sends is None or not isinstance(outbox, ListedOutbox):
+            return None
+        return outbox.refusal(kind.sends(kind.input.model_validate(task.data.input)))
+
+    async def _create(self, create: CreateCommand, task: TaskCommand | None) -> None:
+        create = create.model_copy(update={"answer_keys": dict(self._project.answer_keys)})
+        with suppress(WorkflowAlreadyStartedError):  # by an attempt before this one; it is over by now
+            await self._client.start_workflow(
+                "FollowUp",
+                _json(create),
+                id=ids.follow_up_workflow_id(create.data.workflow_id),
+                task_queue=activity.info().task_queue,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                static_summary=markdown(cut(create.data.definition.summary, 200)),
+                start_signal="task_create" if task else None,
+                start_signal_args=[_json(task)] if task else [],
+            )
+
+    async def _refusal(self, task: TaskCommand) -> str | None:
+        """Why the follow-up does not take the task. None where it does, or did before."""
+        named = task.data.workflow_id
+        handle = self._client.get_workflow_handle(ids.follow_up_workflow_id(named))
+        try:
+            await handle.execute_update("create_task", _json(task), id=task.data.task_id, rpc_timeout=ACCEPTED_WITHIN)
+        except WorkflowUpdateFailedError as refused:
+            return _why(refused)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            over = "has ended: create another one" if "already completed" in error.message else "does not exist"
+            return f"follow-up {named[:100]} {over}"
+        return None
+
+    @activity.defn
+    async def subscribe_task(self, request: SubscribeRequest) -> None:
+        """Lets a topic know of a task of the follow-up that calls this. Over again it changes nothing."""
+        wanted = Subscription(subscriber=_self(), task_id=request.task_id, expires_at=request.expires_at)
+        await subscribe(self._client, activity.info().task_queue, request.topic, wanted)
+
+    @activity.defn
+    async def notify(self, request: NotifyRequest) -> ToolOutcome:
+        """Sends one message: once, or, where the outbox honours keys, up to `MOST_SENDS` times."""
+        outbox = self._project.outbox
+        if outbox is None:
+            return NO_OUTBOX
+        key = ids.notify_key(await self._key_id(request.execution), request.task_id)
+        async with beating(lambda: key):
+            if outbox.effect is Effect.once:
+                return await self._once(outbox, request, key)
+            return redacted(await _keyed(outbox, request.message, key), self._project.secrets)
+
+    async def _key_id(self, execution: str) -> str:
+        """The follow-up's id for its keys: marked where an earlier follow-up had the same id."""
+        workspace, store = self._project.workspace(_self()), self._project.stores.of(_self())
+        found = await asyncio.to_thread(find_key_id, store, workspace, _self(), execution)
+        return (found or _self()).removeprefix(ids.FOLLOW_UP)
+
+    async def _once(self, outbox: Outbox, request: NotifyRequest, key: str) -> ToolOutcome:
+        try:
+            outcome = await self._effects.once(
+                self._page(request, key),
+                NOTIFY,
+                outbox.timeout,
+                lambda: outbox.send(request.message, key),
+                self._clean,
+            )
+        except (LedgerUnavailable, OSError) as unavailable:
+            raise ApplicationError(str(unavailable), type=Stop.not_begun) from None
+        return MAY_BE_SENT if isinstance(outcome, Doubtful) else outcome
+
+    async def _clean(self, outcome: ToolOutcome) -> ToolOutcome:
+        return redacted(outcome, self._project.secrets)
+
+    def _page(self, request: NotifyRequest, key: str) -> Entry:
+        return Entry(
+            store=self._project.stores.of(_self()),
+            key=key,
+            step=request.number,
+            execution=request.execution,
+            call=ids.call_digest(NOTIFY, request.message.model_dump(mode="json")),
+        )
+
+    @activity.defn
+    async def resume_work(self, work: ResumeWork) -> None:
+        """A new request for a lane, which knows one that comes again. A lane that is full is tried until it is not.
+
+        What a lane will never take is not tried again.
+        """
+        seq = work.request.request_id.rpartition(":")[2]
+        request_id = ids.resume_request_id(await self._key_id(work.execution), int(seq))
+        share = smaller(work.request.share, await self._share_of(work.created_by))
+        request = work.request.model_copy(update={"request_id": request_id, "share": share})
+        try:
+            await submit(self._client, activity.info().task_queue, work.session_id, request)
+        except WorkflowUpdateFailedError as refused:
+            raise ApplicationError(
+                f"conversation {work.session_id} does not take it: {_why(refused)}",
+                type=FollowUpFailure.refused,
+                non_retryable=isinstance(refused.cause, ApplicationError) and refused.cause.type in FOR_EVER,
+            ) from None
+
+    async def _share_of(self, run_id: str | None) -> Share | None:
+        """What the run that created the follow-up has left for it; None where no worker or server knows the run."""
+        if run_id is None:
+            return None
+        handle = self._client.get_workflow_handle(ids.run_workflow_id(run_id))
+        try:
+            return left_for_follow_ups((await snapshot_of(handle, ASKED_WITHIN)).state)
+        except (RPCError, WorkflowQueryFailedError) as error:
+            activity.logger.warning("run %s does not tell what it has left: %s", run_id, error)
+            return None
+
+    @activity.defn
+    async def close_follow_up(self, request: CloseFollowUp) -> None:
+        """Ends its subscriptions, wherever a topic still knows them; and cancels it with the server, where asked."""
+        info = activity.info()
+        for each in request.subscriptions:
+            ended = Subscription(subscriber=_self(), task_id=each.task_id, expires_at=0)
+            topic = self._client.get_workflow_handle(ids.topic_workflow_id(each.topic))
+            try:
+                await topic.signal("subscribe", ended.model_dump(mode="json"))
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:
+                    raise
+        if request.cancel is not None:
+            handle = self._client.get_workflow_handle(_self(), run_id=info.workflow_run_id)
+            # Temporal keeps this reason as plain text; where payloads are encrypted, the signal has told it.
+            plain = self._client.data_converter.payload_codec is None
+            await handle.cancel(reason=request.cancel if plain else "")
+
+
+async def _keyed(outbox: Outbox, message: Outbound, key: str) -> ToolOutcome:
+    """Raises what failed it, to be sent again; at the last attempt that is the outcome, whatever it is."""
+    try:
+        return await outbox.send(message, key)
+    except TransientFailure as passing:
+        if activity.info().attempt >= MOST_SENDS:
+            return failed(passing.kind, passing.message)
+        wait = None if passing.retry_after is None else timedelta(seconds=passing.retry_after)
+        raise ApplicationError(passing.message, type=passing.kind, next_retry_delay=wait) from None
+    except Exception as error:
+        if activity.info().attempt >= MOST_SENDS:
+            return failed(ToolFault.tool_error, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _self() -> str:
+    """The workflow id of the follow-up that calls."""
+    return activity.info().workflow_id or ""
+
+
+def _why(refused: WorkflowUpdateFailedError) -> str:
+    return refused.cause.message if isinstance(refused.cause, ApplicationError) else str(refused.cause)
+
+
+def _json(command: CreateCommand | TaskCommand) -> dict[str, object]:
+    return command.model_dump(mode="json", exclude_none=True)

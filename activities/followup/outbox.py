@@ -1,0 +1,153 @@
+"""The one port by which messages go out, and its two adapters: a webhook, and a log file."""
+
+import asyncio
+import errno
+import json
+import os
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+
+from activities.http.body import IDENTITY, BodyEncodingError, read_prefix
+from activities.http.retry_after import retry_after
+from activities.security.private import make_private, open_private
+from activities.tools.http import NO_HEADERS, PASSING, in_ascii
+from activities.tools.interface import TransientFailure
+from contracts.failures import ToolFault
+from contracts.followup import Outbound
+from contracts.tool import Effect, ToolOutcome, failed
+
+FILE = "outbound.jsonl"
+MOST_ANSWER = 2000  # bytes of an answer that are told
+
+
+class Outbox(Protocol):
+    """`effect` is `keyed` where the other side honours the key, else `once`: then nothing is sent a second time."""
+
+    @property
+    def effect(self) -> Effect: ...
+
+    @property
+    def timeout(self) -> timedelta: ...
+
+    async def send(self, message: Outbound, key: str) -> ToolOutcome:
+        """A permanent failure is returned, a passing one raised (`TransientFailure`)."""
+
+
+class ListedOutbox:
+    """Sends to the channels of a list only: `channel`, `platform:channel` or `platform:*`."""
+
+    def __init__(self, inner: Outbox, channels: Collection[str]) -> None:
+        self._inner = inner
+        self._channels = frozenset(channels)
+
+    @property
+    def effect(self) -> Effect:
+        return self._inner.effect
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._inner.timeout
+
+    def refusal(self, message: Outbound) -> str | None:
+        """Why such a message is never sent; None where it may be."""
+        spellings = {message.channel_id}
+        if message.platform is not None:
+            spellings |= {f"{message.platform}:{message.channel_id}", f"{message.platform}:*"}
+        if not self._channels.isdisjoint(spellings):
+            return None
+        where = f"{message.platform}:{message.channel_id}" if message.platform else message.channel_id
+        return f"not sent: the channel {where[:200]!r} is not in [outbox] channels of perdure.toml"
+
+    async def send(self, message: Outbound, key: str) -> ToolOutcome:
+        if why := self.refusal(message):
+            return failed(ToolFault.blocked, why)
+        return await self._inner.send(message, key)
+
+
+class LogOutbox:
+    """A JSON line for each message, for whoever sends them on, or looks."""
+
+    effect = Effect.once
+    timeout = timedelta(seconds=10)
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / FILE
+
+    async def send(self, message: Outbound, key: str) -> ToolOutcome:
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = {"key": key, "at": at, **message.model_dump(mode="json", exclude_none=True)}
+        await asyncio.to_thread(self._append, json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        return ToolOutcome(result="written")
+
+    def _append(self, line: bytes) -> None:
+        make_private(self._path.parent)
+        with open(self._path, "ab", buffering=0, opener=open_private) as file:
+            data = self._break(os.fstat(file.fileno()).st_size) + line
+            # In one piece, so that lines of several workers do not mix. What a full disk has taken of one is not taken
+            # back: another worker may have written behind it.
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+
+    def _break(self, size: int) -> bytes:
+        """What ends the stump of a line that a full disk has left."""
+        if not size:
+            return b""
+        with self._path.open("rb") as file:
+            file.seek(size - 1)
+            return b"" if file.read(1) == b"\n" else b"\n"
+
+
+class WebhookOutbox:
+    """The message is POSTed as JSON, with its key in `Idempotency-Key`. 2xx means that it is sent."""
+
+    def __init__(
+        self,
+        url: str,
+        effect: Effect,
+        timeout: timedelta,
+        client: httpx.AsyncClient,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> None:
+        self.effect = effect
+        self.timeout = timeout
+        self._url = url
+        self._client = client
+        self._headers = headers
+
+    async def send(self, message: Outbound, key: str) -> ToolOutcome:
+        body = message.model_dump(mode="json", exclude_none=True)
+        seconds = self.timeout.total_seconds()
+        try:
+            async with asyncio.timeout(seconds):
+                answer, said = await self._post(body, {**self._headers, "idempotency-key": in_ascii(key), **IDENTITY})
+        except httpx.InvalidURL as error:  # no HTTPError, and no time mends it
+            return failed(ToolFault.unreachable, f"the outbox has no usable url: {error}")
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise TransientFailure(ToolFault.timeout, f"the outbox did not answer within {seconds:g} s") from error
+        except httpx.HTTPError as error:
+            raise TransientFailure(ToolFault.unreachable, f"the outbox cannot be reached: {error}") from error
+        if answer.is_success:
+            return ToolOutcome(result="sent")
+        told = f"{answer.status_code} from the outbox: {said}"
+        if answer.status_code in PASSING or answer.status_code >= 500:
+            raise TransientFailure(ToolFault.http_error, told, retry_after(answer.headers))
+        return failed(ToolFault.http_error, told)
+
+    async def _post(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[httpx.Response, str]:
+        """The response, and as much of its text as is shown where it is an error. The rest is not read."""
+        seconds = self.timeout.total_seconds()
+        async with self._client.stream(
+            "POST", self._url, json=body, headers=headers, timeout=seconds, follow_redirects=False
+        ) as answer:
+            if answer.is_success:
+                return answer, ""
+            try:
+                text, _ = await read_prefix(answer, MOST_ANSWER)
+            except BodyEncodingError as error:
+                return answer, str(error)
+            return answer, text.decode(errors="replace")

@@ -1,0 +1,76 @@
+"""What a mailbox is told of a file in `.pending/`, and how much of it at once."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from activities.mailbox.folder import Claimed, MailFolder, told
+from activities.mailbox.inputs import Resolved, Unusable, resolve
+from activities.mailbox.message import MOST_ENVELOPE, NotAMessage, read, read_envelope
+from activities.storage.safe_dir import NotThere
+from contracts.mail.mailbox import Delivery
+from contracts.mail.message import TaskHead
+from decisions.text.formatting import cut
+
+MOST_BYTES = 1024 * 1024  # of a batch. A head has 800 KB at most, where each character of its file takes 12 bytes
+
+
+@dataclass(frozen=True)
+class Looked:
+    """`note` is about its envelope. `is_early`: an input of it may still be being written, so look again soon."""
+
+    delivery: Delivery
+    note: str = ""
+    is_early: bool = False
+
+
+def look(folder: MailFolder, claimed: Claimed) -> Looked:
+    """Raises FileNotFoundError where it is gone; OSError where it can be had only later."""
+    plan, file = claimed.plan, claimed.file
+    if claimed.fault is not None:
+        return Looked(Delivery(file=file, plan=plan, sha256="", fault=claimed.fault))
+    try:
+        data = folder.read(plan, file)
+    except (NotThere, PermissionError) as error:
+        why = f"it cannot be read: {told(error)}"
+        return Looked(Delivery(file=file, plan=plan, sha256="", fault=cut(why, 1000)))
+    digest = sha256(data).hexdigest()
+    note = _note(folder, claimed)
+    try:
+        head, _ = read(data, plan)
+    except NotAMessage as fault:
+        return Looked(Delivery(file=file, plan=plan, sha256=digest, fault=cut(str(fault), 1000)), note)
+    resolved = Resolved()
+    try:
+        if isinstance(head, TaskHead) and head.inputs:
+            resolved = resolve(folder.below, head, folder.rests)
+    except Unusable as fault:
+        return Looked(Delivery(file=file, plan=plan, sha256=digest, head=head, fault=cut(str(fault), 1000)), note)
+    undecided = tuple(resolved.undecided)
+    delivery = Delivery(file=file, plan=plan, sha256=digest, head=head, missing=resolved.missing, undecided=undecided)
+    return Looked(delivery, note, resolved.is_early)
+
+
+def _note(folder: MailFolder, claimed: Claimed) -> str:
+    try:
+        data = folder.envelope(claimed.plan, claimed.file, MOST_ENVELOPE)
+    except OSError as error:
+        return f"the envelope is not read: {told(error)}"
+    if data is None:
+        return ""
+    try:
+        read_envelope(data)
+    except NotAMessage as fault:
+        return f"the envelope is not read: {fault}"
+    return "with its envelope"
+
+
+def at_once(deliveries: Sequence[Delivery]) -> int:
+    """How many of them, from the first, make one batch."""
+    used = 0
+    for number, each in enumerate(deliveries):
+        used += len(json.dumps(each.model_dump(mode="json", by_alias=True, exclude_none=True)))
+        if used > MOST_BYTES and number:
+            return number
+    return len(deliveries)

@@ -1,0 +1,72 @@
+"""What a mailbox has in hand, and what each of it waits for."""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import timedelta
+
+from temporalio.client import Client, WorkflowQueryFailedError
+from temporalio.service import RPCError
+
+from activities.telemetry.attributes import AGENT_STATUS
+from contracts.mail.delivery import Stage, TaskState
+from contracts.mail.mailbox import AckView, MailboxView
+from contracts.run.state import RunStatus
+from decisions.ids import mailbox_workflow_id, run_workflow_id
+
+LOOK_WITHIN = timedelta(seconds=5)
+AT_ONCE = 10
+
+
+@dataclass(frozen=True)
+class InHand:
+    """Of those that are `open`: what waits for inputs, for a person, for a peer outside. `orders` are not done yet."""
+
+    open: int
+    inputs: int = 0
+    people: int = 0
+    peers: int = 0
+    orders: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing moves until somebody outside does something."""
+        return self.open == self.inputs + self.people + self.peers and not self.orders
+
+    def told(self) -> str:
+        waits = [(self.inputs, "inputs"), (self.people, "a person"), (self.peers, "a peer")]
+        named = [f"{count} {'waits' if count == 1 else 'wait'} for {what}" for count, what in waits if count]
+        return f"left: {self.open} in hand{', of them ' if named else ''}{', '.join(named)}"
+
+
+async def in_hand(client: Client, agent: str) -> InHand | None:
+    """None where nobody tells of it now."""
+    handle = client.get_workflow_handle(mailbox_workflow_id(agent))
+    try:
+        view: MailboxView = await handle.query("acks", result_type=MailboxView, rpc_timeout=LOOK_WITHIN)
+    except (RPCError, WorkflowQueryFailedError):
+        return None
+    blocked = [each for each in view.open if each.state is TaskState.blocked]
+    asking = [each for each in blocked if each.run_id]
+    at_work = [each for each in view.open if each not in blocked and each.stage is Stage.running and each.run_id]
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def waits(each: AckView) -> bool:
+        async with slots:
+            return await _waits_for_a_person(client, each.run_id or "")
+
+    waiting = sum(await asyncio.gather(*map(waits, at_work)))
+    return InHand(
+        open=len(view.open),
+        inputs=len(blocked) - len(asking),
+        people=len(asking) + waiting,
+        peers=sum(each.stage is Stage.sent for each in view.open),
+        orders=view.orders,
+    )
+
+
+async def _waits_for_a_person(client: Client, run_id: str) -> bool:
+    try:
+        run = await client.get_workflow_handle(run_workflow_id(run_id)).describe(rpc_timeout=LOOK_WITHIN)
+    except RPCError:
+        return False
+    return run.typed_search_attributes.get(AGENT_STATUS) == RunStatus.waiting_on_human

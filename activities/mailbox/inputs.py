@@ -1,0 +1,156 @@
+"""The inputs of a task, found below the folder's `inputs/` without following links."""
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from activities.mailbox.folder import INPUTS, told
+from activities.mailbox.message import is_skipped
+from activities.mailbox.rest import Rests
+from activities.storage.safe_dir import Beneath, NotThere
+from contracts.mail.message import InputWanted, PickPolicy, TaskHead
+from decisions.mailbox.inputs import (
+    Ambiguous,
+    Candidate,
+    Choice,
+    Chosen,
+    Missing,
+    Several,
+    choose,
+    fits,
+    is_pattern,
+    segments,
+)
+from decisions.text.formatting import cut
+
+MOST_LOOKED = 10_000  # names below inputs/ for one input
+MOST_INPUT = 64 * 1024 * 1024  # bytes
+_MOST_DEEP = 8
+
+
+class Unusable(ValueError):
+    """The inputs can never be had as the task asks for them. The message is one line."""
+
+
+@dataclass
+class Resolved:
+    """`chosen` has the path of each input below `inputs/`, `undecided` those that a person has to choose from.
+
+    `is_early`: what fits an input may still be being written, so it counts as missing.
+    """
+
+    chosen: dict[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    undecided: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    is_early: bool = False
+
+
+def resolve(below: Beneath, head: TaskHead, rests: Rests | None = None) -> Resolved:
+    """`rests` knows the files from earlier looks. Raises Unusable; OSError."""
+    found = Resolved()
+    for wanted in head.inputs:
+        match _choice(below, wanted, head.pick_policy, rests or Rests()):
+            case Chosen(path):
+                found.chosen[wanted.name] = path
+            case Missing():
+                found.missing += (wanted.name,)
+            case None:
+                found.is_early, found.missing = True, (*found.missing, wanted.name)
+            case Several(options):
+                found.undecided[wanted.name] = options
+            case Ambiguous(options):
+                named = cut(", ".join(options), 300)
+                raise Unusable(f"inputs: {wanted.name}: expected one file, and there are several: {named}")
+    if found.missing and not head.wait_for_inputs and not found.is_early:
+        raise Unusable(f"inputs: not there, and the task does not wait: {', '.join(found.missing)}")
+    return found
+
+
+def _choice(below: Beneath, wanted: InputWanted, policy: PickPolicy | None, rests: Rests) -> Choice | None:
+    """None until all that fit have come to rest: one of them may still be being written."""
+    parts = segments(wanted.match)
+    if isinstance(parts, str):
+        raise Unusable(f"inputs: {wanted.name}: {parts}")
+    try:
+        files = _files(below, parts)
+        rest = [rests.is_at_rest(f"{INPUTS}/{path}", status) for path, status in files.items()]
+        if not all(rest):
+            return None
+        candidates = [Candidate(path, status.st_ctime_ns, status.st_size) for path, status in files.items()]
+        digests = _digests(below, candidates, policy)
+    except PermissionError as error:
+        raise Unusable(f"inputs: {wanted.name}: {told(error)}: let the bridge's user read it") from None
+    if large := next((each for each in candidates if each.size > MOST_INPUT), None):
+        raise Unusable(f"inputs: {wanted.name}: {cut(large.path, 200)} has more than {MOST_INPUT:,} bytes")
+    return choose(candidates, policy, digests)
+
+
+def content(below: Beneath, path: str) -> bytes:
+    """Raises OSError, Unusable."""
+    data = below.read(INPUTS, *path.split("/"), most=MOST_INPUT)
+    if len(data) > MOST_INPUT:
+        raise Unusable(f"inputs: {cut(path, 200)} has more than {MOST_INPUT:,} bytes")
+    return data
+
+
+def _digests(below: Beneath, candidates: list[Candidate], policy: PickPolicy | None) -> dict[str, str]:
+    if policy is not PickPolicy.unique or len(candidates) < 2 or len({each.size for each in candidates}) > 1:
+        return {}
+    return {each.path: sha256(content(below, each.path)).hexdigest() for each in candidates}
+
+
+def _files(below: Beneath, parts: tuple[str, ...]) -> dict[str, os.stat_result]:
+    """Each file once, however many ways a pattern with several `**` leads to it."""
+    return dict(_below(below, (), parts, [0]))
+
+
+def _below(
+    below: Beneath, above: tuple[str, ...], parts: tuple[str, ...], looked: list[int]
+) -> Iterator[tuple[str, os.stat_result]]:
+    part, rest = parts[0], parts[1:]
+    if part == "**":
+        yield from _below(below, above, rest or ("*",), looked)
+        if len(above) < _MOST_DEEP:
+            for name, status in _names(below, above, "*", looked):
+                if stat.S_ISDIR(status.st_mode):
+                    yield from _below(below, (*above, name), parts, looked)
+        return
+    for name, status in _names(below, above, part, looked):
+        if rest and stat.S_ISDIR(status.st_mode):
+            yield from _below(below, (*above, name), rest, looked)
+        elif not rest and stat.S_ISREG(status.st_mode) and status.st_nlink == 1:  # a hard link may lead anywhere
+            yield "/".join((*above, name)), status
+
+
+def _names(
+    below: Beneath, above: tuple[str, ...], part: str, looked: list[int]
+) -> Iterator[tuple[str, os.stat_result]]:
+    """What fits in a folder. What goes away meanwhile, or is a link, is not there."""
+    if not is_pattern(part):
+        try:
+            status = below.status(INPUTS, *above, part)
+        except NotThere:
+            return
+        if status is not None:
+            yield part, status
+        return
+    try:
+        with below.folder(INPUTS, *above) as folder, os.scandir(folder) as entries:
+            found = []
+            for entry in entries:
+                looked[0] += 1
+                if looked[0] > MOST_LOOKED:
+                    raise Unusable(
+                        f"inputs/ has more than {MOST_LOOKED:,} names to be looked at: use a folder for each"
+                    )
+                if not is_skipped(entry.name) and entry.name.isprintable() and fits(entry.name, part):
+                    found.append((entry.name, entry))
+            for name, entry in found:
+                try:
+                    yield name, entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+    except (FileNotFoundError, NotThere):
+        return

@@ -1,0 +1,185 @@
+"""`take`: a message enters its lane, with its inputs; a reply goes to the delegation that waits for it."""
+
+import asyncio
+from datetime import UTC, datetime
+from hashlib import blake2b, sha256
+from pathlib import Path
+
+from temporalio.client import Client, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.conversation import submit
+from activities.mailbox.inputs import Resolved, Unusable, content, resolve
+from activities.mailbox.message import NotAMessage, read
+from activities.mailbox.pages import Pages
+from activities.mailbox.writer import Told
+from activities.storage.workspace import ARTIFACTS, OutsideWorkspace, Workspace, folder_name
+from activities.update import answered
+from contracts.conversation import Choice, LaneFault, SubmitRequest
+from contracts.mail.commands import Done
+from contracts.mail.delivery import Ack, Letter, LetterEnding, TaskState, Transition
+from contracts.mail.message import ReplyHead, TaskHead
+from contracts.mail.peers import MailReply, ReplyVerdict
+from contracts.sender import MAILBOX
+from decisions import ids
+from decisions.mailbox.delivery import BAD_MESSAGE
+from decisions.text.formatting import cut
+
+TASK_FILE = f"{ARTIFACTS}/task.md"
+GOAL_SHOWN = 100_000  # characters of a task in the conversation; a longer one lies in a file
+ANSWERED_WITHIN = 30.0  # seconds; whoever is silent for longer holds up its own message alone
+_MOST_KEY = 64  # bytes of a fairness key
+_FINAL = (LaneFault.invalid_input,)
+
+
+class Takes:
+    def __init__(self, client: Client, told: Told, pages: Pages, workspaces: Path, task_queue: str) -> None:
+        self._client = client
+        self._folder = told.folder
+        self._told = told
+        self._pages = pages
+        self._workspaces = workspaces
+        self._queue = task_queue
+        self._copying = asyncio.Lock()  # inputs are large
+
+    async def take(self, letter: Letter) -> Done:
+        """Nothing is done about a message before the folder has it that it is consumed.
+
+        Raises TimeoutError where its lane, or the delegation, does not answer: taken again, it is the same message.
+        """
+        try:
+            data = await asyncio.to_thread(self._folder.read, letter.plan, letter.file)
+            if sha256(data).hexdigest() != letter.sha256:
+                return over("its file was changed after it had been claimed")
+            head, body = read(data, letter.plan)
+        except FileNotFoundError:
+            return over("its file is gone")
+        except NotAMessage as fault:
+            return over(str(fault))
+        await asyncio.to_thread(self._consume, letter, data)
+        if isinstance(head, ReplyHead):
+            return await self._hand_over(letter, head, body)
+        return await self._submit(letter, head, body)
+
+    def _consume(self, letter: Letter, data: bytes) -> None:
+        """Told before anything is done about it."""
+        self._told.raw(letter, data)
+        self._told.ack(letter, Ack.consumed)
+        self._told.state(letter)
+
+    async def _submit(self, letter: Letter, head: TaskHead, body: str) -> Done:
+        conversation_id = ids.mail_conversation_id(self._folder.agent, letter.task)
+        request_id = ids.mail_request_id(letter.key, letter.attempt)
+        run_id = ids.turn_run_id(conversation_id, request_id)
+        workspace = Workspace(self._workspaces / folder_name(run_id))
+        try:
+            async with self._copying:
+                resolved = await asyncio.to_thread(self._provide, head, body, workspace)
+        except (Unusable, OutsideWorkspace) as fault:
+            return over(str(fault))
+        if resolved.missing:
+            return Done(later=True)
+        if resolved.undecided:
+            await asyncio.to_thread(self._told.ask, letter, run_id, resolved.undecided)
+        request = SubmitRequest(
+            request_id=request_id,
+            goal=_goal(head, body, resolved),
+            agent=self._folder.agent,
+            raw=head.model_dump(mode="json", by_alias=True, exclude_none=True),
+            choices=tuple(Choice(name=name, options=options) for name, options in resolved.undecided.items()),
+            mailbox=self._folder.agent,
+            sender=MAILBOX,
+        )
+        fair = _fairness_key(head.plan_id)
+        try:
+            given = submit(self._client, self._queue, conversation_id, request, closes=True, fairness_key=fair)
+            await answered(given, ANSWERED_WITHIN)
+        except WorkflowUpdateFailedError as error:
+            kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
+            if kind in _FINAL:
+                return over(cut(getattr(error.cause, "message", str(error.cause)), 300))
+            if kind != LaneFault.request_reused:  # which has begun, with the inputs that were there then
+                return Done()
+        at = datetime.now(UTC)
+        state = TaskState.blocked if resolved.undecided else TaskState.running
+        begun = letter.model_copy(update={"run_id": run_id})
+        await asyncio.to_thread(self._told.state, begun, Transition(state=state, at=at))
+        await self._pages.begin(begun, body)
+        return Done(run_id=run_id, is_blocked=bool(resolved.undecided), at=at)
+
+    def _provide(self, head: TaskHead, body: str, workspace: Workspace) -> Resolved:
+        """Puts the inputs where the run finds them. Those that are being written again are missing for now.
+
+        Raises Unusable, OutsideWorkspace.
+        """
+        resolved = resolve(self._folder.below, head, self._folder.rests)
+        if resolved.missing and resolved.is_early:
+            return resolved
+        if resolved.missing:
+            raise Unusable(f"inputs: they are gone: {', '.join(resolved.missing)}")
+        if head.inputs or len(body) > GOAL_SHOWN:
+            workspace.create()
+        if len(body) > GOAL_SHOWN:
+            workspace.write(TASK_FILE, body.encode())
+        wanted = {name: (path,) for name, path in resolved.chosen.items()} | resolved.undecided
+        for name, paths in wanted.items():
+            for path in paths:
+                workspace.write(_place(name, path), content(self._folder.below, path))
+        return resolved
+
+    async def _hand_over(self, letter: Letter, head: ReplyHead, body: str) -> Done:
+        """To the delegation that waits for it. Handed over again, it gets the same answer."""
+        run_id, _, step = head.task_id.rpartition(".")
+        verdict = ReplyVerdict.orphan
+        if run_id and step.isascii() and step.isdigit() and head.subtask_id:
+            reply = MailReply(
+                mailbox=self._folder.agent,
+                sender=head.sender,
+                subtask_id=head.subtask_id,
+                status=head.status,
+                body=body,
+                artifacts=head.artifacts,
+            )
+            handle = self._client.get_workflow_handle(ids.delegation_workflow_id(run_id, int(step)))
+            try:
+                told = handle.execute_update(
+                    "reply", reply.model_dump(mode="json"), id=f"mail:{letter.key}", result_type=str
+                )
+                verdict = ReplyVerdict(await answered(told, ANSWERED_WITHIN))
+            except WorkflowUpdateFailedError:
+                verdict = ReplyVerdict.orphan
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:
+                    raise
+        return Done(ending=LetterEnding(ack=Ack.succeeded, details=verdict))
+
+
+def over(why: str) -> Done:
+    return Done(ending=LetterEnding(ack=Ack.failed, details=why, fault=BAD_MESSAGE))
+
+
+def _goal(head: TaskHead, body: str, resolved: Resolved) -> str:
+    """The task in words, with where its inputs lie."""
+    lines = [body.strip() if len(body) <= GOAL_SHOWN else _beginning(body)]
+    if head.expected_output:
+        lines.append(f"Expected output: {head.expected_output}")
+    if head.inputs:
+        named = [f"- {name}: {_place(name, path)}" for name, path in resolved.chosen.items()]
+        named += [f"- {name}: {_place(name, '<the file that a person picks>')}" for name in resolved.undecided]
+        lines.append("Inputs:\n" + "\n".join(named))
+    return "\n\n".join(lines)
+
+
+def _beginning(body: str) -> str:
+    return f"{body[:2000]}\n\n… The whole task, {len(body):,} characters, is in {TASK_FILE}: read it."
+
+
+def _place(name: str, path: str) -> str:
+    return f"{ARTIFACTS}/inputs/{name}/{path}"
+
+
+def _fairness_key(plan_id: str) -> str:
+    if len(plan_id.encode(errors="replace")) <= _MOST_KEY:
+        return plan_id
+    return blake2b(plan_id.encode(errors="replace"), digest_size=16).hexdigest()

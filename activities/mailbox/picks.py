@@ -1,0 +1,160 @@
+"""What a person has picked where several files fit: from the request's file to the run that waits, and away again."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from temporalio.client import Client, WorkflowQueryFailedError, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.mailbox.result import LOOK_WITHIN
+from activities.mailbox.writer import REQUEST, Told
+from activities.storage.safe_dir import NotThere
+from activities.update import answered
+from contracts.run.question import QuestionKind
+from contracts.run.signals import HumanInput
+from contracts.run.state import QuestionView, RunStatus, RunView
+from contracts.sender import MAILBOX
+from decisions.ids import mailbox_workflow_id, run_workflow_id
+from decisions.text.formatting import cut
+
+_log = logging.getLogger(__name__)
+
+ANSWERED_WITHIN = 10.0  # seconds; the folder's bridge waits for it
+LOOK_EVERY = 5  # looks at a file until its run is asked whether it still waits
+
+
+def _unsigned(_: RunView, answer: HumanInput) -> HumanInput:
+    return answer
+
+
+class Picks:
+    """What was asked is known from a copy; of the request itself only `pick` is read, as a person writes there."""
+
+    def __init__(
+        self, client: Client, told: Told, sign: Callable[[RunView, HumanInput], HumanInput] = _unsigned
+    ) -> None:
+        self._client = client
+        self._told = told
+        self._sign = sign
+        self._looks: dict[str, int] = {}
+        self._spoiled: dict[str, str] = {}  # by task, what is wrong with its request
+
+    async def look(self) -> int:
+        """How many requests are open. Answers those that a person has decided; raises OSError, RPCError."""
+        tasks = await asyncio.to_thread(self._told.asked)
+        self._looks = {task: self._looks.get(task, 0) for task in tasks}
+        self._spoiled = {task: why for task, why in self._spoiled.items() if task in self._looks}
+        for task in tasks:
+            try:
+                await self._look_at(task)
+            except NotThere as error:
+                self._tell(task, f"expected a regular file, in a folder: {error.filename}")
+        return len(tasks)
+
+    async def _look_at(self, task: str) -> None:
+        asked = await asyncio.to_thread(self._told.question, task)
+        if not asked.get("run_id") or not _choices(asked):
+            await asyncio.to_thread(self._told.answered, task)  # nobody knows any more what it was
+            return
+        found = await asyncio.to_thread(self._told.request, task)
+        is_due = self._looks[task] % LOOK_EVERY == 0
+        self._looks[task] += 1
+        request = dict(asked)
+        request.update({name: value for name, value in (found or {}).items() if name in {"pick", "fault"}})
+        if found == {}:
+            self._tell(task, "it is no JSON object any more: mend it, or remove it and it is written again")
+        else:
+            self._spoiled.pop(task, None)
+        if is_due or any(_picks(request).values()):
+            await self._decide(task, request, is_gone=found is None)
+
+    def _tell(self, task: str, why: str) -> None:
+        """Said once."""
+        if self._spoiled.get(task) != why:
+            _log.warning("tasks/%s/%s: %s", task, REQUEST, why)
+        self._spoiled[task] = why
+
+    async def _decide(self, task: str, request: dict[str, Any], *, is_gone: bool) -> None:
+        handle = self._client.get_workflow_handle(run_workflow_id(str(request.get("run_id"))))
+        try:
+            view: RunView = await handle.query("state", result_type=RunView, rpc_timeout=LOOK_WITHIN)
+        except WorkflowQueryFailedError:
+            return
+        except RPCError as error:
+            if error.status in {RPCStatusCode.NOT_FOUND, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED}:
+                return  # its lane has not begun it yet, or nobody answers now
+            raise
+        question = view.question
+        if question is None or question.kind != QuestionKind.choice:
+            if view.turns > 0 or view.status is RunStatus.running:  # else it has not asked yet
+                await self._over(task, request)
+            return
+        if is_gone:  # an editor may put it back in a moment
+            await asyncio.to_thread(self._told.ask_again, task, request)
+            return
+        name, picked = _picked(request, question)
+        if picked is not None and picked not in question.options:
+            await self._fault(task, request, f"{name}: expected one of the options, not {cut(picked, 200)!r}")
+        elif picked is not None:
+            await self._answer(task, request, view, picked)
+
+    async def _answer(self, task: str, request: dict[str, Any], view: RunView, picked: str) -> None:
+        handle = self._client.get_workflow_handle(run_workflow_id(str(request.get("run_id"))))
+        if (question := view.question) is None:
+            return
+        name, _ = _picked(request, question)
+        said = HumanInput(question_id=question.id, text=picked, by="the request's file", sender=MAILBOX)
+        update = handle.execute_update("answer", self._sign(view, said).model_dump(mode="json", exclude_none=True))
+        try:
+            await answered(update, ANSWERED_WITHIN)
+        except TimeoutError:
+            return  # the file is looked at again
+        except WorkflowUpdateFailedError as error:
+            why = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
+            await self._fault(task, request, f"{name}: {cut(why, 200)}")
+            return
+        self._looks[task] = 0  # what it asks next is looked at soon
+        if name == _choices(request)[-1][0]:
+            await self._over(task, request)
+
+    async def _over(self, task: str, request: dict[str, Any]) -> None:
+        """The question is gone, whoever answered it: the run goes on."""
+        handle = self._client.get_workflow_handle(mailbox_workflow_id(self._told.agent))
+        await handle.signal("input_picked", {"key": str(request.get("key", ""))})
+        await asyncio.to_thread(self._told.answered, task)
+
+    async def _fault(self, task: str, request: dict[str, Any], fault: str) -> None:
+        if request.get("fault") != fault:
+            await asyncio.to_thread(self._told.note, task, {**request, "fault": fault})
+
+
+def _picks(request: dict[str, Any]) -> dict[str, str]:
+    """By the names of the inputs. Of a single one, its pick may stand alone."""
+    pick, names = request.get("pick"), [name for name, _ in _choices(request)]
+    if isinstance(pick, str) and len(names) == 1:
+        return {names[0]: pick} if pick else {}
+    return {name: said for name, said in pick.items() if isinstance(said, str)} if isinstance(pick, dict) else {}
+
+
+def _choices(request: dict[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
+    found = request.get("choices")
+    rows = [each for each in _list(found) if isinstance(each, dict)]
+    return [(str(each.get("name")), tuple(map(str, _list(each.get("options"))))) for each in rows]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _picked(request: dict[str, Any], question: QuestionView) -> tuple[str, str | None]:
+    """What is picked for the input that the run asks for now: by its options, and where several have them, by name."""
+    picks = _picks(request)
+    fitting = [name for name, options in _choices(request) if options == question.options]
+    named = (
+        [name for name in fitting if name in question.text] or fitting or [name for name, _ in _choices(request)][:1]
+    )
+    name = named[0] if named else ""
+    return name, picks.get(name)

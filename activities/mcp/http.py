@@ -1,0 +1,61 @@
+"""The HTTP client behind a connection to an MCP server at a URL: bounded, and telling of what the SDK leaves out."""
+
+from collections.abc import AsyncIterator, Callable
+
+import httpx2
+
+from activities.http.body import IDENTITY, BodyEncodingError, decode_pieces
+from activities.mcp.config import HttpServer
+from activities.mcp.stdio import MOST_LINE
+
+
+class _Bounded(httpx2.AsyncHTTPTransport):
+    """Bounds the decoded size of an answer in one piece, as the SDK bounds each event of one in a stream.
+
+    A stream is unpacked in small pieces, so that the SDK's bound is reached before the memory is full.
+    """
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        request.headers.update(IDENTITY)
+        response = await super().handle_async_request(request)
+        if isinstance(response.stream, httpx2.AsyncByteStream):
+            encoding = response.headers.pop("content-encoding", "")  # decoded here, and by nothing after it
+            is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+            response.stream = _Decoded(response.stream, encoding, None if is_events else MOST_LINE)
+        return response
+
+
+class _Decoded(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream, encoding: str, limit: int | None) -> None:
+        self._stream = stream
+        self._encoding = encoding
+        self._limit = limit
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        count = 0
+        try:
+            async for piece in decode_pieces(self._encoding, self._stream):
+                count += len(piece)
+                if self._limit is not None and count > self._limit:
+                    raise httpx2.StreamError(f"the answer is larger than {self._limit:,} bytes")
+                yield piece
+        except BodyEncodingError as error:
+            raise httpx2.StreamError(str(error)) from None
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def http_client(server: HttpServer, connect: float, on_said: Callable[[str], None]) -> httpx2.AsyncClient:
+    """`connect` is in seconds. Calls have a timeout of their own, so a silent stream is none."""
+
+    async def look(response: httpx2.Response) -> None:
+        if response.status_code >= 400:  # which the SDK does not tell
+            on_said(f"HTTP {response.status_code} {response.reason_phrase}".strip())
+
+    return httpx2.AsyncClient(
+        transport=_Bounded(trust_env=False),
+        headers=dict(server.headers),
+        timeout=httpx2.Timeout(connect, read=None),
+        event_hooks={"response": [look]},
+    )

@@ -1,0 +1,80 @@
+"""Which tools an MCP server has, as far as a model can be offered them."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from mcp import Client
+from mcp_types import Tool
+
+from activities.tools.json_schema import schema_fault
+from contracts.mcp import Pin
+from decisions.api_tool import MAX_DEFINITION, api_fault
+from decisions.mcp import foreign_reference, pin, tool_name, unfit
+
+_log = logging.getLogger(__name__)
+
+MOST_PAGES = 100  # of a listing
+MOST_TOOLS = 1000
+MOST_DEFINITIONS = 4 * 1024 * 1024  # bytes of those of one server: to look at a megabyte takes one to six seconds
+
+
+async def listed(client: Client, server: str) -> tuple[dict[str, Pin], dict[str, str]]:
+    """The tools by name, and those that cannot be offered with the reason. Raises what the client raises."""
+    tools = await _all(client, server)
+    return await asyncio.to_thread(_judged, server, tools)  # the connection, and all else here, goes on meanwhile
+
+
+async def _all(client: Client, server: str) -> list[Tool]:
+    """The listing ends with its last page, and where a page names a cursor that came before or brings nothing new."""
+    tools: dict[str, Tool] = {}
+    cursor: str | None = None
+    cursors: set[str] = set()
+    for _ in range(MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        new = {tool.name: tool for tool in page.tools if tool.name not in tools}
+        tools |= new
+        cursor = page.next_cursor
+        if cursor is None or len(tools) > MOST_TOOLS:
+            break
+        if cursor in cursors or (page.tools and not new):
+            _log.warning("mcp server %s: its list of tools does not end: it is read up to where it repeats", server)
+            break
+        cursors.add(cursor)
+    return list(tools.values())[:MOST_TOOLS]
+
+
+def _judged(server: str, tools: Iterable[Tool]) -> tuple[dict[str, Pin], dict[str, str]]:
+    offered: dict[str, Pin] = {}
+    refused: dict[str, str] = {}
+    taken = 0
+    for tool in tools:
+        size = len(tool.model_dump_json(include={"description", "input_schema", "annotations"}))
+        taken += size if size <= MAX_DEFINITION else 0
+        if taken > MOST_DEFINITIONS:
+            refused[tool.name] = f"the definitions of its server are larger than {MOST_DEFINITIONS:,} bytes"
+        elif why := _fault(server, tool, size):
+            refused[tool.name] = why
+        else:
+            offered[tool.name] = _pinned(tool)
+    return offered, refused
+
+
+def _pinned(tool: Tool) -> Pin:
+    annotations = tool.annotations.model_dump(mode="json", by_alias=True, exclude_none=True) if tool.annotations else {}
+    return pin(tool.description or tool.title or "", tool.input_schema, annotations)
+
+
+def _fault(server: str, tool: Tool, size: int) -> str | None:
+    """Why a model cannot be offered this tool; None if it can."""
+    if why := unfit(server, tool.name):
+        return why
+    if size > MAX_DEFINITION:
+        return f"its definition is larger than {MAX_DEFINITION:,} bytes"
+    if fault := api_fault(tool_name(server, tool.name), tool.description or "", tool.input_schema):
+        return f"models do not take it: {fault[1]}"
+    if target := foreign_reference(tool.input_schema):
+        return f"its inputSchema refers to {target[:200]}, which lies outside of it"
+    if why := schema_fault(tool.input_schema):
+        return f"its inputSchema is none: {why}"
+    return None

@@ -1,0 +1,127 @@
+"""`mcp.lock.json`: the definitions that were accepted, beside `.mcp.json` and meant to be committed.
+
+A worker offers exactly what stands here. So it needs no server to start, and all workers offer the same.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from contracts.mcp import Pin, PinFile, PinnedProgram, PinnedServer
+from decisions.errors import fault_line
+from decisions.mcp import is_sound
+
+NAME = "mcp.lock.json"
+
+Pins = Mapping[str, Mapping[str, Pin]]  # by server, and by the server's name of the tool
+
+_log = logging.getLogger(__name__)
+
+
+class BadLock(ValueError):
+    """The file cannot be read. The message is one line for the person who can mend it."""
+
+
+class Accepted(dict[str, dict[str, Pin]]):
+    """The accepted definitions by server and tool, and the accepted programs by server."""
+
+    def __init__(self, pins: Pins, programs: Mapping[str, PinnedProgram]) -> None:
+        super().__init__({server: dict(tools) for server, tools in pins.items()})
+        self.programs = dict(programs)
+
+
+def read_lock(path: Path) -> Accepted:
+    """What was accepted; nothing where there is no file. Raises BadLock."""
+    try:
+        file = PinFile.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return Accepted({}, {})
+    except OSError as error:
+        raise BadLock(f"{path}: {error.strerror}") from None
+    except ValidationError as error:
+        raise BadLock(f"{path}: {fault_line(error, 'the file')}") from None
+    for server, pinned in file.servers.items():
+        for tool, kept in pinned.tools.items():
+            if not is_sound(kept):
+                fault = f"{server}.{tool} was edited, its sha256 is another one"
+                raise BadLock(f"{path}: {fault}: take it out, then perdure tools --accept {server}")
+    return Accepted({server: pinned.tools for server, pinned in file.servers.items()}, file.programs)
+
+
+def change_lock(path: Path, change: Callable[[Accepted], None]) -> Accepted:
+    """Applies a change to what the file says now, and writes it as a whole. Raises BadLock and OSError.
+
+    Of several that write at the same time each sees what the others wrote.
+    """
+    with _alone(path.parent):
+        pins = read_lock(path)
+        before = json.dumps(_lock_content(pins))
+        change(pins)
+        if json.dumps(_lock_content(pins)) != before or not path.exists():
+            _replace(path, pins)
+        return pins
+
+
+def keep_first(path: Path, seen: Pins, programs: Mapping[str, PinnedProgram] | None = None) -> Accepted:
+    """Accepts servers that were never seen before; what is there already stays.
+
+    Where the folder cannot be written they hold for this worker only.
+    """
+
+    def add(pins: Accepted) -> None:
+        for server, tools in seen.items():
+            if server not in pins and programs and server in programs:
+                pins.programs[server] = programs[server]
+            pins.setdefault(server, dict(tools))
+
+    try:
+        return change_lock(path, add)
+    except OSError as error:
+        _log.warning("%s cannot be written (%s): what it should hold holds for this worker only", path, error.strerror)
+        pins = read_lock(path)
+        add(pins)
+        return pins
+
+
+def _lock_content(pins: Accepted) -> dict[str, object]:
+    servers = {
+        server: PinnedServer(tools={tool: pins[server][tool] for tool in sorted(pins[server])})
+        for server in sorted(pins)
+    }
+    programs = {server: pins.programs[server] for server in sorted(pins.programs)}
+    whole = PinFile(servers=servers, programs=programs).model_dump(mode="json", by_alias=True)
+    return whole if programs else {name: value for name, value in whole.items() if name != "programs"}
+
+
+def _replace(path: Path, pins: Accepted) -> None:
+    text = json.dumps(_lock_content(pins), indent=2, ensure_ascii=False) + "\n"
+    descriptor, name = tempfile.mkstemp(prefix=f".{NAME}-", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), 0o644)  # as a file that is committed, not as a temporary one
+            file.write(text.encode(errors="backslashreplace"))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One writer at a time, on this machine; the lock is the folder's, so no file is left of it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

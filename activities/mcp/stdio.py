@@ -1,0 +1,223 @@
+"""An MCP server as a program: its start and end, and its messages as lines, whatever it writes.
+
+The SDK's own transport has no bound on a line and hands the server our stderr. Here a line has a bound, noise is read
+slowly and dropped, and what the server writes to its stderr goes to the log.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from time import monotonic
+from typing import Self, TypeVar
+
+import anyio
+from mcp.client.stdio import get_default_environment
+from mcp.shared.message import SessionMessage
+from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
+
+from activities.mcp.config import StdioServer
+
+MOST_LINE = 64 * 1024 * 1024  # bytes of a message, as of an answer over HTTP
+CHUNK = 64 * 1024  # bytes that are read at once; the pipe holds the rest back
+MOST_REQUESTS = 64  # of the server to us, without an answer yet; it has no need of any
+QUIET = 0.01  # seconds of rest after `NOISE` messages that are of no use: 10,000 a second are read at most
+NOISE = 100
+MOST_LOGGED = 100  # lines of stderr a minute
+MOST_LOG_LINE = 500  # characters
+GRACE = 2.0  # seconds for a server to end once its stdin is closed, and again after SIGTERM
+
+WANTED = ("notifications/tools/list_changed", "notifications/cancelled")
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Process:
+    """A started server. Both streams of the transport are this object."""
+
+    def __init__(
+        self, name: str, stdout: asyncio.StreamReader, stdin: asyncio.StreamWriter, on_end: Callable[[], None]
+    ) -> None:
+        self._name = name
+        self._stdout = stdout
+        self._stdin = stdin
+        self._on_end = on_end
+        self._writing = asyncio.Lock()
+        self._held = bytearray()  # read, and no whole line yet
+        self._looked = 0  # of that: there is no end of a line before here
+        self._noise = 0
+        self._asked = 0
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def receive(self) -> SessionMessage | Exception:
+        """The next message that is of use. Raises EndOfStream."""
+        while True:
+            line = await self._line()
+            if line is None:
+                self._on_end()
+                raise anyio.EndOfStream
+            if (message := self._useful(line)) is not None:
+                return message
+            self._noise += 1
+            if self._noise % NOISE == 0:
+                await asyncio.sleep(QUIET)
+
+    async def _line(self) -> bytes | None:
+        """None at the end, and where a line has none: nothing after it could be told from it."""
+        while (end := self._held.find(b"\n", self._looked)) < 0:
+            self._looked = len(self._held)
+            if self._looked > MOST_LINE:
+                _log.warning("mcp server %s: a line of more than %s bytes: it is stopped", self._name, f"{MOST_LINE:,}")
+                return None
+            try:
+                chunk = await self._stdout.read(CHUNK)
+            except ConnectionError:
+                return None
+            if not chunk:
+                return None
+            self._held += chunk
+        line = bytes(self._held[:end])
+        del self._held[: end + 1]
+        self._looked = 0
+        return line
+
+    def _useful(self, line: bytes) -> SessionMessage | None:
+        try:
+            message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except (ValueError, RecursionError):
+            if self._noise < NOISE and line.strip():
+                said = line[:MOST_LOG_LINE].decode(errors="replace").strip()
+                _log.warning("mcp server %s: not a message: %s", self._name, said)
+            return None
+        if isinstance(message, JSONRPCNotification) and message.method not in WANTED:
+            return None
+        if isinstance(message, JSONRPCRequest):
+            if self._asked >= MOST_REQUESTS:
+                return None
+            self._asked += 1
+        return SessionMessage(message)
+
+    async def send(self, item: SessionMessage, /) -> None:
+        """Raises BrokenResourceError where the server has ended."""
+        if isinstance(item.message, JSONRPCResponse | JSONRPCError):
+            self._asked = max(self._asked - 1, 0)
+        line = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+        async with self._writing:
+            try:
+                self._stdin.write(line)
+                await self._stdin.drain()
+            except (ConnectionError, RuntimeError) as error:  # RuntimeError: the pipe is closed on our side
+                raise anyio.BrokenResourceError from error
+
+    async def aclose(self) -> None:
+        """The process is ended by who started it."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+
+@asynccontextmanager
+async def started(
+    server: StdioServer, on_end: Callable[[], None], on_said: Callable[[str], None]
+) -> AsyncIterator[tuple[Process, Process]]:
+    """The transport of a server that runs while the block does. `on_said` gets each line of its stderr.
+
+    Raises OSError and ValueError where it cannot be started.
+    """
+    process = await asyncio.create_subprocess_exec(
+        server.command,
+        *server.args,
+        env={**get_default_environment(), **server.env},
+        cwd=server.cwd,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        limit=CHUNK,
+        start_new_session=True,  # a Ctrl-C at the terminal is for the worker, which then ends it
+    )
+    stdin, stdout, stderr = _there(process.stdin), _there(process.stdout), _there(process.stderr)
+    listening = asyncio.create_task(_listen(server.name, stderr, on_said))
+    try:
+        both = Process(server.name, stdout, stdin, on_end)
+        yield both, both
+    finally:
+        # To its end, whoever cancels: a server that is left behind is nobody's.
+        ending = asyncio.create_task(_end(process, stdin, [listening, asyncio.create_task(_drain(stdout))]))
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(ending)
+        await asyncio.wait([ending])
+
+
+def _there(pipe: T | None) -> T:
+    if pipe is None:
+        raise AssertionError("the process was started with pipes")
+    return pipe
+
+
+async def _listen(name: str, stderr: asyncio.StreamReader, on_said: Callable[[str], None]) -> None:
+    """What it writes to stderr, in pieces of bounded length, until it closes it."""
+    logged, since = 0, monotonic()
+    while data := await stderr.read(4096):
+        if monotonic() - since > 60:
+            logged, since = 0, monotonic()
+        for line in filter(None, (line.strip() for line in data.decode(errors="replace").splitlines())):
+            on_said(line[:MOST_LOG_LINE])
+            logged += 1
+            if logged <= MOST_LOGGED:
+                _log.info("mcp server %s: %s", name, line[:MOST_LOG_LINE])
+            elif logged == MOST_LOGGED + 1:
+                _log.info("mcp server %s: (what more it says within the minute is left out)", name)
+        await asyncio.sleep(0)
+
+
+async def _drain(stdout: asyncio.StreamReader) -> None:
+    """A server that is stuck in writing does not see that its stdin was closed."""
+    while await stdout.read(CHUNK):
+        pass
+
+
+async def _end(
+    process: asyncio.subprocess.Process, stdin: asyncio.StreamWriter, reading: list[asyncio.Task[None]]
+) -> None:
+    """Closes its stdin, as MCP has it; then SIGTERM, then SIGKILL, to all that it has started."""
+    stdin.close()
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if await _has_ended(process):
+            break
+        _signal(process, number)
+    else:
+        await _has_ended(process)
+    _signal(process, signal.SIGKILL)  # what it has left behind
+    for task in reading:
+        task.cancel()
+    await asyncio.gather(*reading, return_exceptions=True)
+    # A pipe that a survivor holds open would keep the transport, and warn when it is collected.
+    process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public closes it
+
+
+async def _has_ended(process: asyncio.subprocess.Process) -> bool:
+    """Not `wait`, which also waits for pipes that a child of it may hold."""
+    until = monotonic() + GRACE
+    while process.returncode is None and monotonic() < until:  # noqa: ASYNC110 - nothing tells of it but a look
+        await asyncio.sleep(0.01)
+    return process.returncode is not None
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

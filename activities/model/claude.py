@@ -1,0 +1,86 @@
+"""The Claude models of today: context window in tokens, USD per million tokens."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from activities.model.price import Price
+
+
+@dataclass(frozen=True)
+class ClaudeModel:
+    """`window` in tokens. `price` is None where no official page tells all of it; a project's `[prices]` can."""
+
+    window: int
+    price: Price | None
+
+
+# Read in November 2026 from the Claude Platform Docs: "Pricing", "Models overview", "Model IDs and versioning", each
+# model's own page, and the "Claude Platform release notes" for what has changed since (Sonnet 5.5's cache reads).
+# Cache writes are those that live 5 minutes, which is all that we ask for. Of Fable 5.2 they tell $8 and $40 but not
+# what its cache costs, and most of a long run is read from the cache.
+_FABLE_5 = ClaudeModel(1_000_000, Price(input=10, output=50, cache_read=1, cache_write=12.5))
+_FABLE_5_1 = ClaudeModel(1_000_000, Price(input=10, output=50, cache_read=0.25, cache_write=12.5))
+_FABLE_5_2 = ClaudeModel(1_000_000, None)
+_OPUS_4_5 = ClaudeModel(200_000, Price(input=5, output=25, cache_read=0.5, cache_write=6.25))
+_OPUS_4_6 = ClaudeModel(1_000_000, Price(input=5, output=25, cache_read=0.5, cache_write=6.25))
+_OPUS_5_5 = ClaudeModel(1_000_000, Price(input=4, output=20, cache_read=0.2, cache_write=5))
+_SONNET_4_5 = ClaudeModel(200_000, Price(input=3, output=15, cache_read=0.3, cache_write=3.75))
+_SONNET_4_6 = ClaudeModel(1_000_000, Price(input=3, output=15, cache_read=0.3, cache_write=3.75))
+_SONNET_5 = ClaudeModel(1_000_000, Price(input=2, output=10, cache_read=0.2, cache_write=2.5))
+_SONNET_5_5 = ClaudeModel(1_000_000, Price(input=2, output=10, cache_read=0.1, cache_write=2.5))
+_HAIKU_4_5 = ClaudeModel(200_000, Price(input=1, output=5, cache_read=0.1, cache_write=1.25))
+_HAIKU_5_5 = ClaudeModel(
+    1_000_000,
+    Price(
+        input=0.1,
+        output=0.5,
+        cache_read=0.01,
+        cache_write=0.125,
+        long_prompt=100_000,
+        long=Price(input=0.5, output=2.5, cache_read=0.05, cache_write=0.625),
+    ),
+)
+
+# Ids since generation 4.6 have no date and no alias; those before have both, and both are taken.
+MODELS: Mapping[str, ClaudeModel] = MappingProxyType(
+    {
+        "claude-fable-5-2": _FABLE_5_2,
+        "claude-mythos-5-2": _FABLE_5_2,
+        "claude-fable-5-1": _FABLE_5_1,
+        "claude-mythos-5-1": _FABLE_5_1,
+        "claude-fable-5": _FABLE_5,
+        "claude-mythos-5": _FABLE_5,
+        "claude-opus-5-5": _OPUS_5_5,
+        "claude-opus-5": _OPUS_4_6,
+        "claude-opus-4-8": _OPUS_4_6,
+        "claude-opus-4-7": _OPUS_4_6,
+        "claude-opus-4-6": _OPUS_4_6,
+        "claude-opus-4-5": _OPUS_4_5,
+        "claude-opus-4-5-20251101": _OPUS_4_5,
+        "claude-sonnet-5-5": _SONNET_5_5,
+        "claude-sonnet-5": _SONNET_5,
+        "claude-sonnet-4-6": _SONNET_4_6,
+        "claude-sonnet-4-5": _SONNET_4_5,
+        "claude-sonnet-4-5-20250929": _SONNET_4_5,
+        "claude-haiku-5-5": _HAIKU_5_5,
+        "claude-haiku-4-5": _HAIKU_4_5,
+        "claude-haiku-4-5-20251001": _HAIKU_4_5,
+    }
+)
+
+PRICES: Mapping[str, Price] = MappingProxyType({name: model.price for name, model in MODELS.items() if model.price})
+
+CHEAP = "claude-haiku-5-5"
+DEFAULT_WINDOW = 200_000  # what every Claude model has at least; a model of somebody else's is told by `[model] window`
+
+
+def window_of(model: str) -> int:
+    """Tokens; the default for a model that the table does not know."""
+    known = MODELS.get(model)
+    return known.window if known else DEFAULT_WINDOW
+
+
+def summary_model_of(model: str) -> str:
+    """Who writes summaries for a run of `model`: a cheap sibling, or the same where we know of none."""
+    return CHEAP if model in MODELS else model

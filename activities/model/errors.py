@@ -1,0 +1,123 @@
+"""Each failure of a model's provider as a named kind: retryable or not, with the delay that the server asked for."""
+
+import random
+from datetime import timedelta
+
+import anthropic
+import httpx2
+from temporalio.exceptions import ApplicationError
+
+from activities.http.retry_after import retry_after
+from contracts.failures import RunFailure, Stop
+
+MAY_PASS = frozenset({408, 409, 425, 429})  # of what begins with 3 or 4, the rest of which no retry mends
+NEVER_DONE = frozenset({501, 505})  # of what begins with 5, the rest of which may pass
+ABOUT_THE_REQUEST = frozenset({400, 413, 422})
+# In the middle of a stream there is only a name; the second of two is Bedrock's.
+RATE_KINDS = ("rate_limit_error", "throttlingexception")
+REQUEST_KINDS = ("invalid_request_error", "validationexception", "request_too_large")
+CALLER_KINDS = ("authentication_error", "permission_error", "not_found_error", "billing_error")
+TOO_LONG = (
+    "prompt is too long",
+    "exceed_context_size",
+    "exceed context limit",
+    "context window",
+    "input is too long",
+    "context length",
+    "maximum context",
+    "context size",
+)
+
+MOST_SAID = 2000  # characters of what a provider says
+
+
+class NotMessages(Exception):
+    """What a server streams is not the Messages API: the message says what it is in its place."""
+
+
+def translated(error: Exception, secret: str | None = None) -> ApplicationError:
+    """Each failure of the provider as a named kind: retryable or not, with the delay that the server asked for.
+
+    Some servers repeat the key they were sent: `secret` is taken out of what they say.
+    """
+    message = (_said(error).replace(secret, "[key]") if secret else _said(error))[:MOST_SAID]
+    if isinstance(error, anthropic.APIStatusError):
+        kind, status = str(getattr(error, "type", None) or "").lower(), error.status_code
+        if _is_about_length(status, kind) and any(sign in message.lower() for sign in TOO_LONG):
+            return _final(Stop.context_too_long, message)
+        if status == 429 or kind in RATE_KINDS:
+            return _again(RunFailure.rate_limited, f"the provider limits the rate: {message}", error.response.headers)
+        if _is_refusal(status, kind):
+            where = f" at {_address(error.request.url)}" if status in (404, 405) else ""
+            return _final(RunFailure.model_refused, f"the provider refused the request ({status}){where}: {message}")
+        return _again(
+            RunFailure.model_unavailable, f"the provider failed ({status}): {message}", error.response.headers
+        )
+    return _unanswered(error, message)
+
+
+def _address(url: httpx2.URL) -> str:
+    """The URL that was asked, without the credentials that it may hold."""
+    return f"{url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}{url.path}"
+
+
+def _unanswered(error: Exception, message: str) -> ApplicationError:
+    if _is_bad_header(error):
+        return _final(RunFailure.model_refused, "a key, or another header of the request, is none that HTTP takes")
+    if isinstance(error, NotMessages):
+        return unavailable(f"what the model's server sends is not the Messages API: {message}")
+    if isinstance(error.__cause__ or error, httpx2.ReadTimeout):
+        return unavailable("the model's server sent nothing for longer than `turn_timeout` allows")
+    if isinstance(error, anthropic.APIConnectionError):
+        return unavailable(f"no connection to the model: {message}")
+    return unavailable(f"the model's answer broke off: {type(error).__name__} {message}")
+
+
+def _is_refusal(status: int, kind: str) -> bool:
+    if status < 300:
+        return kind in REQUEST_KINDS or kind in CALLER_KINDS
+    return status in NEVER_DONE or (status < 500 and status not in MAY_PASS)
+
+
+def _is_about_length(status: int, kind: str) -> bool:
+    """Whether such a refusal may say that the prompt is too long; others only speak of windows and contexts, too."""
+    if status < 300:
+        return kind not in (*RATE_KINDS, *CALLER_KINDS, "overloaded_error")
+    return status in ABOUT_THE_REQUEST
+
+
+def _is_bad_header(error: Exception) -> bool:
+    """What the client says of one repeats it, and it may be the key."""
+    cause = error.__cause__ or error
+    return isinstance(cause, httpx2.LocalProtocolError) and "header" in str(cause).lower()
+
+
+def unavailable(message: str) -> ApplicationError:
+    return ApplicationError(message, type=RunFailure.model_unavailable)
+
+
+def _said(error: Exception) -> str:
+    body = error.body if isinstance(error, anthropic.APIStatusError) else None
+    if isinstance(body, dict) and isinstance(body.get("error"), dict) and body["error"].get("message"):
+        return str(body["error"]["message"])
+    return str(error.__cause__ or error)
+
+
+def _final(kind: RunFailure | Stop, message: str) -> ApplicationError:
+    return ApplicationError(message, type=kind, non_retryable=True)
+
+
+def _again(kind: RunFailure, message: str, headers: httpx2.Headers) -> ApplicationError:
+    """With the delay that the server asked for, spread so that many runs do not come back at once."""
+    asked = retry_after(headers)
+    if asked is None:
+        return ApplicationError(message, type=kind)
+    wait = asked * random.uniform(1.0, 1.1)  # noqa: S311 - spreads load, guards nothing
+    return ApplicationError(message, type=kind, next_retry_delay=timedelta(seconds=wait))
+
+
+def is_unsigned(error: Exception) -> bool:
+    """Whether a cloud's own library found no credentials, or could not get any: its errors are none of the SDK's."""
+    if isinstance(error, RuntimeError):
+        return str(error).startswith("Could not resolve")
+    return type(error).__module__.partition(".")[0] in ("boto3", "botocore", "google")

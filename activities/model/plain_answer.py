@@ -1,0 +1,103 @@
+"""Answers of a model's server that are not an event stream.
+
+Proxies, sign-in pages and servers that ignore `stream` answer 200 with a whole body. A message is taken as the reply;
+everything else is an error in the server's own words, final unless its kind says that it may pass.
+"""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from html import unescape
+from typing import Any
+
+import anthropic
+import httpx2
+from temporalio.exceptions import ApplicationError
+
+from activities.model.errors import translated
+from contracts.failures import RunFailure
+
+MAX_BODY_BYTES = 4 * 1024 * 1024  # of an answer that is no stream, and of an error's body
+MAX_WORDS = 500  # characters of such an answer that an error quotes
+_PASSING_KINDS = ("overloaded_error", "api_error", "timeout_error")
+_WHOLE_TYPES = re.compile(r"application/([\w.-]+\+)?json|text/(html|plain|xml)|application/(xhtml\+)?xml")
+
+
+def is_whole(response: httpx2.Response) -> bool:
+    """Whether the body is one document. A server that names no type, or another one, streams."""
+    return bool(_WHOLE_TYPES.match(_content_type(response)))
+
+
+async def read_message(response: httpx2.Response, secret: str | None) -> dict[str, Any]:
+    """Return the message that the body is. Raises ApplicationError of a `RunFailure` type, or `ContextTooLong`."""
+    text = await _read_text(response)
+    body = _parse_json(text)
+    if isinstance(body, dict) and body.get("type", "message") == "message" and isinstance(body.get("content"), list):
+        return body
+    error = anthropic.APIStatusError(_words(body, text), response=response, body=body)
+    failure = translated(error, secret)
+    if failure.type != RunFailure.model_unavailable or str(error.type or "").lower() in _PASSING_KINDS:
+        raise failure
+    words = failure.message.partition(": ")[2]
+    message = f"the model's server answered 200 with {_content_type(response)} and no reply: {words}"
+    raise ApplicationError(message, type=RunFailure.model_refused, non_retryable=True)
+
+
+async def _read_text(response: httpx2.Response) -> str:
+    body = b""
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            break
+    return body[:MAX_BODY_BYTES].decode(errors="replace")
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _words(body: Any, text: str) -> str:
+    """The server's own words: an error's message, a page's title, or how the body begins."""
+    if isinstance(body, dict):
+        error = body.get("error")
+        said = error.get("message") if isinstance(error, dict) else error or body.get("message") or body.get("detail")
+        if isinstance(said, str) and said.strip():
+            return said[:MAX_WORDS]
+    title = re.search(r"<title[^>]*>([^<]{1,200})", text, re.IGNORECASE)
+    visible = title[1] if title else re.sub(r"<[^>]*>", " ", text[: 10 * MAX_WORDS])
+    return " ".join(unescape(visible).split())[:MAX_WORDS] or "an empty body"
+
+
+def _content_type(response: httpx2.Response) -> str:
+    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def bound_body(response: httpx2.Response) -> None:
+    """Hook of the model's HTTP client: nothing is unpacked, and an error's body ends at `MAX_BODY_BYTES`.
+
+    Raises httpx2.DecodingError where the body is compressed although `identity` was asked for.
+    """
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise httpx2.DecodingError(f"the body is compressed ({encoding[:40]}), which was not asked for")
+    if response.is_error:
+        response.stream = _Bounded(response.stream)
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        left = MAX_BODY_BYTES
+        async for chunk in self._stream:
+            yield chunk[:left]
+            left -= len(chunk)
+            if left <= 0:
+                return
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

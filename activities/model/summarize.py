@@ -1,0 +1,185 @@
+"""The activity `summarize`: what stands for old messages when the context is full (B4)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from time import perf_counter
+from typing import Any
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities.effects.attempts import Attempt, counting_holds, this_attempt
+from activities.effects.heartbeat import beating
+from activities.model.port import Model, ModelCall
+from activities.model.price import cost
+from activities.model.rate_limit import HeldBack
+from activities.model.transcript_cache import Transcripts, Wanted
+from activities.model.turn import front_tokens, tell_fallback
+from activities.project import Project
+from activities.run.definition import definition_of
+from activities.security.redaction import redacted
+from activities.telemetry.metrics import learn
+from activities.telemetry.trace import record, record_all
+from contracts.agent import Definition
+from contracts.run.compaction import Summary, SummaryRequest
+from contracts.run.journal import Journal
+from contracts.run.transcript import Part
+from contracts.run.turn import Usage
+from decisions.ids import run_id_of
+from decisions.run.calls import text_of
+from decisions.run.compaction import (
+    BYTES_PER_TOKEN,
+    DATA,
+    ENTRIES,
+    complete_usage,
+    divided,
+    estimate,
+    figures_of,
+    goal_in,
+    messages_of,
+    narrated,
+    summary_part,
+    tokens_of,
+    truncated,
+)
+from decisions.run.resume import journal_of
+
+MOST_SUMMARY = 2048  # tokens
+READ_SHARE = 0.5  # of the summarising model's window, for what it reads
+TRIES = 3  # of the model, before the messages are cut down without it
+
+
+class Summaries:
+    def __init__(self, model: Model, transcripts: Transcripts, project: Project) -> None:
+        self._model = model
+        self._transcripts = transcripts
+        self._project = project
+
+    @activity.defn
+    async def summarize(self, request: SummaryRequest) -> Summary:
+        """A summary of all but the last messages, by the cheap model. If that fails, they are cut down instead."""
+        attempt = this_attempt()
+        with counting_holds(attempt):
+            return await self._summarized(request, attempt)
+
+    async def _summarized(self, request: SummaryRequest, attempt: Attempt) -> Summary:
+        run_id = run_id_of(activity.info().workflow_id or "")
+        workspace, store = self._project.workspace(run_id), self._project.stores.of(run_id)
+        record_all(workspace, request.told)
+        held: dict[str, str] = {}
+        async with beating(lambda: {"messages kept": request.keep, **held, **attempt.told}):
+            definition = await definition_of(store, request.definition)
+            conversation = await self._transcripts.at(Wanted.here(request.length, request.head, store))
+            parts = conversation.transcript.parts
+            window = request.window or self._project.window_of(*definition.models)
+            cut = divided(parts, request.keep, window, is_deep=request.is_deep)
+            front, messages = front_tokens(definition), conversation.shown().messages
+            before = estimate(parts, messages, front)
+            if cut.messages == 0 and cut.cut is None:
+                return _nothing_done(before, len(messages))
+            started = perf_counter()
+            written = _Written()
+            if cut.messages:
+                said = self._asking(definition, parts, cut.tail, lambda why: held.update(held=why))
+                written = await self._written(said, request, attempt)
+            text = written.text or truncated(parts, cut.tail, window) or "Nothing else came before what follows."
+        summary = Summary(
+            text=text,
+            tail=cut.tail,
+            pins=cut.pins,
+            pin_bytes=cut.pin_bytes,
+            cut=cut.cut,
+            is_deep=request.is_deep,
+            before_tokens=before,
+            after_tokens=0,
+            before_messages=len(messages),
+            after_messages=0,
+            model=written.model,
+            usage=written.usage,
+            cost_usd=cost(written.usage, self._project.price_of(written.asked)) if written.asked else 0.0,
+            duration_ms=round((perf_counter() - started) * 1000),
+        )
+        summary = _measured(redacted(summary, self._project.secrets), parts, front)
+        record(workspace, _trace(request, summary))
+        return summary
+
+    def _asking(
+        self, definition: Definition, parts: Sequence[Part], tail: int, on_held: Callable[[str], object]
+    ) -> ModelCall:
+        name = self._project.summary_model_of(definition.model)
+        asked = Definition(
+            agent=definition.agent,
+            model=name,
+            fallbacks=tuple(other for other in definition.fallbacks if other != name),
+            max_tokens=min(MOST_SUMMARY, definition.max_tokens),
+            system=files("activities").joinpath("prompts/summarize.md").read_text(encoding="utf-8"),
+            tools=(),
+        )
+        most = round(READ_SHARE * self._project.window_of(*asked.models) * BYTES_PER_TOKEN)
+        told = f"# Goal\n\n{goal_in(parts)}\n\n# Messages ({DATA})\n\n{ENTRIES}\n\n{narrated(parts, tail, most)}"
+        message = {"role": "user", "content": [{"type": "text", "text": told}]}
+        info = activity.info()
+        caller = f"{info.workflow_id}/{info.activity_id}"
+        return ModelCall(definition=asked, messages=[message], on_held=on_held, caller=caller)
+
+    async def _written(self, call: ModelCall, request: SummaryRequest, attempt: Attempt) -> "_Written":
+        """By the model; without a text where it does not bring any."""
+        learn(model=call.definition.model)
+        patience, limit = request.timeout.total_seconds(), request.limit.total_seconds()
+        try:
+            reply = await self._model.reply(replace(call, patience=patience, limit=limit))
+        except HeldBack:
+            learn(held=True)
+            raise
+        except Exception as error:
+            # Whatever it is: the work must not stand still for want of a summary.
+            passes = not (isinstance(error, ApplicationError) and error.non_retryable)
+            if passes and attempt.number < TRIES:
+                raise
+            activity.logger.warning("no model summarised the conversation, so it is cut down: %s", error)
+            return _Written()
+        workspace = self._project.workspace(run_id_of(activity.info().workflow_id or ""))
+        tell_fallback(workspace, f"fallback:summary:{request.length}", reply)
+        text, name = text_of(reply.content), reply.asked or call.definition.model
+        prompt = front_tokens(call.definition) + sum(tokens_of(message["content"]) for message in call.messages)
+        return _Written(text, name if text else "", name, complete_usage(reply.usage, prompt, reply.content))
+
+
+@dataclass(frozen=True)
+class _Written:
+    """`text` is empty where no model brought any. `asked` is to be paid, also where its reply was of no use."""
+
+    text: str = ""
+    model: str = ""
+    asked: str = ""
+    usage: Usage = field(default_factory=Usage)
+
+
+def _nothing_done(tokens: int, messages: int) -> Summary:
+    return Summary(
+        text="",
+        tail=0,
+        before_tokens=tokens,
+        after_tokens=tokens,
+        before_messages=messages,
+        after_messages=messages,
+    )
+
+
+def _measured(summary: Summary, parts: Sequence[Part], front: int) -> Summary:
+    """With what is left; the journal, which comes with it, is counted by its place only."""
+    journal = journal_of(Journal(), "", "")
+    after = [*parts, summary_part(summary), journal]
+    messages = messages_of(after, [], 0)
+    tokens = estimate(after, messages, front)
+    return summary.model_copy(update={"after_tokens": tokens, "after_messages": len(messages)})
+
+
+def _trace(request: SummaryRequest, summary: Summary) -> dict[str, Any]:
+    return {
+        "key": f"summary:{request.length}",
+        "event": "deep prune" if summary.is_deep else "compact",
+        **figures_of(summary),
+        "usage": summary.usage.model_dump(),
+    }

@@ -1,0 +1,280 @@
+"""The worker's cache of conversations.
+
+Model and tool activities feed it as they finish, so that a turn's input is a cursor and not the conversation.
+What is missing is copied from the run itself where this worker has it in memory. Else it is read from the run's store
+(closed segments) and asked of the run by query (the rest), from the longest prefix that is here. The hash chain proves
+that what was put together is the run's own transcript.
+"""
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+from weakref import WeakValueDictionary
+
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
+
+from activities.storage.store import Store, StoredFileChangedError, Stores, must_have_hash
+from activities.storage.workspace import folder_name
+from contracts.conversation import TurnRecord
+from contracts.run.transcript import Page, Part, PartKind, Segment
+from decisions.run.compaction import brief_of, digest_of, messages_of
+from decisions.run.transcript import Transcript
+
+_PARTS = TypeAdapter(list[Part])
+_RECORD = "turn-"
+_SEGMENT = re.compile(r"segment-([0-9a-f]{32})\.json")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A run's first `length` parts, whose hash is `head`; its own closed segments lie in `store`."""
+
+    workflow_id: str
+    run_id: str
+    length: int
+    head: str
+    store: Store
+
+    @classmethod
+    def here(cls, length: int, head: str, store: Store) -> "Wanted":
+        """Of the run that the current activity belongs to."""
+        info = activity.info()
+        return cls(info.workflow_id or "", info.workflow_run_id or "", length, head, store)
+
+
+class TranscriptMismatch(Exception):
+    """What the run answered is not the transcript that the turn was asked for: it has moved on, or was reset."""
+
+
+@dataclass
+class Shown:
+    """What the model is shown of the first `length` parts; `digest` and `brief` stand beside the system prompt."""
+
+    length: int = 0
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    digest: str = ""
+    brief: str = ""
+    used: set[str] = field(default_factory=set)  # ids of tool uses
+
+    def read(self, parts: Sequence[Part]) -> None:
+        """Only what is new is looked at, so that a turn costs the same however long the conversation is."""
+        new = parts[self.length :]
+        self.messages = messages_of(parts, self.messages, self.length)
+        self.used |= {block["id"] for part in new for block in part.content if "id" in block}
+        kinds = {part.kind for part in new}
+        if PartKind.journal in kinds:
+            self.digest = digest_of(parts)
+        if PartKind.goal in kinds:
+            self.brief = brief_of(parts)
+        self.length = len(parts)
+
+
+@dataclass
+class Conversation:
+    """One run's transcript as far as this worker knows it."""
+
+    transcript: Transcript = field(default_factory=Transcript)
+    reply: Part | None = None  # fed, but not yet known to be part of the transcript
+    results: dict[str, Part] = field(default_factory=dict)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    fed: int = 0  # bytes of the reply and results above
+    weighed: int = 0  # bytes of it that count in the cache's total
+    _shown: Shown = field(default_factory=Shown)
+
+    def shown(self) -> Shown:
+        """To the model: the messages are Messages API messages."""
+        self._shown.read(self.transcript.parts)
+        return self._shown
+
+    def truncate(self, length: int) -> None:
+        self.transcript.truncate(length)
+        if self._shown.length > length:
+            self._shown = Shown()
+
+    def follow(self, live: Transcript, length: int) -> bool:
+        """Goes on with the parts of the run itself, from where both are the same: a worker has them once."""
+        for same in (self.transcript.length, live.base):
+            if same <= length and (head := live.head_at(same)) is not None and head == self.transcript.head_at(same):
+                self.truncate(same)
+                self.transcript.take(live, length)
+                self.reply, self.results, self.fed = None, {}, 0
+                return True
+        return False
+
+    def extend(self, length: int, head: str) -> bool:
+        """Appends what was fed since, and tells whether that is the asked transcript."""
+        known = self.transcript.length
+        if self.reply is not None:
+            self.transcript.append(self.reply)
+        last = self.transcript.parts[-1:]
+        asked = [b["id"] for part in last for b in part.content if b.get("type") == "tool_use"]
+        for part in [self.results[i] for i in asked if i in self.results]:
+            self.transcript.append(part)
+        if self.transcript.head_at(length) == head:
+            self.truncate(length)
+            self.reply = None
+            return True
+        self.truncate(known)
+        return False
+
+
+class Transcripts:
+    """Conversations by workflow id, the least recently used dropped above `max_bytes` of parts."""
+
+    def __init__(self, client: Client, stores: Stores, max_bytes: int = 256 * 1024 * 1024) -> None:
+        self._client = client
+        self._stores = stores
+        self._max_bytes = max_bytes
+        self._held: OrderedDict[str, Conversation] = OrderedDict()
+        self._bytes = 0
+        self._live: WeakValueDictionary[str, Transcript] = WeakValueDictionary()  # by Temporal's run id
+
+    def share(self, run_id: str, live: Transcript) -> None:
+        """Of a run that is in this worker's memory, for as long as it is. Called from the threads that runs work in."""
+        self._live[run_id] = live
+
+    def feed_reply(self, workflow_id: str, part: Part) -> None:
+        conversation = self._of(workflow_id)
+        conversation.reply, conversation.results, conversation.fed = part, {}, len(to_json(part))
+        self._weigh(workflow_id, conversation)
+
+    def feed_result(self, workflow_id: str, tool_use_id: str, part: Part) -> None:
+        conversation = self._of(workflow_id)
+        conversation.results[tool_use_id] = part
+        conversation.fed += len(to_json(part))
+        self._weigh(workflow_id, conversation)
+
+    async def at(self, wanted: Wanted) -> Conversation:
+        """The run's conversation, exactly as long as wanted, and proven by its hash.
+
+        Raises TranscriptMismatch where the run does not (or no longer) have that transcript.
+        """
+        conversation = self._of(wanted.workflow_id)
+        async with conversation.lock:
+            if conversation.transcript.head_at(wanted.length) == wanted.head:
+                conversation.truncate(wanted.length)
+            elif not (self._follow(conversation, wanted) or conversation.extend(wanted.length, wanted.head)):
+                await self._refill(conversation, wanted)
+            self._weigh(wanted.workflow_id, conversation)
+        return conversation
+
+    def hand_on(self, workflow_id: str, heir: str) -> None:
+        """The heir's conversation begins with this one."""
+        conversation = self._held.pop(workflow_id, None)
+        if conversation is None:
+            return
+        self.forget(heir)
+        self._held[heir] = conversation
+
+    def forget(self, workflow_id: str) -> None:
+        if conversation := self._held.pop(workflow_id, None):
+            self._bytes -= conversation.weighed
+
+    def _of(self, workflow_id: str) -> Conversation:
+        conversation = self._held.setdefault(workflow_id, Conversation())
+        self._held.move_to_end(workflow_id)
+        return conversation
+
+    def _weigh(self, workflow_id: str, conversation: Conversation) -> None:
+        if self._held.get(workflow_id) is not conversation:
+            return  # dropped while it was being filled
+        size = conversation.transcript.size + conversation.fed
+        self._bytes += size - conversation.weighed
+        conversation.weighed = size
+        while self._bytes > self._max_bytes and len(self._held) > 1:
+            self.forget(next(iter(self._held)))
+
+    def _follow(self, conversation: Conversation, wanted: Wanted) -> bool:
+        live = self._live.get(wanted.run_id)
+        if live is None or live.head_at(wanted.length) != wanted.head:
+            return False
+        return conversation.follow(live, wanted.length)
+
+    async def _refill(self, conversation: Conversation, wanted: Wanted) -> None:
+        """Tries the known prefix first; if the chain does not close over it, starts from nothing."""
+        for keep in dict.fromkeys((min(conversation.transcript.length, wanted.length), 0)):
+            conversation.truncate(keep)
+            conversation.reply, conversation.results, conversation.fed = None, {}, 0
+            await self._load(conversation, wanted)
+            if conversation.transcript.head_at(wanted.length) == wanted.head:
+                conversation.truncate(wanted.length)
+                return
+        conversation.truncate(0)
+        raise TranscriptMismatch(f"{wanted.workflow_id} has no transcript of {wanted.length} parts, hash {wanted.head}")
+
+    async def _load(self, conversation: Conversation, wanted: Wanted) -> None:
+        transcript = conversation.transcript
+        handle = self._client.get_workflow_handle(wanted.workflow_id, run_id=wanted.run_id)
+        while transcript.length < wanted.length and not self._follow(conversation, wanted):
+            _not_its_own(wanted.workflow_id)
+            before = transcript.length
+            page = await handle.query("transcript", {"from": before}, result_type=Page)
+            for segment in page.segments:
+                if segment.end > transcript.length:
+                    store = self._stores.of(segment.owner) if segment.owner else wanted.store
+                    _append_from(transcript, segment.start, await read_segment(store, segment))
+            _append_from(transcript, page.start, page.parts)
+            if transcript.length == before:
+                return
+
+
+def _not_its_own(workflow_id: str) -> None:
+    """A run answers no query before its workflow task is done, of which a local activity of it is a part."""
+    if not activity.in_activity():
+        return
+    info = activity.info()
+    if info.is_local and info.workflow_id == workflow_id:
+        raise ApplicationError("the run cannot be asked now", category=ApplicationErrorCategory.BENIGN)
+
+
+def _append_from(transcript: Transcript, start: int, parts: list[Part]) -> None:
+    for part in parts[max(transcript.length - start, 0) :]:
+        transcript.append(part)
+
+
+async def read_segment(store: Store, segment: Segment) -> list[Part]:
+    """Its parts; of a whole conversation, those of all the stretches that its record names.
+
+    Raises StoredFileChangedError.
+    """
+    if segment.ref.startswith(_RECORD):
+        record = await read_record(store, segment.ref, segment.digest)
+        return [part for each in record.segments for part in await read_segment(store, each)]
+    data = await asyncio.to_thread(store.read, segment.ref)
+    if named := _SEGMENT.fullmatch(segment.ref):
+        must_have_hash(segment.ref, data, named[1])
+    return _PARTS.validate_json(data)
+
+
+def record_name(run_id: str) -> str:
+    return f"{_RECORD}{folder_name(run_id)}.json"
+
+
+def digest_of_record(record: TurnRecord) -> str:
+    return blake2b(record.model_dump_json().encode(), digest_size=16).hexdigest()
+
+
+async def read_record(store: Store, ref: str, digest: str | None = None) -> TurnRecord:
+    """Raises FileNotFoundError where that turn has left none, and StoredFileChangedError where `digest` is another."""
+    record = TurnRecord.model_validate_json(await asyncio.to_thread(store.read, ref))
+    if digest is not None and digest != (actual := digest_of_record(record)):
+        raise StoredFileChangedError(ref, digest, actual)
+    if record_name(record.run_id) != ref:
+        raise StoredFileChangedError(ref, ref, record_name(record.run_id))
+    return record
+
+
+async def keep_segment(store: Store, parts: Sequence[Part], start: int, head: str) -> Segment:
+    """Writes parts [start, start + len(parts)) down, under the hash of their bytes."""
+    data = _PARTS.dump_json(list(parts))
+    ref = f"segment-{blake2b(data, digest_size=16).hexdigest()}.json"
+    await asyncio.to_thread(store.put, ref, data)
+    return Segment(ref=ref, start=start, end=start + len(parts), head=head)

@@ -1,0 +1,244 @@
+"""The activities `plan` and `reflect`: one model call each, over the conversation that a cursor names."""
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from time import perf_counter
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+
+from activities.effects.attempts import Attempt, trying, was_lost
+from activities.effects.heartbeat import beating
+from activities.model.port import Model, ModelCall, ModelReply
+from activities.model.price import cost
+from activities.model.rate_limit import HeldBack
+from activities.model.transcript_cache import Transcripts, Wanted
+from activities.project import Project
+from activities.run.definition import definition_of, must_be_unchanged
+from activities.security.redaction import redacted
+from activities.storage.store import Store
+from activities.storage.workspace import Workspace
+from activities.telemetry.metrics import learn
+from activities.telemetry.trace import event, record, record_all, spared
+from activities.tools.json_schema import Arguments
+from contracts.agent import Definition
+from contracts.failures import Stop
+from contracts.run.compaction import ContextFull
+from contracts.run.transcript import Part
+from contracts.run.turn import TURN_MARGIN, ModelTurn, TurnRequest
+from decisions.ids import run_id_of
+from decisions.run.calls import text_of
+from decisions.run.compaction import complete_usage, estimate, is_over, tokens_of
+from decisions.run.journal import framing
+from decisions.run.recovery import window_told
+from decisions.run.transcript import reply_part
+from decisions.text.formatting import call_line, cut
+
+PAUSES = (1.0, 3.0, 9.0, 27.0, 60.0)  # seconds before each new try: rate limits and overload pass within minutes
+TRIES = 1 + len(PAUSES)
+SHOWN_TAIL = 2000  # characters of the partial answer that a heartbeat carries
+
+
+class Turns:
+    def __init__(self, client: Client, model: Model, transcripts: Transcripts, project: Project) -> None:
+        self._client = client
+        self._model = model
+        self._transcripts = transcripts
+        self._project = project
+        self._definitions: dict[str, tuple[Definition, int]] = {}  # with its tokens
+
+    @activity.defn
+    async def plan(self, request: TurnRequest) -> ModelTurn | ContextFull:
+        """The first turn: frame, plan, first actions; or word that the conversation is too long to be sent.
+
+        Raises ApplicationError of a `RunFailure` type, or `DefinitionChanged` where an interrupted run finds its
+        agent defined otherwise than when it began.
+        """
+        async with trying(self._client, TRIES) as attempt:
+            turn = await self._turn(request, "plan", attempt)
+        if isinstance(turn, ModelTurn) and (text := text_of(turn.content)):
+            with spared("plan.md"):
+                await asyncio.to_thread(_write_plan, self._workspace(), text)
+        return turn
+
+    @activity.defn
+    async def reflect(self, request: TurnRequest) -> ModelTurn | ContextFull:
+        """Every later turn: judge the results, adjust the plan, next actions or done. Otherwise as `plan`."""
+        async with trying(self._client, TRIES) as attempt:
+            return await self._turn(request, "reflect", attempt)
+
+    def _workspace(self) -> Workspace:
+        return self._project.workspace(run_id_of(activity.info().workflow_id or ""))
+
+    async def _turn(self, request: TurnRequest, phase: str, attempt: Attempt) -> ModelTurn | ContextFull:
+        workspace = self._workspace()
+        record_all(workspace, request.told)
+        coming = {"text": "", "held": ""}
+        async with beating(lambda: self._progress(request.turn, coming, attempt)):
+            store = self._project.stores.of(run_id_of(activity.info().workflow_id or ""))
+            definition, front = await self._definition(request.definition, store)
+            if request.interrupted or await was_lost(self._client):
+                must_be_unchanged(self._project, definition, request.refused)
+            conversation = await self._transcripts.at(Wanted.here(request.length, request.head, store))
+            learn(model=definition.model)
+            shown = conversation.shown()
+            call = ModelCall(
+                definition=definition,
+                messages=shown.messages,
+                digest=shown.digest,
+                brief=shown.brief,
+                force=request.force,
+                is_closing=request.is_closing,
+                on_text=lambda text: coming.update(text=text),
+                on_held=lambda why: coming.update(held=why),
+                caller=f"{activity.info().workflow_id}/{activity.info().activity_id}",
+                patience=request.turn_timeout.total_seconds(),
+                limit=_time_left(attempt),
+            )
+            full = self._fullness(call, front, conversation.transcript.parts, request.window)
+            if is_over(full, conversation.transcript.parts) and not request.unchecked:
+                return full
+            started = perf_counter()
+            reply = await self._ask(call, full, attempt)
+        if isinstance(reply, ContextFull):
+            return reply
+        reply = replace(reply, usage=complete_usage(reply.usage, full.tokens, reply.content))
+        tell_fallback(workspace, f"fallback:{request.turn}", reply)
+        reply = read_written_arguments(renamed(reply, shown.used, request.turn), definition)
+        turn = ModelTurn(
+            content=reply.content,
+            stop_reason=reply.stop_reason,
+            model=reply.model,
+            usage=reply.usage,
+            duration_ms=round((perf_counter() - started - reply.waited) * 1000),
+            cost_usd=cost(reply.usage, self._project.price_of(reply.asked or definition.model)),
+            broken=reply.broken,
+            repeated=reply.repeated,
+            passed_over=reply.passed_over,
+        )
+        turn = redacted(turn, self._project.secrets)
+        self._transcripts.feed_reply(activity.info().workflow_id or "", reply_part(turn))
+        record(workspace, _trace(request.turn, phase, turn))
+        return turn
+
+    async def _ask(self, call: ModelCall, full: ContextFull, attempt: Attempt) -> ModelReply | ContextFull:
+        try:
+            return await self._model.reply(call)
+        except ApplicationError as failure:
+            if isinstance(failure, HeldBack):
+                learn(held=True)
+            if failure.type == Stop.context_too_long:
+                return refused(full, failure.message)
+            raise paced(failure, attempt) from None
+
+    def _progress(self, turn: int, coming: Mapping[str, str], attempt: Attempt) -> dict[str, Any]:
+        held = {"held": coming["held"]} if coming["held"] else {}
+        return {"turn": turn, "text": self._project.secrets.tail(coming["text"], SHOWN_TAIL), **held, **attempt.told}
+
+    def _fullness(self, call: ModelCall, front: int, parts: Sequence[Part], window: int | None) -> ContextFull:
+        tokens = estimate(parts, call.messages, front)
+        return ContextFull(
+            tokens=tokens,
+            window=window or self._project.window_of(*call.definition.models),
+            messages=len(call.messages),
+        )
+
+    async def _definition(self, ref: str, store: Store) -> tuple[Definition, int]:
+        if ref not in self._definitions:
+            definition = await definition_of(store, ref)
+            self._definitions[ref] = definition, front_tokens(definition)
+        return self._definitions[ref]
+
+
+def _time_left(attempt: Attempt) -> float | None:
+    """Seconds that the turn may still take, of which its failed attempts have had their part."""
+    whole = activity.info().start_to_close_timeout
+    return max((whole - TURN_MARGIN).total_seconds() - attempt.spent, 1.0) if whole else None
+
+
+def renamed(reply: ModelReply, used: Collection[str], turn: int) -> ModelReply:
+    """Some servers count their tool uses anew when the conversation gets shorter; a result must belong to one."""
+    taken = {*used, *(block.get("id") for block in reply.content)}
+    names: dict[str, str] = {}
+    for block in reply.content:
+        if block.get("type") == "tool_use" and block["id"] in used:
+            name = block["id"]
+            while name in taken:  # a fork counts its turns anew
+                name += f"_t{turn}"
+            names[block["id"]] = name
+    if not names:
+        return reply
+    content = [{**block, "id": names[block["id"]]} if block.get("id") in names else block for block in reply.content]
+    broken, repeated = (tuple(names.get(name, name) for name in ids) for ids in (reply.broken, reply.repeated))
+    return replace(reply, content=content, broken=broken, repeated=repeated)
+
+
+def read_written_arguments(reply: ModelReply, definition: Definition) -> ModelReply:
+    """Return the reply with each object or list that came as JSON in a text, where the schema of its tool wants one.
+
+    From here on all see the same arguments: whoever approves them, the record, and the tool.
+    """
+    schemas = {tool.name: tool.input_schema for tool in definition.tools}
+    return replace(reply, content=[_read_written(block, schemas) for block in reply.content])
+
+
+def _read_written(block: dict[str, Any], schemas: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    if block.get("type") != "tool_use" or block["name"] not in schemas:
+        return block
+    return {**block, "input": Arguments(schemas[block["name"]]).read_written_values(block["input"])}
+
+
+def front_tokens(definition: Definition) -> int:
+    """An estimate of what goes before each conversation."""
+    return tokens_of([{"type": "text", "text": definition.system}, *(tool.model_dump() for tool in definition.tools)])
+
+
+def tell_fallback(workspace: Workspace, key: str, reply: ModelReply) -> None:
+    """Tells who has answered in place of whom, if not the first of the agent's models did."""
+    if not reply.passed_over:
+        return
+    learn(model=reply.asked)
+    why = "; ".join(f"{each.model}: {each.why}" for each in reply.passed_over)
+    run_id = run_id_of(activity.info().workflow_id or "")
+    event(workspace, "agent.model.fallback", key, run_id=run_id, model=reply.asked, why=why)
+
+
+def refused(full: ContextFull, message: str) -> ContextFull:
+    """The provider has counted for itself; where it does not name its window, the next guess is smaller."""
+    window = window_told(message) or min(full.window, full.tokens)
+    return full.model_copy(update={"window": window, "was_refused": True})
+
+
+def paced(failure: ApplicationError, attempt: Attempt) -> ApplicationError:
+    """A provider that asks for no delay of its own is given more time with each try."""
+    if failure.non_retryable or failure.next_retry_delay is not None:
+        return failure
+    pause = PAUSES[min(attempt.number, len(PAUSES)) - 1]
+    return ApplicationError(failure.message, type=failure.type, next_retry_delay=timedelta(seconds=pause))
+
+
+def _write_plan(workspace: Workspace, text: str) -> None:
+    said = framing(text)
+    workspace.write_own("plan.md", f"# Plan\n\n{said.plan}\n".encode(), durable=False)
+    if said.frame:
+        context = workspace.read_own("context.md").decode().partition("\n# Frame\n")[0]
+        workspace.write_own("context.md", f"{context}\n# Frame\n\n{said.frame}\n".encode(), durable=False)
+
+
+def _trace(number: int, phase: str, turn: ModelTurn) -> dict[str, Any]:
+    calls = [call_line(b["name"], b["input"]) for b in turn.content if b.get("type") == "tool_use"]
+    return {
+        "key": f"turn:{number}",
+        "event": phase,
+        "turn": number,
+        "says": cut(text_of(turn.content), 2000),
+        "calls": calls,
+        "stop_reason": turn.stop_reason,
+        "model": turn.model,
+        "usage": turn.usage.model_dump(),
+        "ms": turn.duration_ms,
+    }

@@ -1,0 +1,115 @@
+"""What a look of the reconciler asks the server, and the runs themselves: within bounds, however many there are."""
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.client import (
+    Client,
+    WorkflowExecution,
+    WorkflowExecutionDescription,
+    WorkflowQueryFailedError,
+    WorkflowQueryRejectedError,
+)
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.run.snapshot import snapshot_of
+from activities.telemetry.attributes import PROBLEMS
+from contracts.reconcile import Place
+from contracts.run.signals import CancelRequest
+from contracts.run.state import RunState
+from decisions.ids import named, run_workflow_id
+
+MOST_LISTED = 1000  # runs of one list
+MOST_ASKED = 50  # runs that tell their state; each may have to be replayed for it
+MOST_SILENT = 3  # in a row: then nobody is there to answer for a run
+MOST_QUEUES = 20  # others, whose workers are looked for
+ANSWER_WITHIN = timedelta(seconds=3)
+
+
+class Inquiry:
+    """The questions of one look. `unasked` counts the runs whose state it could not learn."""
+
+    def __init__(self, client: Client, here: Place, now: datetime) -> None:
+        self.here = here
+        self.now = now
+        self.unasked = 0
+        self._client = client
+        self._asked = 0
+        self._silent = 0
+        self._queues: dict[str, bool] = {}
+
+    @property
+    def open_runs(self) -> str:
+        """As a query: those of our own task queue."""
+        ours = f"WorkflowType = 'AgentRun' AND {named('TaskQueue', self.here.task_queue)}"
+        return f"{ours} AND ExecutionStatus = 'Running'"
+
+    async def listed(self, query: str) -> AsyncIterator[WorkflowExecution]:
+        async for execution in self._client.list_workflows(query, limit=MOST_LISTED):
+            yield execution
+
+    def ago(self, time: timedelta) -> str:
+        return (self.now - time).isoformat()
+
+    async def run(self, run_id: str) -> WorkflowExecutionDescription | None:
+        """The run of this id; one that was started under another id than ours is its own run id."""
+        return await self.described(run_workflow_id(run_id)) or await self.described(run_id)
+
+    async def described(self, workflow_id: str, execution: str | None = None) -> WorkflowExecutionDescription | None:
+        try:
+            return await self._client.get_workflow_handle(workflow_id, run_id=execution).describe()
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return None
+            raise
+
+    async def has_worker(self, task_queue: str) -> bool:
+        """Of queues beyond `MOST_QUEUES` nobody knows, and it is taken for granted."""
+        if task_queue not in self._queues and len(self._queues) < MOST_QUEUES:
+            self._queues[task_queue] = await self._is_polled(task_queue)
+        return self._queues.get(task_queue, True)
+
+    async def _is_polled(self, task_queue: str) -> bool:
+        request = DescribeTaskQueueRequest(
+            namespace=self._client.namespace,
+            task_queue=TaskQueue(name=task_queue),
+            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+        )
+        return bool((await self._client.workflow_service.describe_task_queue(request)).pollers)
+
+    async def stop(self, workflow_id: str, reason: str) -> bool:
+        """False where it cannot be told: it has ended meanwhile, or the next look finds it again."""
+        body = CancelRequest(reason=reason, by="the reconciler").model_dump(mode="json")
+        with suppress(RPCError):
+            await self._client.get_workflow_handle(workflow_id).signal("cancel", body)
+            return True
+        return False
+
+    async def state(self, workflow_id: str) -> RunState | None:
+        """What the run says of itself, while there is somebody to answer for it."""
+        if self._asked >= MOST_ASKED or self._silent >= MOST_SILENT:
+            self.unasked += 1
+            return None
+        self._asked += 1
+        handle = self._client.get_workflow_handle(workflow_id)
+        try:
+            snapshot = await snapshot_of(handle, ANSWER_WITHIN)
+        except (WorkflowQueryFailedError, WorkflowQueryRejectedError):
+            return None  # refused at its start: it has no state
+        except RPCError:
+            self._silent += 1
+            self.unasked += 1
+            return None
+        except Exception:  # noqa: BLE001 - encrypted with a key that is not here
+            self.unasked += 1
+            return None
+        self._silent = 0
+        return snapshot.state
+
+
+def is_wedged(run: WorkflowExecution) -> bool:
+    return run.typed_search_attributes.get(PROBLEMS) is not None

@@ -1,0 +1,162 @@
+"""The reconciler's look at stores: claims of calls that nobody makes any more, and what gone runs have left behind."""
+
+import asyncio
+import logging
+from bisect import bisect_right
+
+from pydantic import ValidationError
+from temporalio.client import Client, WorkflowExecutionDescription
+
+from activities.effects import ledger
+from activities.effects.ledger import Claim
+from activities.reconcile.queries import Inquiry, is_wedged
+from activities.run.status import standing_of
+from activities.storage.store import Store, Stores
+from activities.storage.workspace import OutsideWorkspace, run_id_in
+from activities.telemetry.attributes import AGENT_STATUS
+from contracts.reconcile import Finding, StoreMark
+from contracts.run.state import RunStatus
+from decisions import reconcile as judge
+from decisions.ids import begins, conversation_id_of, heirs_prefix, resumed_id, run_id_of, run_workflow_id
+from decisions.reconcile import Claimed, Page, Sweep
+
+MOST_STORES = 500  # of one look
+MARK = "seen.json"  # of a store
+
+_log = logging.getLogger(__name__)
+
+
+class StoresLook:
+    """`unjudged` counts the stores of which it could not tell whose they are."""
+
+    def __init__(self, client: Client, stores: Stores, server: Inquiry, *, repairs: bool) -> None:
+        self.findings: list[Finding] = []
+        self.looked_at = 0
+        self.unjudged = 0
+        self._client = client
+        self._stores = stores
+        self._server = server
+        self._repairs = repairs
+
+    async def look(self, after: str) -> str:
+        """Goes through a stretch of them, from the one behind `after` on. Gives where the next look begins."""
+        folders = await self._folders()
+        first = bisect_right(folders, after)
+        stretch = folders[first : first + MOST_STORES]
+        for folder in stretch:
+            await self._look_at(folder)
+        self.looked_at = len(stretch)
+        return stretch[-1] if first + MOST_STORES < len(folders) else ""
+
+    async def _folders(self) -> list[str]:
+        try:
+            return await asyncio.to_thread(lambda: list(self._stores.folders()))
+        except OSError as error:
+            _log.warning("the stores cannot be looked at: %s", error)
+            return []
+
+    async def _look_at(self, folder: str) -> None:
+        run_id = run_id_in(folder)
+        if run_id is None:
+            self.unjudged += 1
+            return
+        if conversation_id_of(run_id) != run_id:
+            return  # a conversation's own, which stays: somebody may come back to it
+        store = self._stores.of(run_id)
+        try:
+            run = await self._server.run(run_id)
+            claims = judge.loose(await asyncio.to_thread(store.names, ledger.FOLDER))
+            seen = await asyncio.to_thread(_mark, store)
+            if run is None:
+                await self._sweep(run_id, store, seen, claims)
+            elif run.task_queue == self._server.here.task_queue:
+                if seen is None or (seen.place == self._server.here and seen.gone_since):
+                    await asyncio.to_thread(_put_mark, store, StoreMark(place=self._server.here))
+                for page in claims:
+                    await self._claim(run_id, run, store, page)
+        except (OSError, OutsideWorkspace) as error:
+            self.unjudged += 1
+            _log.warning("the store of run %s cannot be looked at: %s", run_id, error)
+
+    async def _sweep(self, run_id: str, store: Store, seen: StoreMark | None, claims: list[Page]) -> None:
+        has_heir = await self._has_open_heir(run_id)
+        match judge.swept(seen, self._server.here, self._server.now, claims=len(claims), has_heir=has_heir):
+            case Sweep.leave:
+                self.unjudged += 1
+            case Sweep.note:
+                if self._repairs:
+                    await asyncio.to_thread(
+                        _put_mark, store, StoreMark(place=self._server.here, gone_since=self._server.now)
+                    )
+            case Sweep.wait:
+                pass
+            case Sweep.name:
+                self.findings.append(judge.left(run_id, claims))
+            case Sweep.clear:
+                finding = judge.left(run_id)
+                if self._repairs and await self._server.run(run_id) is None:  # not started again just now
+                    await asyncio.to_thread(store.clear)
+                    finding = finding.model_copy(update={"repaired": True})
+                self.findings.append(finding)
+
+    async def _has_open_heir(self, run_id: str) -> bool:
+        prefix = run_workflow_id(heirs_prefix(run_id))
+        async for run in self._server.listed(f"{self._server.open_runs} AND {begins('WorkflowId', prefix)}"):
+            if run.id.startswith(prefix):
+                return True
+        return False
+
+    async def _claim(self, run_id: str, run: WorkflowExecutionDescription, store: Store, page: Page) -> None:
+        claim = await asyncio.to_thread(_claim_of, store, page)
+        if claim is not None and judge.is_fresh(claim.until, self._server.now):
+            return
+        keeper = run
+        while heir := await self._server.run(resumed_id(run_id_of(keeper.id))):
+            keeper = heir
+        unasked = self._server.unasked
+        state = None if is_wedged(keeper) else await self._server.state(keeper.id)
+        if self._server.unasked > unasked:
+            return  # what the run knows of the call is not known here
+        facts = Claimed(
+            page=page,
+            tool=claim.tool if claim else "",
+            until=claim.until if claim else None,
+            keeper=run_id_of(keeper.id),
+            standing=standing_of(keeper),
+            asks=keeper.typed_search_attributes.get(AGENT_STATUS) == RunStatus.waiting_on_human,
+            at_work=await self._is_at_work(keeper, page.step),
+            state=state,
+        )
+        if finding := judge.unowned(run_id, facts, self._server.now):
+            self.findings.append(finding)
+
+    async def _is_at_work(self, run: WorkflowExecutionDescription, step: int) -> bool:
+        """Whether a pending activity makes the call, or has not said yet which one it makes."""
+        for pending in run.raw_description.pending_activities:
+            if pending.activity_type.name != "call_tool":
+                continue
+            try:
+                beats = await self._client.data_converter.decode(pending.heartbeat_details.payloads)
+            except Exception:  # noqa: BLE001 - encrypted with a key that is not here
+                return True
+            if not beats or not isinstance(beats[0], dict) or beats[0].get("step") in (None, step):
+                return True
+        return False
+
+
+def _mark(store: Store) -> StoreMark | None:
+    try:
+        return StoreMark.model_validate_json(store.read(MARK))
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def _put_mark(store: Store, seen: StoreMark) -> None:
+    store.put(MARK, seen.model_dump_json().encode())
+
+
+def _claim_of(store: Store, page: Page) -> Claim | None:
+    try:
+        return Claim.model_validate_json(store.read(f"{ledger.FOLDER}/{page.name}.claim"))
+    except (FileNotFoundError, ValidationError):
+        return None

@@ -1,0 +1,163 @@
+"""The activity `inherit`: what a run begins with that resumes another one, or is forked from it."""
+
+import asyncio
+import shutil
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle, WorkflowQueryFailedError
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.effects.heartbeat import beating
+from activities.model.transcript_cache import Transcripts, Wanted, keep_segment
+from activities.project import Project
+from activities.run.definition import definition_of, keep
+from activities.run.first_run import find_key_id
+from activities.run.snapshot import snapshot_of
+from activities.storage.store import Store
+from activities.storage.workspace import ARTIFACTS
+from contracts.failures import RunFailure
+from contracts.run.state import Inherited, InheritRequest, RunState, RunStatus, Snapshot
+from contracts.run.transcript import Part, Segment
+from decisions.ids import run_id_of, run_workflow_id
+from decisions.run.journal import render, shown
+from decisions.run.limits import below_ceiling, format_excess, set_in
+from decisions.run.resume import NoSuchStep, continued, cut_after, forked, refusal, resumed
+from decisions.run.transcript import Transcript
+from decisions.text.formatting import notice
+
+_ENDS = {
+    WorkflowExecutionStatus.FAILED: RunStatus.failed,
+    WorkflowExecutionStatus.TIMED_OUT: RunStatus.timed_out,
+    WorkflowExecutionStatus.CANCELED: RunStatus.cancelled,
+    WorkflowExecutionStatus.TERMINATED: RunStatus.cancelled,
+}
+
+
+class Inheritances:
+    def __init__(self, client: Client, transcripts: Transcripts, project: Project) -> None:
+        self._client = client
+        self._transcripts = transcripts
+        self._project = project
+
+    @activity.defn
+    async def inherit(self, request: InheritRequest) -> Inherited:
+        """Reads the origin's state and conversation from its history, and writes both down for this run.
+
+        Raises ApplicationError `NotResumable`, not retryable.
+        """
+        own = run_id_of(activity.info().workflow_id or "")
+        async with beating(lambda: {"from": request.run_id}):
+            origin = self._client.get_workflow_handle(run_workflow_id(request.run_id))
+            snapshot, execution = await _read(origin, request)
+            theirs, ours = self._project.stores.of(request.run_id), self._project.stores.of(own)
+            wanted = Wanted(origin.id, execution, snapshot.length, snapshot.head, theirs)
+            key_id = await asyncio.to_thread(find_key_id, ours, self._project.workspace(own), own, request.execution)
+            await asyncio.to_thread(self._copy_files, request.run_id, own)
+            try:
+                conversation = (await self._transcripts.at(wanted)).transcript
+                state, parts = _continued(snapshot.state, conversation.parts, request, own)
+                await asyncio.to_thread(self._write_journal, state, own)
+                if state.definition:
+                    await asyncio.to_thread(keep, ours, await definition_of(theirs, state.definition))
+            except FileNotFoundError as error:
+                raise _not_resumable(f"what run {request.run_id} kept is gone: {error}") from None
+            segments = await _segments(ours, parts, snapshot.segments)
+        workspace = str(self._project.workspace(own).root)
+        keys = dict(self._project.answer_keys) or state.answer_keys  # of now; without any here, the origin's bind it on
+        changes = {"workspace": workspace, "answer_keys": keys, "key_id": key_id}
+        return Inherited(state=self._bounded(state.model_copy(update=changes)), segments=segments)
+
+    def _bounded(self, state: RunState) -> RunState:
+        """Bound the origin's limits by the ceiling of now."""
+        ceiling = set_in(self._project.ceiling)
+        excess = tuple(notice("limits", text) for text in format_excess(state.limits, ceiling))
+        limits = below_ceiling(state.limits, ceiling)
+        return state.model_copy(update={"ceiling": ceiling, "limits": limits, "ignored": (*state.ignored, *excess)})
+
+    def _copy_files(self, origin: str, own: str) -> None:
+        """The conversation speaks of them by their paths."""
+        theirs, ours = self._project.workspace(origin), self._project.workspace(own)
+        ours.create()
+        if (theirs.root / ARTIFACTS).is_dir():
+            shutil.copytree(theirs.root / ARTIFACTS, ours.root / ARTIFACTS, ignore=no_files, dirs_exist_ok=True)
+        for name in ("context.md", "plan.md"):
+            if (theirs.root / name).is_file():
+                ours.write_own(name, theirs.read_own(name), durable=False)
+
+    def _write_journal(self, state: RunState, own: str) -> None:
+        """As it was at the step that the run goes on from; the origin's file may hold later entries."""
+        journal = render(shown(state.journal, state.goal, state.last_finding))
+        self._project.workspace(own).write_own("memory.md", journal.encode(), durable=False)
+
+
+def no_files(folder: str, names: list[str]) -> list[str]:
+    """Links of both kinds, pipes and the like stay where they are."""
+    paths = [Path(folder) / name for name in names]
+    return [path.name for path in paths if path.is_symlink() or not (path.is_dir() or _is_one_file(path))]
+
+
+def _is_one_file(path: Path) -> bool:
+    return path.is_file() and path.stat().st_nlink == 1
+
+
+def _never_began(run_id: str) -> ApplicationError:
+    return _not_resumable(f"run {run_id} never began, so there is nothing to go on from")
+
+
+async def _read(origin: WorkflowHandle[object, object], request: InheritRequest) -> tuple[Snapshot, str]:
+    """The origin's snapshot, and the execution that holds its live conversation."""
+    status: RunStatus | None = None
+    try:
+        described = await origin.describe()
+        status = _ENDS.get(described.status or WorkflowExecutionStatus.RUNNING)
+        execution = described.run_id
+        snapshot = await snapshot_of(origin)
+    except WorkflowQueryFailedError as error:
+        raise _not_resumable(f"run {request.run_id} has no state to go on from: {error}") from None
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            raise _not_resumable(f"there is no run {request.run_id}, or the server has forgotten it") from None
+        if error.status is RPCStatusCode.FAILED_PRECONDITION and status is not None:
+            raise _never_began(request.run_id) from None  # it was ended before a worker had taken it on
+        raise
+    if snapshot.length == 0:
+        raise _never_began(request.run_id)
+    if request.step is None and (why := refusal(request.run_id, status or snapshot.state.status)):
+        raise _not_resumable(why)
+    return snapshot, execution
+
+
+def _not_resumable(message: str) -> ApplicationError:
+    return ApplicationError(message, type=RunFailure.not_resumable, non_retryable=True)
+
+
+def _continued(
+    origin: RunState, parts: list[Part], request: InheritRequest, own: str
+) -> tuple[RunState, tuple[Part, ...]]:
+    now, execution = datetime.now(UTC), request.execution
+    if request.step is None:
+        return resumed(origin, own, execution, now), continued(origin, parts)
+    try:
+        kept = cut_after(origin, parts, request.step, request.say)
+    except NoSuchStep as error:
+        raise _not_resumable(str(error)) from None
+    return forked(origin, kept, request.step, own, execution, now), kept
+
+
+async def _segments(store: Store, parts: tuple[Part, ...], theirs: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Stretches as the origin had them, as far as they are unchanged, and one more for the rest."""
+    chain = Transcript()
+    for part in parts:
+        chain.append(part)
+    ends = [segment.end for segment in theirs if chain.head_at(segment.end) == segment.head]
+    bounds = [0, *ends, *([len(parts)] if len(parts) not in (0, *ends) else [])]
+    return tuple(
+        [
+            await keep_segment(store, parts[start:end], start, chain.head_at(end) or "")
+            for start, end in pairwise(bounds)
+        ]
+    )

@@ -1,0 +1,97 @@
+"""What each attempt of an activity tells of itself: its step to the log, and its figures to the metrics."""
+
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from datetime import timedelta
+from time import perf_counter
+from typing import Any
+
+from temporalio import activity
+from temporalio.common import MetricHistogramTimedelta, MetricMeter
+from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
+
+from contracts.run.compaction import Summary
+from contracts.run.turn import ModelTurn, TurnRequest, Usage
+from contracts.tool import ToolCall, ToolOutcome
+from decisions.telemetry import metrics
+from decisions.telemetry.metrics import HELP, Count
+
+# Of the attempt that runs in this task. It is never reset: the SDK logs the attempt's failure after it.
+_facts: ContextVar[dict[str, Any] | None] = ContextVar("facts", default=None)
+
+
+def facts() -> Mapping[str, Any]:
+    """What is known of the attempt that runs here: `step` and `tool`, or `turn` and `model`."""
+    return _facts.get() or {}
+
+
+def learn(**more: Any) -> None:
+    """What an attempt finds out about itself only while it runs."""
+    if (known := _facts.get()) is not None:
+        known.update(more)
+
+
+def count(meter: MetricMeter, counts: Iterable[Count]) -> None:
+    for each in counts:
+        meter.create_counter(each.name, HELP[each.name]).add(each.by, each.labels)
+
+
+class Observation(Interceptor):
+    """For workers: of every attempt, with the redaction inside, so that it sees only what may be told.
+
+    `attempts` is how many the worker makes just now.
+    """
+
+    def __init__(self) -> None:
+        self.attempts = 0
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - the SDK's
+        return _Inbound(next, self)
+
+
+class _Inbound(ActivityInboundInterceptor):
+    def __init__(self, inner: ActivityInboundInterceptor, observation: Observation) -> None:
+        super().__init__(inner)
+        self._observation = observation
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
+        _facts.set(_first_facts(input.args[0] if input.args else None))
+        self._observation.attempts += 1
+        started, result = perf_counter(), None
+        try:
+            result = await super().execute_activity(input)
+        finally:
+            self._observation.attempts -= 1
+            _measure(timedelta(seconds=perf_counter() - started), result)
+        return result
+
+
+def _first_facts(request: Any) -> dict[str, Any]:
+    match request:
+        case ToolCall():
+            return {"step": request.step, "tool": request.tool}
+        case TurnRequest():
+            return {"turn": request.turn}
+        case _:
+            return {}
+
+
+def _measure(took: timedelta, result: Any) -> None:
+    """An attempt that raised has no result, and counts with its time."""
+    meter, known = activity.metric_meter(), facts()
+    if "tool" in known:
+        labels = {"tool": known["tool"], "status": result.status if isinstance(result, ToolOutcome) else "failed"}
+        _durations(meter, metrics.TOOL_DURATION).record(took, labels)
+    elif "model" in known:
+        status = "held" if "held" in known else "failed" if result is None else "ok"
+        labels = {"model": known["model"], "status": status}
+        _durations(meter, metrics.MODEL_DURATION).record(took, labels)
+        if isinstance(usage := getattr(result, "usage", None), Usage):
+            count(meter, metrics.of_usage(known["model"], usage))
+        if isinstance(result, ModelTurn | Summary) and result.cost_usd is not None:
+            spent = meter.create_histogram_float(metrics.MODEL_COST, HELP[metrics.MODEL_COST])
+            spent.record(result.cost_usd, {"model": known["model"]})
+
+
+def _durations(meter: MetricMeter, name: str) -> MetricHistogramTimedelta:
+    return meter.create_histogram_timedelta(name, HELP[name], unit="duration")

@@ -1,0 +1,313 @@
+"""OpenTelemetry spans: one for each attempt of an activity and each event of a run, and one for the run, at its end.
+
+Nothing is handed from workflow to activity: the ids of a run's trace and of its root span follow from the run's own.
+Spans hold figures and names, and nothing of the conversation. Needs the extra `telemetry`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import Any, Self
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+from temporalio import activity
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHistoryEventFilterType
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
+
+from activities.security.secrets import Secrets
+from activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, AGENT_STEP, COST_USD
+from activities.telemetry.metrics import facts
+from contracts.run.state import CloseRequest, RunStatus
+from decisions.ids import root_span_id, trace_id
+from decisions.telemetry.spans import (
+    MODEL_TURNS,
+    about_event,
+    about_facts,
+    about_request,
+    about_result,
+    about_run,
+    name_of,
+)
+
+NOT_YET = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)  # as the client says that its patience is over
+RUN = "AgentRun"  # the workflow type whose trace has a root span
+PATIENCE = timedelta(seconds=5)  # for one answer of the server
+ENDS_WITHIN = timedelta(minutes=2)  # after its last activity, on a busy machine too; else that was not the last
+
+
+_log = logging.getLogger(__name__)
+
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+PROTOCOL = "http/protobuf"
+
+
+class _Ids(RandomIdGenerator):
+    """Random ones, but where a trace begins: its ids are known then."""
+
+    def __init__(self) -> None:
+        self.begins: ContextVar[tuple[int, int | None] | None] = ContextVar("begins", default=None)
+
+    def generate_trace_id(self) -> int:
+        begins = self.begins.get()
+        return begins[0] if begins else super().generate_trace_id()
+
+    def generate_span_id(self) -> int:
+        begins = self.begins.get()
+        return (begins and begins[1]) or super().generate_span_id()
+
+
+class Spans(Interceptor):
+    """For workers, outside the redaction: what it sees of failures may be told."""
+
+    def __init__(self, exporter: SpanExporter, client: Client, secrets: Secrets) -> None:
+        self._client = client
+        self._secrets = secrets
+        self._ids = _Ids()
+        self._provider = TracerProvider(resource=_resource(), id_generator=self._ids, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("perdure")
+        self._ending: dict[str, asyncio.Task[None]] = {}  # by Temporal's run id
+
+    @classmethod
+    def exported(cls, environment: Mapping[str, str], client: Client, secrets: Secrets) -> Self:
+        """To the collector that OTEL_EXPORTER_OTLP_* name. Raises ValueError where it is none that we can speak to."""
+        protocol = next((environment[name] for name in PROTOCOLS if environment.get(name)), PROTOCOL)
+        if protocol != PROTOCOL:
+            raise ValueError(f"{PROTOCOLS[-1]}: spans are exported by {PROTOCOL}, not by {protocol}")
+        endpoint = next(name for name in ENDPOINTS if environment.get(name))
+        if not environment[endpoint].startswith(("http://", "https://")):
+            raise ValueError(f"{endpoint}: expected an address that begins with http:// or https://")
+        return cls(OTLPSpanExporter(), client, secrets)
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - the SDK's
+        return _Inbound(next, self)
+
+    @contextmanager
+    def attempt(self, request: Any) -> Iterator[Span]:
+        info = activity.info()
+        workflow_id = info.workflow_id or ""
+        with self._beginning(info.namespace, workflow_id):
+            span = self._tracer.start_span(
+                name_of(info.activity_type, request),
+                context=_below(info.namespace, workflow_id) if info.workflow_type == RUN else Context(),
+                kind=SpanKind.CLIENT if info.activity_type in MODEL_TURNS else SpanKind.INTERNAL,
+                attributes=self._clean(
+                    {
+                        **about_run(workflow_id),
+                        **about_request(info.activity_type, request),
+                        "perdure.activity": info.activity_type,
+                        "perdure.attempt": info.attempt,
+                        "temporalRunID": info.workflow_run_id or "",
+                        "temporalActivityID": info.activity_id,
+                    }
+                ),
+            )
+        try:
+            yield span
+        except BaseException as error:
+            span.set_attributes(self._clean(about_failure(error)))
+            if not isinstance(error, asyncio.CancelledError):
+                span.set_status(StatusCode.ERROR)
+            raise
+        finally:
+            span.set_attributes(self._clean(about_facts(facts())))
+            span.end()
+
+    def tell(self, span: Span, result: Any) -> None:
+        told = about_result(result)
+        span.set_attributes(self._clean(told))
+        if "error.type" in told:
+            span.set_status(StatusCode.ERROR)
+
+    def event(self, told: Mapping[str, Any], namespace: str, workflow_id: str, *, in_run: bool, at: float) -> None:
+        """A span without length. `at` is in seconds since 1970."""
+        with self._beginning(namespace, workflow_id):
+            span = self._tracer.start_span(
+                str(told["event"]),
+                context=_below(namespace, workflow_id) if in_run else Context(),
+                attributes=self._clean({**about_run(workflow_id), **about_event(told)}),
+                start_time=_nanoseconds(at),
+            )
+            span.end(_nanoseconds(at))
+
+    def ended(self) -> None:
+        """The run that this activity belongs to is about to end. It does not wait for its root span."""
+        info = activity.info()
+        execution = info.workflow_run_id or ""
+        if execution not in self._ending:  # else an attempt whose end did not count
+            task = self._ending[execution] = asyncio.create_task(self._root(info))
+            task.add_done_callback(lambda _: self._ending.pop(execution))
+
+    async def _root(self, info: activity.Info) -> None:
+        """Names, status and start of the whole run are asked of the server, since no one execution knows them."""
+        workflow_id = info.workflow_id or ""
+        try:
+            await self._closed(workflow_id, info.workflow_run_id)
+            described = await self._described(workflow_id, info.workflow_run_id)
+            started = await self._started(described)
+        except RPCError as error:
+            _log.warning("no root span of %s: %s", workflow_id, error)
+            return
+        known = described.typed_search_attributes
+        status, agent = known.get(AGENT_STATUS, ""), known.get(AGENT_NAME, "")
+        with self._beginning(info.namespace, workflow_id, root_span_id(info.namespace, workflow_id)):
+            span = self._tracer.start_span(
+                f"invoke_agent {agent}".strip(),
+                context=Context(),
+                start_time=_nanoseconds(started.timestamp()),
+                attributes=self._clean(
+                    {
+                        **about_run(workflow_id),
+                        "gen_ai.operation.name": "invoke_agent",
+                        "gen_ai.agent.name": agent,
+                        "perdure.outcome": status,
+                        "perdure.steps": known.get(AGENT_STEP, 0),
+                        "perdure.cost_usd": known.get(COST_USD, 0.0),
+                        "temporalRunID": info.workflow_run_id or "",
+                    }
+                ),
+            )
+        if status in (RunStatus.failed, RunStatus.timed_out):
+            span.set_status(StatusCode.ERROR)
+        span.end()
+
+    async def _started(self, last: WorkflowExecutionDescription) -> datetime:
+        """When the run's first execution did; of a long run the server may have forgotten that."""
+        first = last.raw_description.workflow_execution_info.first_run_id
+        if first in ("", last.run_id):
+            return last.start_time
+        try:
+            return (await self._described(last.id, first)).start_time
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            return last.start_time
+
+    async def _closed(self, workflow_id: str, execution: str | None) -> None:
+        """Waits for its end, with which its last status is known. Raises RPCError where it does not come."""
+        handle = self._client.get_workflow_handle(workflow_id, run_id=execution)
+        deadline = monotonic() + ENDS_WITHIN.total_seconds()
+        while True:
+            events = handle.fetch_history_events(
+                wait_new_event=True,
+                event_filter_type=WorkflowHistoryEventFilterType.CLOSE_EVENT,
+                skip_archival=True,
+                rpc_timeout=PATIENCE,
+            )
+            try:
+                await anext(events, None)
+                return
+            except RPCError as error:
+                if error.status not in NOT_YET or monotonic() >= deadline:
+                    raise
+
+    async def _described(self, workflow_id: str, execution: str | None) -> WorkflowExecutionDescription:
+        return await self._client.get_workflow_handle(workflow_id, run_id=execution).describe(rpc_timeout=PATIENCE)
+
+    async def close(self) -> None:
+        """Sends what is left, for as long as the exporter's own timeout allows.
+
+        What has no end by then may have none before another worker comes.
+        """
+        if ending := list(self._ending.values()):
+            _, left = await asyncio.wait(ending, timeout=PATIENCE.total_seconds())
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.to_thread(self._provider.shutdown)
+
+    @contextmanager
+    def _beginning(self, namespace: str, workflow_id: str, span: str | None = None) -> Iterator[None]:
+        """A span that begins inside belongs to this trace, and has this id where one is given."""
+        ids = int(trace_id(namespace, workflow_id), 16), int(span, 16) if span else None
+        token = self._ids.begins.set(ids)
+        try:
+            yield
+        finally:
+            self._ids.begins.reset(token)
+
+    def _clean(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        clean: dict[str, Any] = self._secrets.redact_value(attributes)
+        return clean
+
+
+class _Inbound(ActivityInboundInterceptor):
+    def __init__(self, inner: ActivityInboundInterceptor, spans: Spans) -> None:
+        super().__init__(inner)
+        self._spans = spans
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002 - the SDK's
+        request = input.args[0] if input.args else None
+        with self._spans.attempt(request) as span:
+            result = await super().execute_activity(input)
+            self._spans.tell(span, result)
+        if isinstance(request, CloseRequest) and request.journal is not None:
+            self._spans.ended()
+        return result
+
+
+class SpanEvents(logging.Handler):
+    """Makes a span of each structured event of the log."""
+
+    def __init__(self, spans: Spans) -> None:
+        super().__init__()
+        self._spans = spans
+
+    def emit(self, record: logging.LogRecord) -> None:
+        where = getattr(record, "temporal_workflow", None) or getattr(record, "temporal_activity", None)
+        told = getattr(record, "event", None)
+        if where and told:
+            in_run = where["workflow_type"] == RUN
+            self._spans.event(told, where["namespace"], where["workflow_id"], in_run=in_run, at=record.created)
+
+
+def about_failure(error: BaseException) -> dict[str, Any]:
+    """Its kind; the message may quote what was said."""
+    if isinstance(error, asyncio.CancelledError):
+        return {"perdure.outcome": "cancelled"}
+    kind = error.type if isinstance(error, ApplicationError) and error.type else type(error).__name__
+    return {"perdure.outcome": "failed", "error.type": kind}
+
+
+def _below(namespace: str, workflow_id: str) -> Context:
+    """The context of the run's root span, which is made at the end of the run."""
+    root = SpanContext(
+        trace_id=int(trace_id(namespace, workflow_id), 16),
+        span_id=int(root_span_id(namespace, workflow_id), 16),
+        is_remote=True,
+        trace_flags=TraceFlags(TraceFlags.SAMPLED),
+    )
+    return set_span_in_context(NonRecordingSpan(root), Context())
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * 1_000_000) * 1000
+
+
+def _resource() -> Resource:
+    """As the environment has it; unnamed, the service is `perdure`."""
+    found = Resource.create()
+    name = str(found.attributes.get("service.name", ""))
+    return found.merge(Resource({"service.name": "perdure"})) if name.startswith("unknown_service") else found

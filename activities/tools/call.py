@@ -1,0 +1,339 @@
+"""The activity `call_tool`: one call of one tool, and what becomes of a large result."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from time import monotonic, perf_counter
+from typing import Any
+
+from pydantic_core import from_json, to_json
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError
+
+from activities.effects.attempts import was_lost
+from activities.effects.heartbeat import beating
+from activities.effects.ledger import Doubtful, Entry, LedgerUnavailable
+from activities.effects.once import Effects, whole, within
+from activities.model.transcript_cache import TranscriptMismatch, Transcripts, Wanted
+from activities.project import Project
+from activities.security.redaction import redacted
+from activities.storage.store import Store, StoredFileChangedError
+from activities.storage.workspace import OutsideWorkspace, Workspace
+from activities.telemetry.trace import event, record
+from activities.tools.interface import CallContext, Guarded, TransientFailure
+from activities.tools.json_schema import Arguments, NotApplicable
+from activities.tools.result_budget import ResultBudget, is_small, take_share
+from contracts.failures import Stop, ToolFault
+from contracts.models import AROUND
+from contracts.strict_json import flaw_in
+from contracts.tool import (
+    CALL_MARGIN,
+    MAX_RESULT_BYTES,
+    MOST_ERROR,
+    RETRY_DELAYS,
+    Effect,
+    LargeResult,
+    ToolCall,
+    ToolKind,
+    ToolOutcome,
+    failed,
+)
+from decisions.ids import call_digest, request_key, result_key, run_id_of
+from decisions.run.transcript import result_part
+from decisions.text.formatting import call_line, call_trace
+
+INLINE_BYTES = 64 * 1024  # of a result's JSON; more becomes an artifact
+IN_LOOP_BYTES = 10 * 1024  # of a result that is not worth a thread; its JSON is inline however it is escaped
+EXCERPT_BYTES = 4 * 1024
+CUT_MARGIN = 64 * 1024  # characters
+MAX_SHARE_WAIT = 3.0  # seconds that a result which is here waits for others; less than `CALL_MARGIN`
+GUARD = 2 / 3  # of a tool's timeout, at most, goes into looking whether it may be called
+
+
+class ToolCalls:
+    def __init__(self, client: Client, transcripts: Transcripts, project: Project, drain: timedelta) -> None:
+        self._client = client
+        self._transcripts = transcripts
+        self._project = project
+        self._drain = drain
+        self._taken = {name: Arguments(tool.schema.input_schema) for name, tool in project.tools.items()}
+        self._effects = Effects()
+        self._budget = ResultBudget()
+
+    @activity.defn
+    async def call_tool(self, call: ToolCall) -> ToolOutcome:
+        """Runs one tool once.
+
+        A failure that may pass is raised, so that Temporal retries it where the tool's effect allows; every other
+        one is an outcome that the model sees. Raises ApplicationError of the types of `contracts.failures.Stop`
+        where the effect may have been made before, or must not be made now.
+        """
+        run_id = run_id_of(activity.info().workflow_id or "")
+        workspace, store = self._project.workspace(run_id), self._project.stores.of(run_id)
+        started = perf_counter()
+        async with beating(lambda: {"step": call.step, "call": call_line(call.tool, call.arguments or {})}):
+            interrupted = await was_lost(self._client)
+            if interrupted:
+                _retried(call, workspace, activity.info().attempt, "its worker was lost", None)
+            async with self._budget.call():
+                outcome = await self._run(call, workspace, store)
+        took = round((perf_counter() - started) * 1000)
+        outcome = outcome.model_copy(update={"duration_ms": took, "interrupted": interrupted})
+        if outcome.error is None or outcome.error.definition is None:  # else a person is asked, and it is no end
+            self._remember(call, outcome, workspace)
+        return outcome
+
+    async def _run(self, call: ToolCall, workspace: Workspace, store: Store) -> ToolOutcome:
+        tool: object = self._project.tools.get(call.tool)
+        guard, timeout = tool if isinstance(tool, Guarded) else None, _timeout()
+        try:
+            if guard is not None:
+                refused, timeout = await self._guarded(guard, call, store, timeout)
+                if refused is not None:
+                    return await self._finish(refused, call, workspace)
+            if call.effect is Effect.once:
+                return await whole(self._once(call, workspace, store, timeout), self._drain)
+            made = self._made(call, await self._arguments(call, store), workspace)
+            if call.effect is Effect.read:
+                outcome = await (made if guard is None else within(timeout, made))
+                return await self._finish(outcome, call, workspace)
+            return await whole(self._finish_within(timeout, made, call, workspace), self._drain)
+        except TransientFailure as passing:
+            if call.effect is Effect.once:  # of the guard: no effect has begun
+                unmade = failed(passing.kind, f"{passing.message}; the call was not made", retryable=True)
+                return await self._finish(unmade, call, workspace)
+            asked, attempt = passing.retry_after, activity.info().attempt
+            if attempt <= len(RETRY_DELAYS):
+                delay = RETRY_DELAYS[attempt - 1] if asked is None else asked
+                _retried(call, workspace, attempt + 1, passing.message, delay)
+            raise ApplicationError(
+                cut_error(passing.message),
+                type=passing.kind,
+                next_retry_delay=None if asked is None else timedelta(seconds=asked),
+            ) from None
+
+    async def _guarded(
+        self, guard: Guarded, call: ToolCall, store: Store, timeout: timedelta
+    ) -> tuple[ToolOutcome | None, timedelta]:
+        """Why it must not be made, and the time that is left for it. Raises TransientFailure and Stop.not_begun.
+
+        What may have been made before is looked up in the ledger, however its tool is defined now.
+        """
+        began = monotonic()
+        if call.effect is Effect.once:
+            page = self._page(call, await self._arguments_of_once(call, store))
+            try:
+                if await asyncio.to_thread(page.is_claimed):
+                    return None, timeout
+            except LedgerUnavailable as unavailable:
+                raise _not_begun(str(unavailable)) from None
+        refused = await guard.refusal(call.effect, call.accepts, timeout * GUARD)
+        return refused, timeout - timedelta(seconds=monotonic() - began)
+
+    async def _made(self, call: ToolCall, arguments: dict[str, Any], workspace: Workspace) -> ToolOutcome:
+        """The call itself, or why it cannot be made. Raises TransientFailure."""
+        if call.approval not in (None, call_digest(call.tool, arguments)):
+            return failed(ToolFault.denied, "not made: a person approved this tool with other arguments")
+        tool = self._project.tools.get(call.tool)
+        if tool is None:
+            return failed(ToolFault.unknown_tool, f"this worker's project has no tool {call.tool!r}")
+        try:
+            fault = self._taken[call.tool].fault(arguments)
+        except NotApplicable as error:
+            return failed(ToolFault.tool_error, f"not made: the schema of {call.tool} cannot be applied: {error}")
+        if fault is not None:
+            return failed(ToolFault.invalid_arguments, fault)
+        return await tool.run(arguments, _context(call, workspace))
+
+    async def _arguments_of_once(self, call: ToolCall, store: Store) -> dict[str, Any]:
+        try:
+            return await self._arguments(call, store)
+        except (RPCError, OSError, TranscriptMismatch) as error:
+            raise _not_begun(f"the arguments cannot be had: {error}") from None
+
+    async def _once(self, call: ToolCall, workspace: Workspace, store: Store, timeout: timedelta) -> ToolOutcome:
+        """What was claimed before is looked up, not made, whatever is wrong with it now."""
+        arguments = await self._arguments_of_once(call, store)
+        page = self._page(call, arguments)
+        try:
+            if page.generation > 1:
+                # A person said "run again", and the call may be at work all the same.
+                before = replace(page, generation=page.generation - 1, key=_key(call, call.attempt - 1))
+                await self._effects.must_be_over(before)
+            outcome = await self._effects.once(
+                page,
+                call.tool,
+                timeout,
+                lambda: self._made(call, arguments, workspace),
+                lambda outcome: self._finish(outcome, call, workspace),
+            )
+        except LedgerUnavailable as unavailable:
+            raise _not_begun(str(unavailable)) from None
+        if isinstance(outcome, Doubtful):
+            raise ApplicationError(f"{call.tool} may have happened", type=Stop.in_doubt, non_retryable=True)
+        return outcome
+
+    def _page(self, call: ToolCall, arguments: dict[str, Any]) -> Entry:
+        return Entry(
+            store=self._project.stores.of(call.owner or _run_id()),
+            key=_key(call),
+            step=call.step,
+            generation=call.attempt,
+            execution=call.execution or "",
+            call=call_digest(call.tool, arguments),
+        )
+
+    async def _finish_within(
+        self, timeout: timedelta, made: Coroutine[Any, Any, ToolOutcome], call: ToolCall, workspace: Workspace
+    ) -> ToolOutcome:
+        return await self._finish(await within(timeout, made), call, workspace)
+
+    async def _finish(self, outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
+        """The outcome as it is recorded and shown. A large one is worked on in a thread, a few at a time."""
+        if is_small(outcome.result, IN_LOOP_BYTES) and (outcome.error is None or is_small(outcome.error.message)):
+            return self._prepare(outcome, call, workspace)
+        if not is_small(outcome.result):
+            with suppress(TimeoutError):  # the result is here: to wait longer would only lose it
+                async with asyncio.timeout(MAX_SHARE_WAIT):
+                    await take_share()
+        return await asyncio.to_thread(self._prepare, outcome, call, workspace)
+
+    def _prepare(self, outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
+        """Bounds it, makes sure that the run can read it back, redacts it, and files what is large."""
+        bounded = bound_result(outcome)
+        clean = redacted(sound(bounded), self._project.secrets)
+        if bounded is not outcome and clean.error is None:
+            return fitted(drop_cut_end(clean), call, workspace, is_cut=True)
+        return fitted(clean, call, workspace) if is_large(clean) else clean
+
+    async def _arguments(self, call: ToolCall, store: Store) -> dict[str, Any]:
+        """Large arguments are in the conversation already, as the model wrote them."""
+        if call.arguments is not None:
+            return call.arguments
+        try:
+            conversation = await self._transcripts.at(Wanted.here(call.length, call.head, store))
+        except StoredFileChangedError as error:
+            raise _not_begun(str(error)) from None
+        blocks = (block for part in reversed(conversation.transcript.parts) for block in part.content)
+        arguments: dict[str, Any] = next(block["input"] for block in blocks if block.get("id") == call.tool_use_id)
+        return arguments
+
+    def _remember(self, call: ToolCall, outcome: ToolOutcome, workspace: Workspace) -> None:
+        tool = self._project.tools.get(call.tool)
+        if tool is None or tool.route.kind is not ToolKind.signal:
+            part = result_part(call.tool_use_id, call.tool, call.step, outcome)
+            self._transcripts.feed_result(activity.info().workflow_id or "", call.tool_use_id, part)
+        own = call.key_id if call.owner is None and call.key_id else _run_id()
+        key = result_key(own, call.step, call.attempt)
+        record(workspace, call_trace(key, call.step, call.tool, call.arguments or {}, outcome))
+
+
+def _not_begun(why: str) -> ApplicationError:
+    return ApplicationError(cut_error(why), type=Stop.not_begun, non_retryable=True)
+
+
+def _run_id() -> str:
+    return run_id_of(activity.info().workflow_id or "")
+
+
+def _key(call: ToolCall, generation: int | None = None) -> str:
+    """The same on every attempt, and in a run that resumes the one that first made the call."""
+    return request_key(call.key_id or call.owner or _run_id(), call.step, generation or call.attempt)
+
+
+def _timeout() -> timedelta:
+    """The tool's, as it was when the run began: the activity's own is longer by a margin."""
+    most = activity.info().start_to_close_timeout or timedelta()
+    return most - CALL_MARGIN if most > CALL_MARGIN else most  # Temporal cuts it where the whole run's time runs out
+
+
+def _context(call: ToolCall, workspace: Workspace) -> CallContext:
+    return CallContext(
+        run_id=_run_id(),
+        step=call.step,
+        idempotency_key=_key(call),
+        requested_at=activity.info().scheduled_time,
+        workspace=workspace,
+        accepts=call.accepts,
+        nonce=call.nonce,
+    )
+
+
+def _retried(call: ToolCall, workspace: Workspace, attempt: int, why: str, delay: float | None) -> None:
+    """Every retry is told (B1), with the delay in seconds before it."""
+    told = {"step": call.step, "tool": call.tool, "tool_use_id": call.tool_use_id, "attempt": attempt}
+    key = f"retry:{call.tool_use_id}:{attempt}"
+    event(workspace, "agent.tool.retry", key, run_id=_run_id(), **told, delay_seconds=delay, why=why[:500])
+
+
+def sound(outcome: ToolOutcome) -> ToolOutcome:
+    """What the run could not read back (lone surrogates, very deep nesting) would stop it for good."""
+    try:
+        from_json(b"%b%b%b" % (b"[" * AROUND, to_json(outcome), b"]" * AROUND))
+    except ValueError as error:
+        reason = flaw_in({"result": outcome.result}) or str(error)
+        return failed(ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {reason}")
+    return outcome
+
+
+def bound_result(outcome: ToolOutcome) -> ToolOutcome:
+    """The same outcome, or one with the first `MAX_RESULT_BYTES` of a larger result as text."""
+    result = outcome.result
+    try:
+        data = result.encode(errors="surrogatepass") if isinstance(result, str) else to_json(result)
+    except ValueError:  # `sound` says so
+        return outcome
+    if len(data) <= MAX_RESULT_BYTES:
+        return outcome
+    return outcome.model_copy(update={"result": data[:MAX_RESULT_BYTES].decode(errors="ignore")})
+
+
+def drop_cut_end(outcome: ToolOutcome) -> ToolOutcome:
+    """Without its last characters, among which a cut may have left half of a secret."""
+    return outcome.model_copy(update={"result": outcome.result[:-CUT_MARGIN]})
+
+
+def cut_error(text: str) -> str:
+    """At most MOST_ERROR characters of it, with a mark that says how many are missing."""
+    if len(text) <= MOST_ERROR:
+        return text
+    shown = MOST_ERROR - 60  # the mark is shorter
+    return f"{text[:shown]}\n… (cut: {len(text) - shown:,} more characters)"
+
+
+def is_large(outcome: ToolOutcome) -> bool:
+    return len(to_json(outcome.result)) > INLINE_BYTES or (
+        outcome.error is not None and len(outcome.error.message) > MOST_ERROR
+    )
+
+
+def fitted(
+    outcome: ToolOutcome, call: ToolCall | LargeResult, workspace: Workspace, *, is_cut: bool = False
+) -> ToolOutcome:
+    """A large result becomes an artifact and an excerpt of it; a large error is cut (A9).
+
+    The call has been made: a disk that takes no artifact costs the rest of the result, not the whole of it.
+    """
+    if outcome.error is not None:
+        error = outcome.error.model_copy(update={"message": cut_error(outcome.error.message)})
+        return outcome.model_copy(update={"error": error, "result": None})
+    is_text = isinstance(outcome.result, str)
+    data = outcome.result.encode() if isinstance(outcome.result, str) else to_json(outcome.result, indent=2)
+    content_type = "text/plain" if is_text else "application/json"
+    result: dict[str, Any] = {
+        "artifact_path": None,
+        "content_type": content_type,
+        "bytes": len(data),
+        "excerpt": data[:EXCERPT_BYTES].decode(errors="ignore"),
+    }
+    if is_cut:
+        result["lost"] = f"a result may have {MAX_RESULT_BYTES:,} bytes: only its first part is left"
+    try:
+        result["artifact_path"] = workspace.keep(f"{call.tool}-{call.step:02}", content_type, data)
+    except (OSError, OutsideWorkspace) as error:
+        result["lost"] = f"only the excerpt is left, the disk refused the rest: {error}"
+    return outcome.model_copy(update={"result": result})

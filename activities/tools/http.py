@@ -1,0 +1,151 @@
+"""The kind `http`: the tool request event is POSTed, and the answer is the result."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from activities.http.body import IDENTITY, BodyEncodingError, decode_pieces
+from activities.http.retry_after import retry_after
+from activities.tools.interface import CallContext, TransientFailure
+from activities.tools.result_budget import SMALL_BYTES, take_share
+from contracts.agent import ToolSchema
+from contracts.failures import ToolFault
+from contracts.models import replace_lone_escapes
+from contracts.run.events import ToolRequestEvent, ToolRequestPayload
+from contracts.strict_json import read_json
+from contracts.tool import MAX_RESULT_BYTES, ToolOutcome, ToolRoute, failed
+from decisions.tool_requests import request_event
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+PASSING = frozenset({408, 425, 429})  # and all of 5xx
+
+
+def asked(tool: str, arguments: dict[str, Any], context: CallContext) -> ToolRequestEvent:
+    """What is sent for a call that a worker makes."""
+    payload = ToolRequestPayload(
+        run_id=context.run_id,
+        step=context.step,
+        tool=tool,
+        tool_payload=arguments,
+        requested_at=context.requested_at,
+    )
+    return request_event(payload, context.idempotency_key, context.nonce)
+
+
+class HttpTool:
+    """2xx is the result (JSON or text); timeouts, refused connections, 408, 425, 429 and 5xx pass; other 4xx go
+    to the model.
+    """
+
+    def __init__(
+        self,
+        route: ToolRoute,
+        schema: ToolSchema,
+        url: str,
+        client: httpx.AsyncClient,
+        headers: Mapping[str, str] = NO_HEADERS,
+    ) -> None:
+        self.route = route
+        self.schema = schema
+        self._url = url
+        self._client = client
+        self._headers = headers
+
+    async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
+        event = asked(self.route.name, arguments, context)
+        answer = await post(self._client, self._url, event, self.route.timeout.total_seconds(), self._headers)
+        if refusal := answer.refusal(self.route.name):
+            return refusal
+        if len(answer.body) <= SMALL_BYTES:
+            return answer.to_outcome()
+        return await asyncio.to_thread(answer.to_outcome)  # to parse megabytes would hold up every other run
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """An answer of at most `MAX_RESULT_BYTES` + 1 bytes. `unreadable` says why its body could not be decoded."""
+
+    status: int
+    content_type: str
+    body: bytes
+    unreadable: str = ""
+
+    def refusal(self, tool: str) -> ToolOutcome | None:
+        """Return the error of an answer that is no success, or that cannot be read."""
+        if not 200 <= self.status < 300:
+            return failed(ToolFault.http_error, f"{self.status} from {tool}: {self.excerpt()}")
+        if self.unreadable:
+            told = f"the call was made, but the answer of {tool} cannot be read: {self.unreadable}"
+            return failed(ToolFault.http_error, told)
+        return None
+
+    def to_outcome(self) -> ToolOutcome:
+        if "json" in self.content_type and len(self.body) <= MAX_RESULT_BYTES:
+            with suppress(ValueError):
+                return ToolOutcome(result=read_json(replace_lone_escapes(self.body.decode())))
+        return ToolOutcome(result=self.body.decode(errors="replace"))
+
+    def excerpt(self) -> str:
+        return self.unreadable or self.body[:2000].decode(errors="replace")
+
+
+async def post(
+    client: httpx.AsyncClient,
+    url: str,
+    event: ToolRequestEvent,
+    timeout: float,
+    headers: Mapping[str, str] = NO_HEADERS,
+) -> HttpAnswer:
+    """Sends the event, to `url` only. Raises TransientFailure where the call may be made again."""
+    own = {"idempotency-key": in_ascii(event.dedupe_key), "content-type": "application/json", **IDENTITY}
+    sent = {**headers, **own}
+    tool = event.payload.tool
+    try:
+        async with (
+            asyncio.timeout(timeout),  # of the whole call; httpx counts from one byte to the next
+            client.stream(
+                # A redirect is not followed: the headers are for this host alone.
+                "POST",
+                url,
+                content=event.model_dump_json(),
+                headers=sent,
+                timeout=timeout,
+                follow_redirects=False,
+            ) as response,
+        ):
+            answer = await _read(response)
+    except (TimeoutError, httpx.TimeoutException) as error:
+        raise TransientFailure(ToolFault.timeout, f"{tool} did not answer within {timeout:g} s") from error
+    except httpx.HTTPError as error:
+        raise TransientFailure(ToolFault.unreachable, f"{tool} cannot be reached: {error}") from error
+    if answer.status in PASSING or answer.status >= 500:
+        said = f"{answer.status} from {tool}: {answer.excerpt()}"
+        raise TransientFailure(ToolFault.http_error, said, retry_after(response.headers))
+    return answer
+
+
+async def _read(response: httpx.Response) -> HttpAnswer:
+    """More than a small answer is read only while there is room for it in this worker."""
+    content_type = response.headers.get("content-type", "")
+    body = bytearray()
+    try:
+        async for piece in decode_pieces(response.headers.get("content-encoding", ""), response.aiter_raw()):
+            body += piece
+            if len(body) > SMALL_BYTES:
+                await take_share()
+            if len(body) > MAX_RESULT_BYTES:
+                break
+    except BodyEncodingError as error:
+        return HttpAnswer(response.status_code, content_type, b"", str(error))
+    return HttpAnswer(response.status_code, content_type, bytes(body[: MAX_RESULT_BYTES + 1]))
+
+
+def in_ascii(key: str) -> str:
+    """As a header takes it: percent-encoded, where a run's id has other letters."""
+    return key if key.isascii() else quote(key, safe="", errors="surrogatepass")

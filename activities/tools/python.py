@@ -1,0 +1,175 @@
+"""The kind `python`: a typed function with a docstring; its schema is derived from both."""
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
+from pydantic_core import from_json, to_json
+
+from activities.tools.interface import CallContext, TransientFailure
+from activities.tools.printing import in_tool
+from contracts.agent import ToolSchema
+from contracts.failures import ToolFault
+from contracts.models import replace_surrogates
+from contracts.strict_json import flaw_in
+from contracts.tool import MAX_RESULT_BYTES, ToolOutcome, ToolRoute, failed
+from decisions.errors import fault_line
+
+MAY_PASS = (ConnectionError, TimeoutError, httpx.TransportError)
+NEVER_SENT = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)  # another attempt would be as wrong
+MOST_THREADS = 32  # calls of one plain function at the same time
+KEY_PARAMETER = "idempotency_key"  # a function that declares it is given the call's key
+
+
+class BadTarget(ValueError):
+    """`target` does not name a function that can be a tool. The message says what is wrong."""
+
+
+class PythonTool:
+    """Calls `target` ("package.module:function"); a plain function runs in a thread, a coroutine on the loop.
+
+    `MAY_PASS` counts as passing, unless the request itself was wrong (`NEVER_SENT`); every other exception, of whatever
+    kind, goes to the model.
+    """
+
+    def __init__(self, route: ToolRoute, target: str, description: str | None = None) -> None:
+        self.route = route
+        self._function = load(target)
+        # Of its own: calls that hang must not take the threads in which the runtime writes its files.
+        self._threads = ThreadPoolExecutor(MOST_THREADS, f"tool-{route.name}")
+        parameters = _parameters(self._function, target)
+        self._takes_key = KEY_PARAMETER in parameters
+        fields: dict[str, Any] = {}
+        for name, parameter in parameters.items():
+            if name == KEY_PARAMETER:
+                continue
+            if name.startswith("_") or parameter.annotation is parameter.empty or parameter.kind in _UNNAMED:
+                raise BadTarget(f"{target}: parameter {name!r} needs a type, and a name that a model can use")
+            fields[name] = (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
+        self._arguments = _model(f"{route.name}_arguments", fields, target)
+        told = description or inspect.getdoc(self._function)
+        if not told:
+            raise BadTarget(f"{target}: needs a docstring, or a `description` in perdure.toml")
+        schema = self._arguments.model_json_schema()
+        schema.pop("title", None)
+        self.schema = ToolSchema(name=route.name, description=told, input_schema=schema)
+
+    async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
+        try:
+            checked = self._arguments.model_validate(arguments)
+        except ValidationError as error:
+            return failed(ToolFault.invalid_arguments, fault_line(error, "arguments"))
+        values = {name: getattr(checked, name) for name in type(checked).model_fields}
+        if self._takes_key:
+            values[KEY_PARAMETER] = context.idempotency_key
+        with in_tool():
+            result = await self._result(values)
+        if isinstance(result, _Raised):
+            return _judged(result.error)
+        if inspect.isasyncgen(result):
+            return failed(ToolFault.tool_error, "nothing was done: it gave an async generator, which no one runs")
+        try:
+            return await asyncio.to_thread(_to_outcome, result)
+        except ValueError as error:
+            reason = flaw_in({"result": result}) or str(error)
+            return failed(ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {reason}")
+
+    async def _result(self, values: dict[str, Any]) -> Any:
+        """What the function returns, awaited where it must be, or `_Raised`."""
+        call = partial(_caught, partial(self._function, **values))
+        if inspect.iscoroutinefunction(self._function):
+            result = call()
+        else:
+            in_context = partial(copy_context().run, call)
+            result = await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
+        if not inspect.isawaitable(result):  # as of a plain function around a coroutine
+            return result
+        try:
+            return await result
+        except (asyncio.CancelledError, GeneratorExit):  # the call is to end, and this is no word of the function
+            raise
+        except BaseException as error:  # noqa: BLE001 - as in `_caught`
+            return _Raised(error)
+
+
+def _to_outcome(result: Any) -> ToolOutcome:
+    """The JSON of what a function returned. Of a large result only the text of its first part. Raises ValueError."""
+    data = to_json(replace_surrogates(result), fallback=str)
+    if len(data) <= MAX_RESULT_BYTES:
+        return ToolOutcome(result=from_json(data))
+    text = result if isinstance(result, str) else data[: MAX_RESULT_BYTES + 1].decode(errors="replace")
+    return ToolOutcome(result=text[: MAX_RESULT_BYTES + 1])
+
+
+@dataclass(frozen=True)
+class _Raised:
+    error: BaseException
+
+
+def _caught(call: Callable[[], Any]) -> Any:
+    """What it returns, or `_Raised`: no future takes a StopIteration, and no worker ends because a function says so."""
+    try:
+        return call()
+    except BaseException as error:  # noqa: BLE001 - whatever the user's function raises is judged by `_judged`
+        return _Raised(error)
+
+
+def _judged(error: BaseException) -> ToolOutcome:
+    """What the model is told. Raises TransientFailure for what may pass."""
+    told = f"{type(error).__name__}: {error}"
+    if _may_pass(error):
+        raise TransientFailure(ToolFault.unreachable, told) from error
+    return failed(ToolFault.tool_error, told)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Of a group, that each of its errors may."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_may_pass, error.exceptions))
+    return isinstance(error, MAY_PASS) and not isinstance(error, NEVER_SENT)
+
+
+_UNNAMED = (
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.VAR_KEYWORD,
+    inspect.Parameter.POSITIONAL_ONLY,
+)
+
+
+def load(target: str) -> Callable[..., Any]:
+    """The function that "package.module:function" names. Raises BadTarget."""
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise BadTarget(f'{target!r}: expected "package.module:function"')
+    try:
+        with in_tool():
+            function = getattr(importlib.import_module(module_name), name)
+    except Exception as error:  # importing runs the user's code, which may raise anything
+        raise BadTarget(f"{target}: {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise BadTarget(f"{target} is not a function")
+    if inspect.isasyncgenfunction(function):
+        raise BadTarget(f"{target} is an async generator, which no one runs: return a list instead")
+    return function  # type: ignore[no-any-return]  # narrowed by callable()
+
+
+def _parameters(function: Callable[..., Any], target: str) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function, eval_str=True).parameters
+    except (NameError, TypeError, ValueError, SyntaxError) as error:
+        raise BadTarget(f"{target}: its signature cannot be read: {error}") from error
+
+
+def _model(name: str, fields: dict[str, Any], target: str) -> type[BaseModel]:
+    try:
+        return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+    except (PydanticUserError, NameError) as error:
+        raise BadTarget(f"{target}: a parameter cannot be described to a model: {error}") from error

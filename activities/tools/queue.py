@@ -1,0 +1,44 @@
+"""The kind `queue`: the workflow schedules the activity of another worker; here is what happens to a large result."""
+
+import asyncio
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import Client
+
+from activities.effects.heartbeat import beating
+from activities.project import Project
+from activities.security.redaction import redacted
+from activities.tools.call import fitted
+from activities.tools.interface import CallContext
+from contracts.agent import ToolSchema
+from contracts.tool import LargeResult, ToolOutcome, ToolRoute
+from decisions.ids import run_id_of
+
+
+class QueueTool:
+    """Offers the tool. Its calls never come here."""
+
+    def __init__(self, route: ToolRoute, schema: ToolSchema) -> None:
+        self.route = route
+        self.schema = schema
+
+    async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:  # noqa: ARG002 - a tool's
+        raise AssertionError(f"{self.route.name} is called by the workflow")
+
+
+class QueueResults:
+    def __init__(self, client: Client, project: Project) -> None:
+        self._client = client
+        self._project = project
+
+    @activity.defn
+    async def keep_result(self, large: LargeResult) -> ToolOutcome:
+        """Makes an artifact of the result that the run holds, and gives an excerpt of it."""
+        info = activity.info()
+        async with beating(lambda: {"step": large.step, "tool": large.tool}):
+            run = self._client.get_workflow_handle(info.workflow_id or "", run_id=info.workflow_run_id)
+            result = await run.query("result", large)
+            outcome = redacted(ToolOutcome(result=result), self._project.secrets)
+            workspace = self._project.workspace(run_id_of(info.workflow_id or ""))
+            return await asyncio.to_thread(fitted, outcome, large, workspace)

@@ -1,0 +1,278 @@
+"""The tools that are decisions themselves: settled inside the workflow, at the cost of no activity."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from contracts.agent import ToolSchema
+from contracts.followup import Completion
+from contracts.tool import Approval, Effect, ToolKind, ToolRoute
+from decisions.followup.kinds import KINDS
+
+FINISH, REFRAME, ESCALATE, ASK_HUMAN = "finish", "reframe", "escalate", "ask_human"
+GET_JOURNAL, UPDATE_JOURNAL = "get_run_journal", "update_run_journal"
+APPEND_JOURNAL = "append_run_journal_entry"
+WORKFLOW_CREATE, WORKFLOW_TASK_CREATE = "workflow_create", "workflow_task_create"
+WORKFLOW_WAIT_FOR_REPLY = "workflow_wait_for_reply"
+DELEGATE = "delegate"
+
+# Settled after the other calls of their turn, since they judge what those brought.
+CONTROL = (FINISH, ESCALATE, REFRAME)
+JOURNAL = (GET_JOURNAL, UPDATE_JOURNAL, APPEND_JOURNAL)
+FOLLOW_UP = (WORKFLOW_CREATE, WORKFLOW_TASK_CREATE, WORKFLOW_WAIT_FOR_REPLY)
+
+# In results, since tools and prompt stay the same for the provider's cache. Small models repeat a call whose result
+# does not say what comes next.
+GO_ON = "Go on with the task: call the tool that it needs next, or write your answer as text without a tool call."
+
+TEXT_SECTIONS = ("objective", "current_state", "handoff_next_action")
+LIST_SECTIONS = ("verified_findings", "decisions", "artifacts", "open_questions", "blockers")
+
+
+def _text(description: str) -> dict[str, str]:
+    return {"type": "string", "description": description}
+
+
+def _texts(description: str) -> dict[str, Any]:
+    return {"type": "array", "items": {"type": "string"}, "description": description}
+
+
+SCHEMAS = (
+    ToolSchema(
+        name=FINISH,
+        description="End the run: the goal is reached. Say what was achieved, and name the files that hold it.",
+        input_schema={
+            "type": "object",
+            "properties": {
+                "outcome": _text("What was achieved, in one to three sentences."),
+                "artifacts": _texts("Paths of the results."),
+            },
+            "required": ["outcome"],
+        },
+    ),
+    ToolSchema(
+        name=REFRAME,
+        description="The approach does not work: state the task anew, and go on from there.",
+        input_schema={
+            "type": "object",
+            "properties": {
+                "frame": _text("The task as you see it now."),
+                "reason": _text("Why the old one failed."),
+            },
+            "required": ["frame"],
+        },
+    ),
+    ToolSchema(
+        name=ESCALATE,
+        description="Give the task back to a person: it cannot be done with these tools or rights.",
+        input_schema={
+            "type": "object",
+            "properties": {"reason": _text("What stands in the way, and what a person would have to do.")},
+            "required": ["reason"],
+        },
+    ),
+    ToolSchema(
+        name=ASK_HUMAN,
+        description="Ask a person one question and wait for the answer, however long it takes.",
+        input_schema={
+            "type": "object",
+            "properties": {
+                "question": _text("One question, understandable without the conversation."),
+                "options": _texts("Suggested answers, if any."),
+            },
+            "required": ["question"],
+        },
+    ),
+    ToolSchema(
+        name=GET_JOURNAL,
+        description="Read your run journal: your own notes, which outlast the conversation.",
+        input_schema={"type": "object", "properties": {}},
+    ),
+    ToolSchema(
+        name=UPDATE_JOURNAL,
+        description=(
+            "Replace sections of your run journal. Keep current_state and handoff_next_action true after each "
+            "milestone: old messages are dropped when the conversation grows long, the journal is not."
+        ),
+        input_schema={
+            "type": "object",
+            "properties": {
+                "objective": _text("The task in your own words."),
+                "current_state": _text("Where the work stands, in a few sentences."),
+                "handoff_next_action": _text("What should happen next if you stopped here, in one line."),
+                "verified_findings": _texts("What you have confirmed."),
+                "decisions": _texts("What was decided, and why."),
+                "artifacts": _texts("Where the results are: paths, ids."),
+                "open_questions": _texts("What is unresolved."),
+                "blockers": _texts("What stands in the way; an empty list once it is gone."),
+            },
+        },
+    ),
+    ToolSchema(
+        name=APPEND_JOURNAL,
+        description="Add one entry to a list of your run journal.",
+        input_schema={
+            "type": "object",
+            "properties": {
+                "section": {"type": "string", "enum": list(LIST_SECTIONS)},
+                "entry": _text("One sentence, understandable without the conversation."),
+            },
+            "required": ["section", "entry"],
+        },
+    ),
+    ToolSchema(
+        name=WORKFLOW_CREATE,
+        description=(
+            "Create a follow-up: tasks that resolve later, after this run has ended. When they have, a new request "
+            "goes on with the work, in the session of resumeTarget. Add its tasks, then end this run."
+        ),
+        input_schema={
+            "type": "object",
+            "properties": {
+                "definition": {
+                    "type": "object",
+                    "properties": {
+                        "summary": _text("What is being done and what is waited for; nothing else is known on resume."),
+                        "completion": {
+                            "type": "string",
+                            "enum": list(Completion),
+                            "description": "Resume after all tasks (the default), or after any of them.",
+                        },
+                        "resumeTarget": {
+                            "type": "object",
+                            "properties": {
+                                "session_id": _text("The session to go on in; this one by default."),
+                                "request_client": _text("Its platform, e.g. discord."),
+                                "mention_user_id": _text("Who is to be mentioned there."),
+                            },
+                        },
+                        "origin": {"type": "object", "description": "By default this run's own request."},
+                        "version": {"type": "integer", "enum": [2]},
+                    },
+                    "required": ["summary"],
+                }
+            },
+            "required": ["definition"],
+        },
+    ),
+    ToolSchema(
+        name=WORKFLOW_TASK_CREATE,
+        description="Add a task to a follow-up. After the timeoutMs of its input, if any, the work goes on without it.",
+        input_schema={
+            "type": "object",
+            "properties": {
+                "workflowId": _text("As workflow_create returned it."),
+                "kind": {"type": "string", "enum": list(KINDS)},
+                "description": _text("What is waited for, understandable without the conversation."),
+                "input": {
+                    "type": "object",
+                    "description": "By kind. " + ". ".join(f"{kind.name}: {kind.about}" for kind in KINDS.values()),
+                },
+            },
+            "required": ["workflowId", "kind", "description", "input"],
+        },
+    ),
+    ToolSchema(
+        name=WORKFLOW_WAIT_FOR_REPLY,
+        description=(
+            "Wait for a reply to a chat message, after this run has ended. Without workflowId a follow-up is "
+            "created for it, which goes on with the work in this session."
+        ),
+        input_schema={
+            "type": "object",
+            "properties": {
+                "workflowId": _text("A follow-up to add it to, if any."),
+                "description": _text("What is waited for, understandable without the conversation."),
+                "platform": _text("Where the message was sent: discord (the default), slack, github, …"),
+                "channelId": _text("The channel of the message."),
+                "messageId": _text(
+                    "The message; only a reply to it counts. In Slack what began the thread, on GitHub the issue."
+                ),
+                "after": _text(
+                    "Your own message, where messageId names another: in Slack its ts, when you wrote in a thread; on "
+                    "GitHub the id of your comment. Only what was written after it counts."
+                ),
+                "fromUserId": _text("Only a reply of this user counts."),
+                "timeoutMs": {"type": "integer", "description": "Go on without a reply after this time."},
+            },
+            "required": ["description", "channelId", "messageId"],
+        },
+    ),
+)
+
+# Only for agents that have peers, and where depth is left.
+DELEGATE_SCHEMA = ToolSchema(
+    name=DELEGATE,
+    description=(
+        "Have peers do parts of the task: a DAG of subtasks, each a run of its own. Those that wait for nothing start "
+        "at once. Comes back when all are done, with their results, which you put together; or when one has failed."
+    ),
+    input_schema={
+        "type": "object",
+        "properties": {
+            "subtasks": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "id": _text("A short name: letters, digits, - and _."),
+                        "agent": _text("Which peer does it."),
+                        "instructions": _text(
+                            "All that the peer must know: it sees neither this conversation nor the DAG."
+                        ),
+                        "depends_on": _texts("Ids of the subtasks whose results it needs, and is given."),
+                        "expected_output": _text("What it should bring back, and in which form."),
+                        "timeout": _text('How long it may take, such as "10m".'),
+                    },
+                    "required": ["id", "agent", "instructions"],
+                },
+            },
+            "join": {
+                "type": "string",
+                "enum": ["all", "any"],
+                "description": "all (the default): each must be done. any: the first that is done ends the others.",
+            },
+        },
+        "required": ["subtasks"],
+    },
+)
+
+
+def _route(schema: ToolSchema) -> ToolRoute:
+    return ToolRoute(
+        name=schema.name,
+        kind=ToolKind.builtin,
+        effect=Effect.keyed if schema.name in FOLLOW_UP else Effect.read,
+        takes_step=schema.name not in (*CONTROL, *JOURNAL),
+    )
+
+
+ALL_SCHEMAS = (*SCHEMAS, DELEGATE_SCHEMA)
+ROUTES = tuple(_route(schema) for schema in ALL_SCHEMAS)
+
+NAMES = frozenset(schema.name for schema in ALL_SCHEMAS)
+NOTIFY = "notify"  # no tool: a task of this kind, by which an agent sends a message
+GATED = (*FOLLOW_UP, DELEGATE, NOTIFY)  # may wait for an approval, as they reach beyond the run
+
+
+def offered(*, delegates: bool, journal: bool, follow_ups: bool) -> tuple[ToolSchema, ...]:
+    """The built-in tools of an agent."""
+    optional = ((delegates, (DELEGATE,)), (journal, JOURNAL), (follow_ups, FOLLOW_UP))
+    left_out = {name for is_allowed, names in optional if not is_allowed for name in names}
+    return tuple(schema for schema in ALL_SCHEMAS if schema.name not in left_out)
+
+
+def gated_routes(gates: Mapping[str, timedelta | None]) -> tuple[ToolRoute, ...]:
+    """The built-in routes, where `gates` names those that need an approval, each with the time that it may take.
+
+    A gate of `notify` stands before the tasks of that kind only.
+    """
+    return tuple(_gated(route, gates) for route in ROUTES)
+
+
+def _gated(route: ToolRoute, gates: Mapping[str, timedelta | None]) -> ToolRoute:
+    if route.name in gates:
+        return route.model_copy(update={"approval": Approval.always, "approval_timeout": gates[route.name]})
+    if route.name == WORKFLOW_TASK_CREATE and NOTIFY in gates:
+        return route.model_copy(update={"approval_kinds": (NOTIFY,), "approval_timeout": gates[NOTIFY]})
+    return route

@@ -1,0 +1,163 @@
+"""The parts of a conversation that the model is no longer shown: what a turn left unanswered, or a person took out.
+
+The transcript only grows. A note names the earlier parts that it leaves out, and stands in their place for the model.
+"""
+
+from collections.abc import Sequence
+
+from contracts.failures import Escalation, RunFailure
+from contracts.run.state import RunState, RunStatus
+from contracts.run.transcript import Part, PartKind
+from decisions.builtin_tools import ESCALATE, FINISH
+
+OMITTED = Part(kind=PartKind.brief, content=[])  # stands for a part that is left out: a brief is no message
+OUT_OF_TIME = "time used up"
+MAX_CALLS = 50  # that a note names
+
+# The provider or the model did not take the conversation, so the last parts of it may be the cause.
+_REFUSED = frozenset(
+    {RunFailure.model_refused, RunFailure.model_unusable, Escalation.model_declined, Escalation.context}
+)
+_SUSPECT = _REFUSED | {RunFailure.model_unavailable, RunFailure.turn_limit}
+
+
+def unanswered_kind(state: RunState, otherwise: str | None = None) -> str | None:
+    """Why the turn ended without an answer; None if it has one, or if a person cancelled it.
+
+    `otherwise` is the kind of an end that the run itself does not know.
+    """
+    ending = state.ending
+    if ending is None:
+        return otherwise
+    if ending.status is RunStatus.completed:
+        return OUT_OF_TIME if ending.is_partial else None
+    return None if ending.reason == Escalation.asked else ending.reason
+
+
+def close_unanswered(parts: Sequence[Part], start: int, kind: str) -> Part | None:
+    """Return the note that closes a turn, parts[start:], that ended without an answer.
+
+    A turn that called no tool is left out whole. One that did keeps its goal, calls and results; if the conversation
+    was refused, results that the model never answered are withheld. If a refused turn has no reply, everything since
+    the last answer is left out with it, so that a cause in an earlier turn does not stay for ever.
+    """
+    seen = visible(parts)
+    replies = [i for i in range(start, len(parts)) if seen[i].kind is PartKind.reply]
+    worked = [i for i in replies if _uses(seen[i])]
+    if kind == OUT_OF_TIME and replies:
+        return None
+    if not worked:
+        first = start if replies or kind not in _SUSPECT else _first_unanswered(seen, start)
+        said = f"{_ended(kind)} The user's message of that turn was left out."
+        return omit(parts, first, len(parts), said)
+    end = _results_end(seen, worked[-1])
+    withheld = [worked[-1] + 1, end] if kind in _REFUSED and worked[-1] == replies[-1] else [end, end]
+    said = f"{_ended(kind)} What it did stands above{_LEFT_OUT if withheld[0] < end else ''}."
+    return _note(said, omits=[[end, len(parts)]], withholds=[withheld])
+
+
+_LEFT_OUT = ", without the results that the model had not answered"
+
+
+def omit(parts: Sequence[Part], start: int, end: int, said: str) -> Part:
+    """Return the note that leaves parts[start:end] out. It names the calls that were made in them."""
+    calls = [_summarize_call(part) for part in parts[start:end] if part.about.get("step")]
+    more = f"; and {len(calls) - MAX_CALLS} more" if len(calls) > MAX_CALLS else ""
+    made = f" Calls in what was left out: {'; '.join(calls[:MAX_CALLS])}{more}. They are not undone." if calls else ""
+    return _note(said + made, omits=[[start, end]], withholds=[])
+
+
+def forget_turn(parts: Sequence[Part], end: int) -> Part | None:
+    """Return the note that leaves a whole turn, the last one before `end`, out; None if it is left out already."""
+    seen = visible(parts)[:end]
+    goal = max((i for i in range(end) if parts[i].kind is PartKind.goal), default=None)
+    if goal is None or seen[goal] is OMITTED:
+        return None
+    return omit(parts, _turn_start(seen, goal), end, "A person took an earlier turn out of the conversation.")
+
+
+def _turn_start(parts: Sequence[Part], goal: int) -> int:
+    """The index of a turn's first part, given its goal's: its brief comes before the goal."""
+    return goal - 1 if goal and parts[goal - 1].kind is PartKind.brief else goal
+
+
+def _note(said: str, omits: list[list[int]], withholds: list[list[int]]) -> Part:
+    about = {"omits": omits, "withholds": withholds}
+    return Part(kind=PartKind.note, content=[{"type": "text", "text": f"[{said}]"}], about=about)
+
+
+def _ended(kind: str) -> str:
+    return f"An earlier turn ended without an answer: {kind}."
+
+
+def is_omission(part: Part) -> bool:
+    return "omits" in part.about
+
+
+def visible(parts: Sequence[Part]) -> Sequence[Part]:
+    """The same parts at the same places, those that are left out as `OMITTED`.
+
+    A summary that was made of parts that were left out later goes with them.
+    """
+    notes = [i for i, part in enumerate(parts) if is_omission(part)]
+    if not notes:
+        return parts
+    seen = list(parts)
+    for at in notes:
+        about = parts[at].about
+        for start, end in about["omits"]:
+            seen[start:end] = [OMITTED] * (end - start)
+            for i in range(start, at):
+                if seen[i].kind is PartKind.summary:
+                    seen[i : i + 2] = [OMITTED, OMITTED]
+        for start, end in about["withholds"]:
+            seen[start:end] = [_withhold(part) for part in seen[start:end]]
+    return seen
+
+
+def _withhold(part: Part) -> Part:
+    """The result without its content: that the call was made, and how it ended, stays."""
+    if part.kind is not PartKind.result:
+        return part
+    text = f"{_fault(part)}: (the message was left out)" if _fault(part) else "(done; the result was left out)"
+    return part.model_copy(update={"content": [{**part.content[0], "content": text}]})
+
+
+def _fault(part: Part) -> str:
+    """The kind of the error that the result tells; empty if the call succeeded."""
+    block = part.content[0]
+    return str(block["content"]).partition(":")[0][:60] if block.get("is_error") else ""
+
+
+def _summarize_call(part: Part) -> str:
+    return f"{part.about['tool']} (step {part.about['step']}): {_fault(part) or 'done'}"
+
+
+def _uses(part: Part) -> list[str]:
+    return [block["name"] for block in part.content if block.get("type") == "tool_use"]
+
+
+def _results_end(parts: Sequence[Part], reply: int) -> int:
+    """The index after the results of a reply."""
+    end = reply + 1
+    while end < len(parts) and parts[end].kind is PartKind.result:
+        end += 1
+    return end
+
+
+_ABOUT_EARLIER = (PartKind.summary, PartKind.journal)
+
+
+def _first_unanswered(seen: Sequence[Part], start: int) -> int:
+    """Where the stretch before `start` begins that no reply has answered: a whole turn, if its calls had no answer."""
+    reply = next((i for i in reversed(range(start)) if seen[i].kind is PartKind.reply), None)
+    if reply is None:
+        return 0
+    uses = _uses(seen[reply])
+    if not uses or FINISH in uses or ESCALATE in uses:
+        first = _results_end(seen, reply)
+        while first < start and (seen[first].kind in _ABOUT_EARLIER or is_omission(seen[first])):
+            first += 1
+        return min(first, start)
+    goal = next((i for i in reversed(range(reply)) if seen[i].kind is PartKind.goal), 0)
+    return _turn_start(seen, goal)

@@ -1,0 +1,30 @@
+"""`notify`: one message goes out, and nothing is waited for; with completion "ack" its sending is."""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from contracts.conversation import MAX_ID_LENGTH
+from contracts.followup import Outbound
+from decisions.followup.kind import Kind, KindInput
+
+
+class Acknowledged(StrEnum):
+    none = "none"
+    ack = "ack"  # the work is resumed once it is sent
+
+
+class NotifyInput(KindInput):
+    channel_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    text: str = Field(min_length=1, max_length=4000)
+    platform: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
+    completion: Acknowledged = Acknowledged.none
+
+
+KIND = Kind(
+    name="notify",
+    about='sends one message: {channelId, text, platform?, completion?: "none" | "ack"}',
+    input=NotifyInput,
+    sends=lambda asked: Outbound(channel_id=asked.channel_id, text=asked.text, platform=asked.platform),
+    is_awaited=lambda asked: asked.completion is Acknowledged.ack,
+)

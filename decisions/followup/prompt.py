@@ -1,0 +1,26 @@
+"""`prompt`: a person answers, by `perdure answer` or in the Web UI."""
+
+from typing import Any
+
+from pydantic import Field
+
+from decisions.followup.kind import Asked, Kind, KindInput
+
+
+class PromptInput(KindInput):
+    text: str = Field(min_length=1, max_length=4000)
+    options: tuple[str, ...] = Field(default=(), max_length=20)
+
+
+def told(asked: PromptInput, result: dict[str, Any]) -> str:
+    who = result.get("by") or "A person"
+    return f"{who} was asked: {asked.text}\n\nThe answer: {result['text']}"
+
+
+KIND = Kind(
+    name="prompt",
+    about="a person's answer: {text, options?, timeoutMs?}",
+    input=PromptInput,
+    asks=lambda asked: Asked(asked.text, asked.options),
+    told=told,
+)

@@ -1,0 +1,164 @@
+"""What an agent asks for by the `workflow_*` tools, as the source's commands; defaults are the run's own (E1)."""
+
+import re
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pydantic import ValidationError
+
+from contracts.conversation import MAX_ID_LENGTH, Headers
+from contracts.failures import ToolFault
+from contracts.followup import CreateCommand, CreateData, FollowUpCommands, TaskCommand, TaskData
+from contracts.run.state import Call, RunState
+from contracts.tool import ToolOutcome, failed
+from decisions import ids
+from decisions.builtin_tools import WORKFLOW_CREATE, WORKFLOW_TASK_CREATE
+from decisions.errors import fault_line
+from decisions.followup import kinds, reply
+from decisions.followup.topic import platform_name
+from decisions.run.limits import left_for_follow_ups, spent
+from decisions.run.resume import key_id_of
+from decisions.text.formatting import cut
+
+CLIENT = "perdure"
+MENTION = r"[A-Za-z0-9@._:-]{1,200}"
+
+
+def commanded(state: RunState, call: Call) -> FollowUpCommands | ToolOutcome:
+    """The commands of a call; or the error that the model can act on.
+
+    Their ids come from the step, so that a call that is made again, in a resumed run too, asks for the same.
+    """
+    try:
+        return _commands(state, call)
+    except ValidationError as error:
+        return failed(ToolFault.invalid_arguments, fault_line(error))
+    except ValueError as error:
+        return failed(ToolFault.invalid_arguments, str(error))
+
+
+def _commands(state: RunState, call: Call) -> FollowUpCommands:
+    given = call.arguments
+    if call.tool == WORKFLOW_CREATE:
+        return FollowUpCommands(create=_create(state, call, given.get("definition")))
+    if call.tool == WORKFLOW_TASK_CREATE:
+        return FollowUpCommands(task=_task(state, call, given))
+    platform = given.get("platform")
+    is_discord = platform is None or (isinstance(platform, str) and platform_name(platform) == reply.DISCORD)
+    kind = reply.KIND if is_discord else reply.ANY
+    named = ("channelId", "messageId", "fromUserId", "timeoutMs", *(() if is_discord else ("platform", "after")))
+    wanted = {"kind": kind.name, "input": {name: given[name] for name in named if given.get(name) is not None}}
+    wanted |= {name: given[name] for name in ("workflowId", "description") if given.get(name) is not None}
+    if "workflowId" in wanted:
+        return FollowUpCommands(task=_task(state, call, wanted))
+    waits = f"{cut(state.goal, 2000)}\n\n{cut(state.last_finding, 2000)}\n\nWaiting for: {given.get('description')}"
+    create = _create(state, call, {"summary": waits})
+    return FollowUpCommands(create=create, task=_task(state, call, {**wanted, "workflowId": create.data.workflow_id}))
+
+
+def _create(state: RunState, call: Call, definition: Any) -> CreateCommand:
+    _check_allowance(state)
+    if not isinstance(definition, dict):
+        raise ValueError("`definition` is required: an object with `summary`, and `completion` if not all tasks count")  # noqa: TRY004
+    own = headers_of(state)
+    origin = own.model_dump(exclude_none=True)
+    _check_origin(origin, _object(definition, "origin"))
+    target = {"session_id": origin["session_id"], "request_client": origin["request_client"]}
+    target |= _object(definition, "resumeTarget")
+    _check_target(state, target, origin["session_id"])
+    data = CreateData.model_validate(
+        {
+            "workflowId": ids.follow_up_id(*_maker(state, call)),
+            "definition": {**definition, "origin": origin, "resumeTarget": target},
+            "runId": state.run_id,
+            "agent": state.agent,
+            "share": left_for_follow_ups(state.model_copy(update={"follow_ups": state.follow_ups + 1})),
+        }
+    )
+    return CreateCommand(headers=own, data=data)
+
+
+def _check_allowance(state: RunState) -> None:
+    """Raises ValueError: follow-ups resume work, so a chain of them has one allowance."""
+    if spent(state).follow_ups >= (limit := state.limits.max_follow_ups):
+        raise ValueError(
+            f"no follow-up more: this run and the work it goes on from have used all of max_follow_ups ({limit}). "
+            "Finish what can be finished now, and say what is left"
+        )
+
+
+def _check_origin(own: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raises ValueError if the model names another request than the run's own, or a person who did not ask."""
+    for name, value in given.items():
+        if own.get(name) != value:
+            raise ValueError(f"`origin.{name}` is the run's own and cannot be set: leave `origin` out")
+
+
+def _check_target(state: RunState, target: dict[str, Any], own: str) -> None:
+    """Raises ValueError for a conversation that the agent's file does not allow, and for a mention that is no id."""
+    session = target["session_id"]
+    if session != own and not any(fnmatchcase(str(session), allowed) for allowed in state.sessions):
+        allowed = ", ".join((own, *state.sessions))
+        raise ValueError(f"`resumeTarget.session_id` {cut(str(session), 80)!r} is not allowed; allowed: {allowed}")
+    client = headers_of(state).request_client
+    if session == own and target["request_client"] != client:
+        raise ValueError(f"`resumeTarget.request_client` of the run's own session is {client!r}: leave it out")
+    mention = target.get("mention_user_id")
+    if mention is not None and not re.fullmatch(MENTION, str(mention)):
+        raise ValueError("`resumeTarget.mention_user_id` is the id of a user: letters, digits and @ . _ : -")
+
+
+def _object(definition: dict[str, Any], name: str) -> dict[str, Any]:
+    given = definition.get(name) or {}
+    if not isinstance(given, dict):
+        raise ValueError(f"`{name}` must be an object")  # noqa: TRY004 - a fault of the arguments
+    return given
+
+
+def _task(state: RunState, call: Call, given: dict[str, Any]) -> TaskCommand:
+    known = {name: given[name] for name in ("workflowId", "kind", "description", "input") if name in given}
+    task_id = ids.task_id(*_maker(state, call))
+    data = TaskData.model_validate({**known, "taskId": task_id, "runId": state.run_id})
+    if why := kinds.refusal(data.kind, data.input, round(state.updated_at.timestamp() * 1000)):
+        raise ValueError(why)
+    _check_own(state, call, data.workflow_id)
+    return TaskCommand(headers=headers_of(state), data=data)
+
+
+def _check_own(state: RunState, call: Call, named: str) -> None:
+    """Raises ValueError unless the follow-up was created at one of the run's own steps, or of the run it resumes."""
+    steps = range(1, (call.step or 0) + 1)
+    if named not in {ids.follow_up_id(key_id_of(state, step), step) for step in steps}:
+        raise ValueError(f"{cut(named, 80)!r} is no follow-up of this run: create one with {WORKFLOW_CREATE}")
+
+
+def _maker(state: RunState, call: Call) -> tuple[str, int]:
+    """The id of the run that first made this call, as its keys have it, and the step."""
+    step = call.step or 0
+    return key_id_of(state, step), step
+
+
+def headers_of(state: RunState) -> Headers:
+    """By what the run's own request is known; a run that nobody requested is known by itself.
+
+    A long id is not cut: runs that begin alike, as subtasks of one run do, would go on in one conversation.
+    """
+    said, itself = state.headers, state.run_id
+    if len(itself) > MAX_ID_LENGTH:
+        itself = ids.stand_in(itself)
+    return Headers(
+        request_id=said.request_id or itself,
+        session_id=said.session_id or state.conversation_id or itself,
+        request_client=said.request_client or CLIENT,
+        user_id=said.user_id,
+    )
+
+
+def shown(commands: FollowUpCommands) -> dict[str, str]:
+    """The ids, as the model is given them."""
+    told: dict[str, str] = {}
+    if commands.create is not None:
+        told["workflowId"] = commands.create.data.workflow_id
+    if commands.task is not None:
+        told |= {"workflowId": commands.task.data.workflow_id, "taskId": commands.task.data.task_id}
+    return told

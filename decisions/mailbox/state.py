@@ -1,0 +1,287 @@
+"""A mailbox: which messages it takes, what becomes of each, and what it remembers (C2, C5, C7, C8, D2).
+
+Every message that was admitted ends once. A message in hand is a letter, and its stage says what is to be done next
+(`decisions.mailbox.commands`); what is to be done with any other file is an order.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from contracts.mail.commands import Order, OrderKind
+from contracts.mail.delivery import Ack, Letter, LetterEnding, Stage, TaskState
+from contracts.mail.mailbox import (
+    AckView,
+    Delivered,
+    Delivery,
+    GiveUp,
+    MailboxState,
+    Seen,
+    TaskMemory,
+    TurnEnded,
+    Verdict,
+)
+from decisions.ids import mail_request_id
+from decisions.mailbox.capacity import (
+    BY,
+    MOST_RECENT,
+    MOST_SEEN,
+    MOST_TASKS,
+    RECENT_BYTES,
+    bounded,
+    has_room,
+    letter_of,
+    may_be_blocked,
+    newest,
+    noticed,
+    with_letter,
+    with_order,
+    without_letters,
+)
+from decisions.mailbox.dead_letters import died
+from decisions.mailbox.delivery import (
+    GIVEN_UP,
+    LAST_STATE,
+    WHY,
+    bad,
+    blocked,
+    ending_of,
+    has_passed,
+    is_asking,
+    is_task,
+    letter_for,
+    mark,
+    moved,
+    pause_after,
+    place,
+    run_of,
+    stub_of,
+    weighed,
+)
+from decisions.text.formatting import cut
+
+SKIPPED_DUPLICATE = "SKIPPED_DUPLICATE"
+SKIPPED_TASK_IN_PROGRESS = "SKIPPED_TASK_IN_PROGRESS"
+RESULT_SENT_AGAIN = "RESULT_SENT_AGAIN"
+
+
+def attached(state: MailboxState, folder: str) -> MailboxState:
+    """A bridge of this folder is there: what had no folder to go to goes there."""
+    letters = tuple(each if each.folder else each.model_copy(update={"folder": folder}) for each in state.letters)
+    return state.model_copy(update={"folder": folder, "letters": letters})
+
+
+def deliver(
+    state: MailboxState, folder: str, deliveries: Sequence[Delivery], now: datetime
+) -> tuple[MailboxState, Delivered]:
+    """Judges each in this order: no message, seen before, about a task that is in hand or done, faulty, blocked."""
+    state = attached(state, folder)
+    verdicts: list[Verdict] = []
+    for each in deliveries:
+        state, verdict = _judged(state, folder, each, now)
+        verdicts.append(verdict)
+    return state, Delivered(verdicts=tuple(verdicts), open=len(state.letters))
+
+
+def _judged(state: MailboxState, folder: str, found: Delivery, now: datetime) -> tuple[MailboxState, Verdict]:
+    if found.head is None:
+        return _no_message(state, folder, found, now)
+    letter = letter_for(folder, found, found.head, now)
+    if (known := _known(state, letter.key)) is not None:
+        if not known.again:
+            return _seen(state, letter, known, found, now)
+        letter = letter.model_copy(update={"attempt": known.attempt + 1})
+    return _new(state, letter, found, now)
+
+
+def _known(state: MailboxState, key: str) -> Seen | None:
+    """What is in hand is known however many came since."""
+    in_hand = letter_of(state, key)
+    return Seen(file=mark(in_hand), attempt=in_hand.attempt) if in_hand else state.seen.get(key[:BY])
+
+
+def _no_message(state: MailboxState, folder: str, found: Delivery, now: datetime) -> tuple[MailboxState, Verdict]:
+    why = found.fault or "it is no message"
+    stub = stub_of((folder, found.plan, found.file), now)
+    order = Order(kind=OrderKind.bury, letter=stub, why=why)
+    buried = with_order(state, order)
+    if buried is None:
+        return state, Verdict.full
+    if any(place(each) == place(stub) for each in state.dead):
+        return buried, Verdict.dead
+    return died(buried, stub, why, now), Verdict.dead
+
+
+def _seen(
+    state: MailboxState, letter: Letter, known: Seen, found: Delivery, now: datetime
+) -> tuple[MailboxState, Verdict]:
+    """A message that came before: in this very file, which may still be in hand, or in another."""
+    if any(place(each.letter) == place(letter) for each in state.orders):
+        return state, Verdict.known
+    if known.file != mark(letter):
+        order = Order(kind=OrderKind.skip, letter=letter, why=SKIPPED_DUPLICATE)
+        return _or_full(state, _skipped(state, order), Verdict.duplicate)
+    in_hand = letter_of(state, letter.key)
+    if in_hand is not None:
+        return _delivered_again(state, in_hand, found, now)
+    dead = next((each for each in state.dead if each.key == letter.key), None)
+    kind, why = (OrderKind.bury, dead.why) if dead else (OrderKind.skip, "")  # its end was told; the file came back
+    return _or_full(state, with_order(state, Order(kind=kind, letter=letter, why=why)), Verdict.duplicate)
+
+
+def _delivered_again(
+    state: MailboxState, letter: Letter, found: Delivery, now: datetime
+) -> tuple[MailboxState, Verdict]:
+    """What its bridge finds of its inputs now counts, as long as the letter has not been taken."""
+    if letter.stage not in (Stage.blocked, Stage.admitted):
+        return state, Verdict.known
+    if letter.undecided != found.undecided:
+        letter = weighed(letter.model_copy(update={"undecided": found.undecided}))
+        state = with_letter(state, letter)
+    if letter.stage is Stage.admitted:
+        return state, Verdict.known
+    if found.fault is not None:
+        return to_end(state, letter, bad(found.fault), now), Verdict.dead
+    if found.missing:
+        return state, Verdict.blocked
+    changes = {"stage": Stage.admitted, "untold": False, "not_before": None, "tries": 0}
+    unblocked = letter.model_copy(update=changes)
+    return with_letter(state, unblocked), Verdict.admitted
+
+
+def _new(state: MailboxState, letter: Letter, found: Delivery, now: datetime) -> tuple[MailboxState, Verdict]:
+    if not letter.is_reply:
+        if any(is_task(each) and each.task == letter.task for each in state.letters):
+            order = Order(kind=OrderKind.skip, letter=letter, why=SKIPPED_TASK_IN_PROGRESS)
+            return _or_full(state, _remembered(_skipped(state, order), letter), Verdict.task_in_progress)
+        if (done := state.tasks.get(letter.task[:BY])) is not None:
+            run_id = done.run_id or run_of(state.agent, letter.task, done.key, done.attempt)
+            order = Order(kind=OrderKind.resend, letter=letter, why=RESULT_SENT_AGAIN, run_id=run_id)
+            return _or_full(state, _remembered(_skipped(state, order), letter), Verdict.task_done)
+    is_blocked = bool(found.missing) and found.fault is None and not letter.is_reply
+    if not has_room(state, letter) or (is_blocked and not may_be_blocked(state, letter)):
+        return state, Verdict.full
+    state = _accepted(state, letter)
+    if found.fault is not None:
+        return to_end(state, letter, bad(found.fault), now), Verdict.dead
+    if is_blocked:
+        return with_letter(state, blocked(letter, now)), Verdict.blocked
+    return state, Verdict.admitted
+
+
+def _accepted(state: MailboxState, letter: Letter) -> MailboxState:
+    known = state.model_copy(update={"letters": (*state.letters, letter), "accepted": state.accepted + 1})
+    return _remembered(known, letter) or known
+
+
+def _remembered(state: MailboxState | None, letter: Letter) -> MailboxState | None:
+    """None of None, which stands for a mailbox that is full."""
+    if state is None:
+        return None
+    seen = Seen(file=mark(letter), attempt=letter.attempt)
+    return state.model_copy(update={"seen": newest(state.seen, letter.key[:BY], seen, MOST_SEEN)})
+
+
+def _or_full(state: MailboxState, changed: MailboxState | None, verdict: Verdict) -> tuple[MailboxState, Verdict]:
+    return (state, Verdict.full) if changed is None else (changed, verdict)
+
+
+def _skipped(state: MailboxState, order: Order) -> MailboxState | None:
+    ordered = with_order(state, order)
+    return ordered and ordered.model_copy(update={"skipped": state.skipped + 1})
+
+
+def to_end(state: MailboxState, letter: Letter, ending: LetterEnding, now: datetime) -> MailboxState:
+    """What has become of it is known, and is to be told."""
+    brief = ending.model_copy(update={"details": cut(ending.details, WHY)})
+    changes = {"stage": Stage.ending, "ending": brief, "untold": False, "not_before": None, "tries": 0}
+    return with_letter(state, moved(letter, LAST_STATE[brief.ack], now).model_copy(update=changes))
+
+
+def turn_ended(state: MailboxState, told: TurnEnded, now: datetime) -> MailboxState:
+    """A word that comes again, or late, changes nothing. One may come before the bridge has told of the run."""
+    letter = next((each for each in _taken(state) if _request_id(each) == told.request_id), None)
+    if letter is None:
+        return state
+    begun = letter.model_copy(update={"run_id": told.run_id})
+    if letter.stage is Stage.admitted:
+        begun = moved(begun, TaskState.running, now)
+    return to_end(state, begun, ending_of(told.end), now)
+
+
+def _taken(state: MailboxState) -> Iterator[Letter]:
+    for each in state.letters:
+        if each.stage is Stage.running or (each.stage is Stage.admitted and has_passed(each, TaskState.consumed)):
+            yield each
+
+
+def _request_id(letter: Letter) -> str:
+    return mail_request_id(letter.key, letter.attempt)
+
+
+def input_picked(state: MailboxState, key: str, now: datetime) -> MailboxState:
+    letter = letter_of(state, key)
+    if letter is None or letter.stage is not Stage.running or not is_asking(letter):
+        return noticed(state, f"input_picked: no message {cut(key, 40)} waits for it")
+    changes = {"untold": True, "heard_at": now, "undecided": (), "looks": 0}
+    return with_letter(state, moved(letter, TaskState.running, now).model_copy(update=changes))
+
+
+def over(state: MailboxState, letter: Letter, ending: LetterEnding, now: datetime) -> MailboxState:
+    """Everything has been told: it is a memory."""
+    left = without_letters(state, letter)
+    told = AckView(
+        key=letter.key,
+        message_id=letter.message_id,
+        plan_id=letter.plan_id,
+        task_id=letter.task_id,
+        subtask_id=letter.subtask_id,
+        state=None if letter.is_reply else LAST_STATE[ending.ack],
+        ack=ending.ack,
+        details=cut(ending.details, WHY),
+        run_id=letter.run_id,
+        at=now,
+    )
+    left = left.model_copy(update={"recent": bounded((*state.recent, told), MOST_RECENT, RECENT_BYTES)})
+    if ending.ack is Ack.failed:
+        return died(left, letter, ending.details, now)
+    return left if letter.is_reply else _done(left, letter)
+
+
+def _done(state: MailboxState, letter: Letter) -> MailboxState:
+    usual = run_of(state.agent, letter.task, letter.key, letter.attempt)
+    run_id = None if letter.run_id in (None, usual) else letter.run_id
+    memory = TaskMemory(key=letter.key, attempt=letter.attempt, run_id=run_id)
+    return state.model_copy(update={"tasks": newest(state.tasks, letter.task[:BY], memory, MOST_TASKS)})
+
+
+def tried_again(state: MailboxState, letter: Letter, now: datetime) -> MailboxState:
+    """Its run had done nothing yet. The next one begins after a pause."""
+    kept = tuple(each for each in letter.transitions if each.state is not TaskState.failed)
+    changes = {
+        "stage": Stage.admitted,
+        "attempt": letter.attempt + 1,
+        "run_id": None,
+        "ending": None,
+        "not_before": now + pause_after(letter.attempt),
+        "transitions": kept,
+        "looks": 0,
+        "tries": 0,
+    }
+    again = letter.model_copy(update=changes)
+    return with_letter(_remembered(state, again) or state, again)
+
+
+def given_up(state: MailboxState, wanted: GiveUp, now: datetime) -> MailboxState:
+    """What has not been taken ends, whether its file is still there or not. A run is for `cancel`."""
+    chosen = [each for each in state.letters if each.message_id == wanted.message_id and _may_be_given_up(each)]
+    if not chosen:
+        return noticed(state, f"give_up: no message {cut(wanted.message_id, 80)} waits for anything")
+    why = f"given up by {wanted.by}" if wanted.by else "given up"
+    for each in chosen:
+        state = to_end(state, each, LetterEnding(ack=Ack.failed, details=why, fault=GIVEN_UP), now)
+    return state
+
+
+def _may_be_given_up(letter: Letter) -> bool:
+    is_untaken = letter.stage is Stage.admitted and not has_passed(letter, TaskState.consumed)
+    return letter.stage is Stage.blocked or is_untaken

@@ -1,0 +1,73 @@
+"""What a person reads of a mailbox: its messages, and the Web UI's current details."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from contracts.mail.commands import Order, OrderKind
+from contracts.mail.delivery import Ack, Letter, Stage, TaskState
+from contracts.mail.mailbox import AckView, MailboxState, MailboxView
+from decisions.mailbox.delivery import has_passed
+from decisions.text.formatting import cut, markdown
+
+SHOWN = 5
+
+
+def summary(orders: Sequence[Order]) -> str:
+    """`take 2 · finish 1`: what a bridge is to do, as the Web UI's timeline shows it."""
+    kinds = Counter(order.kind for order in orders)
+    return " · ".join(f"{kind} {kinds[kind]}" for kind in OrderKind if kinds[kind])
+
+
+def view(state: MailboxState) -> MailboxView:
+    return MailboxView(
+        agent=state.agent,
+        open=tuple(map(_shown, state.letters)),
+        recent=state.recent,
+        accepted=state.accepted,
+        skipped=state.skipped,
+        failed=state.failed,
+        orders=len(state.orders) + sum(each.stage in _TO_DO or each.untold for each in state.letters),
+        notices=state.notices,
+    )
+
+
+_TO_DO = (Stage.admitted, Stage.ending, Stage.outgoing)
+
+
+def _shown(letter: Letter) -> AckView:
+    last = letter.transitions[-1] if letter.transitions else None
+    return AckView(
+        key=letter.key,
+        message_id=letter.message_id,
+        plan_id=letter.plan_id,
+        task_id=letter.task_id,
+        subtask_id=letter.subtask_id,
+        stage=letter.stage,
+        state=last.state if last and not letter.is_reply else None,
+        ack=Ack.consumed if has_passed(letter, TaskState.consumed) else None,
+        details=letter.ending.details if letter.ending else "",
+        run_id=letter.run_id,
+        undecided=letter.undecided,
+        at=last.at if last else letter.heard_at,
+    )
+
+
+def details(state: MailboxState) -> str:
+    """In Markdown."""
+    stages = [each.stage for each in state.letters]
+    counts = [f"{stages.count(stage):,} {stage}" for stage in Stage if stage in stages] or ["empty"]
+    told = f"{state.accepted:,} accepted · {state.skipped:,} skipped · {state.failed:,} failed"
+    blocks = [f"**{' · '.join(counts)}** · {told}"]
+    if state.dead:
+        why = markdown(cut(state.dead[-1].why, 120))
+        blocks.append(f"**Dead letters** {len(state.dead):,}, the last one `{_code(state.dead[-1].file)}`: {why}")
+    if state.notices:
+        blocks.append(f"**Ignored** {markdown(state.notices[-1])}")
+    lines = [
+        f"- {each.ack} `{_code(each.message_id)}` {markdown(each.details)}" for each in state.recent[: -SHOWN - 1 : -1]
+    ]
+    return "\n\n".join([*blocks, *(["\n".join(["**Lately**", "", *lines])] if lines else [])])
+
+
+def _code(text: str) -> str:
+    return cut(text, 80).replace("`", "'")

@@ -1,0 +1,174 @@
+"""What becomes of a call, from being asked for to its one outcome. Every tool use gets exactly one."""
+
+from collections.abc import Callable, Collection
+from datetime import datetime
+from typing import Any
+
+from contracts.failures import Escalation, ToolFault
+from contracts.run.state import Call, Pending, RunState
+from contracts.tool import Effect, ToolKind, ToolOutcome, failed
+from decisions.builtin_tools import ESCALATE, FINISH, GO_ON, REFRAME
+from decisions.ids import call_digest
+from decisions.run.journal import kept, reframed, with_artifacts
+from decisions.run.outcome import completed, escalated
+
+OUTSIDE = (ToolKind.signal, ToolKind.queue)
+IN_DOUBT = failed(ToolFault.in_doubt, "interrupted; may have happened")
+
+
+def issued(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunState:
+    """The calls stand as pending before anything is dispatched (A3); one that waits for a person may do so already."""
+    known = {pending.step for pending in state.pending}
+    pending = tuple(
+        Pending(step=call.step, tool=call.tool, since=now, outside=call.kind in OUTSIDE)
+        for call in batch
+        if call.step is not None and call.step not in known
+    )
+    return state.model_copy(update={"pending": state.pending + pending, "updated_at": now})
+
+
+def reissued(state: RunState, step: int, now: datetime) -> RunState:
+    """The same step, one attempt more."""
+    pending = tuple(
+        p.model_copy(update={"attempt": p.attempt + 1, "since": now, "handed_out": None}) if p.step == step else p
+        for p in state.pending
+    )
+    return state.model_copy(update={"pending": pending, "updated_at": now})
+
+
+def handed_out(state: RunState, step: int, now: datetime) -> RunState:
+    """The request has gone out, and its result comes as a signal."""
+    pending = tuple(p.model_copy(update={"handed_out": now}) if p.step == step else p for p in state.pending)
+    return state.model_copy(update={"pending": pending, "updated_at": now})
+
+
+def handed_out_at(state: RunState, step: int) -> datetime | None:
+    return next((pending.handed_out for pending in state.pending if pending.step == step), None)
+
+
+def in_flight(state: RunState) -> list[str]:
+    """Tool uses that may be having their effect, or had it, since before this execution began."""
+    out = {pending.step for pending in state.pending if pending.handed_out is not None}
+    waiting = [call for call in state.calls if call.step in out and call.effect is not Effect.read]
+    return [*state.doubtful, *(call.tool_use_id for call in waiting if call.tool_use_id not in state.doubtful)]
+
+
+def approved(state: RunState, call: Call) -> tuple[RunState, Call]:
+    """A person has approved exactly this call, with the arguments it has now."""
+    changes = {"approval": call_digest(call.tool, call.arguments)}
+    return _changed(state, call, **changes), call.model_copy(update=changes)
+
+
+def accepted(state: RunState, call: Call, definition: str) -> tuple[RunState, Call]:
+    """A person wants exactly this call made, although its tool is defined so by now."""
+    changes = {"approval": call_digest(call.tool, call.arguments), "accepts": definition}
+    return _changed(state, call, **changes), call.model_copy(update=changes)
+
+
+def made_again(state: RunState, call: Call) -> tuple[RunState, Call]:
+    """A person decided "run again": under a new key."""
+    state = _changed(state, call, generation=call.generation + 1)
+    return state, next(each for each in state.calls if each.tool_use_id == call.tool_use_id)
+
+
+def _changed(state: RunState, call: Call, **changes: Any) -> RunState:
+    calls = state.calls
+    at = next((i for i, each in enumerate(calls) if each.tool_use_id == call.tool_use_id), None)
+    if at is None:
+        raise AssertionError(f"{call.tool} {call.tool_use_id} is no call of this turn")
+    changed = (*calls[:at], calls[at].model_copy(update=changes), *calls[at + 1 :])
+    return state.model_copy(update={"calls": changed})
+
+
+def settled(state: RunState, call: Call, outcome: ToolOutcome, now: datetime) -> RunState:
+    """A call has its outcome, and is pending no longer."""
+    artifacts = state.artifacts + tuple(a for a in outcome.artifacts if a not in state.artifacts)
+    update = {
+        "calls": _changed(state, call, outcome=outcome).calls,
+        "artifacts": artifacts,
+        "pending": tuple(p for p in state.pending if p.step != call.step),
+        "journal": with_artifacts(state.journal, outcome.artifacts),
+        "active_ms": state.active_ms + outcome.duration_ms,
+        "updated_at": now,
+    }
+    return state.model_copy(update=update)
+
+
+def journaled(state: RunState, call: Call, now: datetime) -> RunState:
+    """Carries out one of the journal's tools."""
+    journal, outcome = kept(state.journal, call.tool, call.arguments)
+    return settled(state.model_copy(update={"journal": journal}), call, outcome, now)
+
+
+def controlled(state: RunState, call: Call, now: datetime) -> RunState:
+    """Carries out `finish`, `escalate` or `reframe`."""
+    said = {key: value for key, value in call.arguments.items() if isinstance(value, str)}
+    if state.ending is not None:
+        return settled(state, call, failed(ToolFault.interrupted, "the run has ended"), now)
+    if call.tool == FINISH:
+        return _finish(state, call, said.get("outcome", ""), now)
+    if call.tool == ESCALATE:
+        state = escalated(state, Escalation.asked, said.get("reason") or "the agent gave no reason")
+        return settled(state, call, ToolOutcome(result="escalated"), now)
+    if call.tool == REFRAME:
+        return _reframe(state, call, said.get("frame", ""), now)
+    raise AssertionError(f"{call.tool} is no control tool")
+
+
+_AFTER_FAULT = f"Read its error; then mend the call, or call `{FINISH}` again alone."
+_WITH_OUTCOME = (
+    f"Call `{FINISH}` again with it: say what was achieved. Or write your answer as text without a tool call."
+)
+
+
+def _finish(state: RunState, call: Call, outcome: str, now: datetime) -> RunState:
+    sibling = next((c for c in state.calls if c.outcome is not None and c.outcome.status == "error"), None)
+    if sibling is not None:
+        fault = failed(ToolFault.not_finished, f"not finished: {sibling.tool} failed in this turn. {_AFTER_FAULT}")
+        return settled(state, call, fault, now)
+    if not outcome.strip():
+        fault = failed(ToolFault.invalid_arguments, f"`outcome` is required. {_WITH_OUTCOME}")
+        return settled(state, call, fault, now)
+    state = completed(state, outcome.strip(), artifacts_in(call.arguments))
+    return settled(state, call, ToolOutcome(result="finished"), now)
+
+
+def artifacts_in(arguments: dict[str, Any]) -> tuple[str, ...]:
+    named = arguments.get("artifacts")
+    return tuple(a for a in named if isinstance(a, str)) if isinstance(named, list) else ()
+
+
+def _reframe(state: RunState, call: Call, frame: str, now: datetime) -> RunState:
+    count, most = state.reframes + 1, state.limits.max_reframes
+    if count > most:
+        state = escalated(state, Escalation.reframe_budget, f"all {most} reframes are used up")
+        return settled(state, call, failed(ToolFault.budget, f"reframes used up ({most})"), now)
+    state = state.model_copy(update={"reframes": count, "journal": reframed(state.journal, frame)})
+    return settled(
+        state, call, ToolOutcome(result=f"reframed ({count} of {most}). {GO_ON} {_reframes_left(most - count)}"), now
+    )
+
+
+def _reframes_left(left: int) -> str:
+    return f"Reframes left: {left}." if left else f"No {REFRAME} is left: another one escalates the run, which ends it."
+
+
+def halted(state: RunState, in_flight: Collection[str], now: datetime) -> RunState:
+    """Answers what is still open: every tool use gets its result, also when the run ends before the call.
+
+    `in_flight` are the tool uses that may have had their effect: the record must not read as if they had not.
+    """
+    interrupted = failed(ToolFault.interrupted, "the run ended before this call had a result")
+    return _settled_all(state, lambda call: IN_DOUBT if call.tool_use_id in in_flight else interrupted, now)
+
+
+def refused_before(state: RunState, why: str, now: datetime) -> RunState:
+    """The calls that were asked for are not made."""
+    return _settled_all(state, lambda _: failed(ToolFault.interrupted, why), now)
+
+
+def _settled_all(state: RunState, outcome_of: Callable[[Call], ToolOutcome], now: datetime) -> RunState:
+    for call in state.calls:
+        if call.outcome is None:
+            state = settled(state, call, outcome_of(call), now)
+    return state

@@ -1,0 +1,168 @@
+"""A reply of the model -> the calls it asks for, each with its step or its refusal, and their batches."""
+
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+from typing import Any
+
+from pydantic_core import to_json
+
+from contracts.failures import ToolFault
+from contracts.run.state import Call, RunState
+from contracts.run.turn import ModelTurn
+from contracts.tool import Approval, Effect, ToolKind, ToolOutcome, ToolRoute, failed
+from decisions.builtin_tools import ASK_HUMAN, CONTROL
+from decisions.ids import call_digest
+from decisions.run.limits import is_out_of_steps
+from decisions.run.transcript import PAGE_BYTES
+
+# Of one reply. Far fewer are ever of use, and a server refuses a workflow task that leaves 2,000 activities pending.
+MOST_CALLS = 200
+_BEYOND = failed(
+    ToolFault.too_many,
+    f"not made: a reply may have {MOST_CALLS} calls; look at what these brought, and make it then if it is needed",
+)
+
+REPEATED = "not made: it has the id of another call in the same reply; make it again if it is wanted"
+
+
+def text_of(content: Iterable[dict[str, Any]]) -> str:
+    """The text blocks of a message, joined."""
+    return "\n".join(str(b.get("text", "")) for b in content if b.get("type") == "text").strip()
+
+
+def calls_of(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
+    """Every tool use of a reply, in the model's order.
+
+    Steps are counted on from the run's last one, never reused. A call that cannot be made is settled here, with
+    an error that the model can act on; so the allow-list binds whatever the prompt says (A12). Of a flood only the
+    first `MOST_CALLS` are made.
+    """
+    routes = {route.name: route for route in state.tools}
+    calls: list[Call] = []
+    step = state.step
+    for block in turn.content:
+        if block.get("type") != "tool_use":
+            continue
+        call = _refused(block, turn, routes) if len(calls) < MOST_CALLS else _settled(block, _BEYOND)
+        if call is None:
+            route = routes[block["name"]]
+            is_used_up = route.takes_step and is_out_of_steps(state, step)
+            call = _asked(block, route, step + 1 if route.takes_step and not is_used_up else None)
+            if is_used_up and not _is_wanted(state, call):
+                used_up = f"step budget used up ({state.limits.max_steps} steps): finish with what there is"
+                call = call.model_copy(update={"outcome": failed(ToolFault.budget, used_up)})
+            elif route.takes_step and not is_used_up:
+                step += 1
+        calls.append(call)
+    return tuple(calls)
+
+
+def _is_wanted(state: RunState, call: Call) -> bool:
+    """A question that the runtime itself wants asked is asked without a step, where none is left."""
+    return state.forced is not None and state.forced.asks is not None and call.tool == state.forced.tool
+
+
+def _asked(block: dict[str, Any], route: ToolRoute, step: int | None) -> Call:
+    return Call(
+        tool_use_id=block["id"],
+        tool=route.name,
+        kind=route.kind,
+        effect=route.effect,
+        step=step,
+        arguments=block["input"],
+    )
+
+
+def _refused(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolRoute]) -> Call | None:
+    name = str(block.get("name"))
+    if name not in routes:
+        tools = ", ".join(routes)
+        outcome = failed(ToolFault.unknown_tool, f"there is no tool {name[:200]!r} here; the tools are: {tools}")
+    elif block["id"] in turn.repeated:
+        outcome = failed(ToolFault.invalid_arguments, REPEATED)
+    elif block["id"] in turn.broken:
+        outcome = failed(
+            ToolFault.broken_json,
+            "the arguments were no valid JSON object of at most 1 MiB; make the call again, whole",
+        )
+    elif not isinstance(block.get("input"), dict):
+        outcome = failed(ToolFault.invalid_arguments, "the arguments must be a JSON object")
+    else:
+        return None
+    return _settled(block, outcome)
+
+
+def _settled(block: dict[str, Any], outcome: ToolOutcome) -> Call:
+    """A call that is not made."""
+    return Call(
+        tool_use_id=block["id"],
+        tool=str(block.get("name"))[:200],
+        kind=ToolKind.builtin,
+        effect=Effect.read,
+        step=None,
+        arguments={},
+        outcome=outcome,
+    )
+
+
+def question_in(call: Call) -> str | None:
+    """What an `ask_human` asks; None where it asks nothing, or cannot be made."""
+    text = call.arguments.get("question")
+    return text if call.outcome is None and isinstance(text, str) and text.strip() else None
+
+
+def was_refused(call: Call) -> bool:
+    """Whether it ended without being made, and so without an activity or a run that tells of it."""
+    fault = call.outcome.error.kind if call.outcome and call.outcome.error else None
+    if call.kind is ToolKind.builtin:
+        return fault not in (None, ToolFault.subtask_failed)
+    return fault in (ToolFault.denied, ToolFault.budget)
+
+
+def needs_approval(state: RunState, call: Call) -> bool:
+    """Whether a person has to approve it first: an approval is for exactly one call, or for a tool in this run."""
+    route = next((r for r in state.tools if r.name == call.tool), None)
+    if route is None or not (route.approval is Approval.always or _is_gated_kind(route, call)):
+        return False
+    return call.tool not in state.approved_tools and call.approval != call_digest(call.tool, call.arguments)
+
+
+def _is_gated_kind(route: ToolRoute, call: Call) -> bool:
+    return bool(route.approval_kinds) and call.arguments.get("kind") in route.approval_kinds
+
+
+def asked_first(state: RunState, call: Call) -> bool:
+    """Whether a person is asked before anything is done for it: then nothing is repeated where it is come to again."""
+    return call.tool == ASK_HUMAN or needs_approval(state, call)
+
+
+def next_batch(state: RunState) -> tuple[Call, ...]:
+    """The calls to make now: neighbouring reads together, everything else alone and in the model's order.
+
+    `finish`, `escalate` and `reframe` come last, since they judge what the others brought.
+    """
+    first = next(_work(state), None) or next(_waiting(state), None)
+    if first is None or first.tool in CONTROL:
+        return (first,) if first else ()
+    return tuple(takewhile(lambda call: _is_parallel(state, call), _work(state))) or (first,)
+
+
+def _waiting(state: RunState) -> Iterator[Call]:
+    return (call for call in state.calls if call.outcome is None)
+
+
+def _work(state: RunState) -> Iterator[Call]:
+    return (call for call in _waiting(state) if call.tool not in CONTROL)
+
+
+def _is_parallel(state: RunState, call: Call) -> bool:
+    return call.effect is Effect.read and call.kind is not ToolKind.builtin and not needs_approval(state, call)
+
+
+def paged(calls: tuple[Call, ...], start: int) -> tuple[Call, ...]:
+    """From `start` on as many as one answer of a query takes beside the rest of a state: at least one."""
+    end, size = start, 0
+    while end < len(calls) and (end == start or size < PAGE_BYTES):
+        size += len(to_json(calls[end]))
+        end += 1
+    return calls[start:end]

@@ -1,0 +1,202 @@
+"""The run journal: what the agent writes into it, and how it is read back to it (B11)."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import to_json
+
+from contracts.failures import ToolFault
+from contracts.run.journal import Journal
+from contracts.run.transcript import Part, PartKind
+from contracts.tool import ToolOutcome, failed
+from decisions.builtin_tools import (
+    APPEND_JOURNAL,
+    GET_JOURNAL,
+    GO_ON,
+    LIST_SECTIONS,
+    REFRAME,
+    TEXT_SECTIONS,
+    UPDATE_JOURNAL,
+)
+from decisions.run.calls import text_of
+from decisions.text.quoting import escape_headings
+
+EXCERPT = 600  # characters of an objective, a finding or a plan that the run keeps by itself
+MOST_TEXT = 4000  # characters of a section, or of an entry
+MOST_ENTRIES = 100  # of a list
+MOST_BYTES = 64 * 1024  # of all of it: the model is shown it after each summary, and a run carries it along
+DIGEST = 500  # characters
+
+
+READ = f"(This is the whole journal. It changes only by what you write into it. {GO_ON})"
+
+
+def kept(journal: Journal, tool: str, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:
+    """Carries out one of the three journal tools."""
+    if tool == GET_JOURNAL:
+        return journal, ToolOutcome(result=f"{render(journal)}\n{READ}")
+    if tool == UPDATE_JOURNAL:
+        return _updated(journal, arguments)
+    if tool == APPEND_JOURNAL:
+        return _appended(journal, arguments)
+    raise AssertionError(f"{tool} is no journal tool")
+
+
+def _updated(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:
+    """Texts are replaced; a list is replaced by a list, so that a blocker that is gone can be taken out."""
+    changes: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if name in TEXT_SECTIONS and isinstance(value, str):
+            changes[name] = value.strip()[:MOST_TEXT]
+        elif name in LIST_SECTIONS and isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+            changes[name] = tuple(entry.strip()[:MOST_TEXT] for entry in value if entry.strip())[-MOST_ENTRIES:]
+        else:
+            return journal, _unfit(name)
+    if not changes:
+        return journal, failed(ToolFault.invalid_arguments, f"give one section at least: {_sections()}")
+    changed = journal.model_copy(update=changes)
+    if changed == journal:
+        return journal, ToolOutcome(result=f"journal: nothing changed, it says this already. {GO_ON}")
+    if _size(changed) > max(MOST_BYTES, _size(journal)):
+        return journal, failed(ToolFault.too_large, f"the journal may have {MOST_BYTES:,} bytes: make it shorter")
+    return changed, ToolOutcome(result=f"journal: {', '.join(changes)} updated")
+
+
+def _appended(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:
+    """The oldest entries of a full section make room; those of another section never."""
+    section, entry = arguments.get("section"), arguments.get("entry")
+    if section not in LIST_SECTIONS:
+        return journal, _unfit(str(section))
+    if not isinstance(entry, str) or not entry.strip():
+        return journal, failed(ToolFault.invalid_arguments, "`entry` is required: one sentence")
+    before = getattr(journal, section)
+    entries = (*before, entry.strip()[:MOST_TEXT])[-MOST_ENTRIES:]
+    changed = journal.model_copy(update={section: entries})
+    while _size(changed) > MOST_BYTES and len(entries) > 1:
+        entries = entries[1:]
+        changed = journal.model_copy(update={section: entries})
+    if _size(changed) > max(MOST_BYTES, _size(journal)):
+        full = f"the journal is full ({MOST_BYTES:,} bytes): replace other sections by shorter ones first"
+        return journal, failed(ToolFault.too_large, full)
+    dropped = len(before) + 1 - len(entries)
+    left_out = f"; the oldest {'one was' if dropped == 1 else f'{dropped} were'} dropped" if dropped else ""
+    again = f"; it had this entry already. {GO_ON}" if entries[-1] in before and not dropped else ""
+    return changed, ToolOutcome(result=f"journal: {section} now has {len(entries)}{left_out}{again}")
+
+
+def _size(journal: Journal) -> int:
+    return len(to_json(journal))
+
+
+def _unfit(what: str) -> ToolOutcome:
+    return failed(ToolFault.invalid_arguments, f"{what[:100]!r} does not fit: {_sections()}")
+
+
+def _sections() -> str:
+    return f"texts are {', '.join(TEXT_SECTIONS)}; lists of texts are {', '.join(LIST_SECTIONS)}"
+
+
+def is_written(journal: Journal) -> bool:
+    """Whether the agent has kept it: objective and artifacts are filled in for it."""
+    return any(getattr(journal, name) for name in Journal.model_fields if name not in ("objective", "artifacts"))
+
+
+def handed_on(journal: Journal) -> Journal | None:
+    """What the next turn of a conversation begins with; its objective is its own. None where there is nothing."""
+    return journal.model_copy(update={"objective": ""}) if is_written(journal) else None
+
+
+def with_artifacts(journal: Journal, artifacts: Sequence[str]) -> Journal:
+    """What a tool has just written down is noted, beside what the agent noted itself."""
+    new = tuple(path for path in dict.fromkeys(artifacts) if path not in journal.artifacts)
+    noted = (*journal.artifacts, *new)[-MOST_ENTRIES:]
+    return journal.model_copy(update={"artifacts": noted}) if new else journal
+
+
+def framed(journal: Journal, goal: str, text: str) -> Journal:
+    """What the model says in its first turn: its frame, or else the goal, is the objective."""
+    return journal.model_copy(update={"objective": (framing(text).frame or goal)[:EXCERPT]})
+
+
+def reframed(journal: Journal, frame: str) -> Journal:
+    return journal.model_copy(update={"objective": frame[:EXCERPT] or journal.objective})
+
+
+def refolded(parts: Sequence[Part], goal: str) -> Journal:
+    """The journal as it was after these parts of the conversation: for a run that is forked from there."""
+    outcomes = {p.content[0]["tool_use_id"]: p.content[0] for p in parts if p.kind is PartKind.result}
+    done = {use for use, outcome in outcomes.items() if not outcome.get("is_error")}
+    journal, is_first = Journal(), True
+    for part in parts:
+        if part.kind is PartKind.goal:  # in a conversation, one each turn, and its first reply frames it
+            journal, is_first = journal.model_copy(update={"objective": ""}), True
+        if part.kind is not PartKind.reply:
+            continue
+        if is_first and (text := text_of(part.content)):
+            journal = framed(journal, goal, text)
+        is_first = False
+        uses = [use for use in part.content if use.get("type") == "tool_use" and use.get("id") in done]
+        for use in (use for use in uses if use["name"] in (UPDATE_JOURNAL, APPEND_JOURNAL)):
+            journal, _ = kept(journal, use["name"], use["input"])
+        for use in (use for use in uses if use["name"] == REFRAME):
+            frame = use["input"].get("frame")
+            journal = reframed(journal, frame if isinstance(frame, str) else "")
+    return journal
+
+
+def shown(journal: Journal, goal: str, finding: str) -> Journal:
+    """With what the run knows by itself where the agent has written nothing."""
+    texts = {"objective": journal.objective or goal, "current_state": journal.current_state or finding}
+    return journal.model_copy(update=texts)
+
+
+def render(journal: Journal) -> str:
+    """As Markdown (`memory.md`): every section that holds something, in the journal's order.
+
+    A text cannot open a section: a heading in it is escaped.
+    """
+    sections: list[str] = []
+    for name in Journal.model_fields:
+        value = getattr(journal, name)
+        if value:
+            body = value if isinstance(value, str) else "\n".join(f"- {entry}" for entry in value)
+            sections.append(f"## {name.replace('_', ' ').capitalize()}\n\n{escape_headings(body)}\n")
+    return "# Run journal\n\n" + "\n".join(sections)
+
+
+def digest(journal: Journal) -> str:
+    """At most 500 characters: objective, state, first blocker, next action, and the latest findings that fit."""
+    lines = [
+        _line("Objective", journal.objective, 140),
+        _line("State", journal.current_state, 120),
+        _line("Blocker", next(iter(journal.blockers), ""), 70),
+        _line("Next", journal.handoff_next_action, 70),
+    ]
+    text = "\n".join(line for line in lines if line)
+    for finding in reversed(journal.verified_findings):
+        line = _line("Finding", finding, 90)
+        if len(text) + 1 + len(line) > DIGEST:
+            break
+        text = f"{text}\n{line}" if text else line
+    return text
+
+
+def _line(name: str, text: str, most: int) -> str:
+    flat = " ".join(text.split())
+    return f"{name}: {flat if len(flat) <= most else flat[: most - 1] + '…'}" if flat else ""
+
+
+@dataclass(frozen=True)
+class Framing:
+    frame: str  # what is asked, and what done looks like; empty where the model said nothing of it
+    plan: str
+
+
+def framing(text: str) -> Framing:
+    """Looks for "Frame: …" and "Plan: …", in whatever dress; without a plan of that name, all of the text is it."""
+    # No mark at the head of a line reaches over its end: tried from each of many lines, that would take for ever.
+    frame = re.search(r"^[^\w\n]*frame\W+(.+)$", text, re.IGNORECASE | re.MULTILINE)
+    plan = re.search(r"^[^\w\n]*plan\b\W*(.+)", text, re.IGNORECASE | re.MULTILINE | re.DOTALL)
+    return Framing(frame[1].strip() if frame else "", (plan[1] if plan else text).strip())

@@ -1,0 +1,153 @@
+"""Which limit is in force: run over agent over file over default, up or down."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import reduce
+from typing import Any
+
+from contracts.delegation import Share, Spent
+from contracts.failures import Escalation, RunFailure
+from contracts.run.limits import LimitOverrides, Limits
+from contracts.run.state import Ending, RunState, RunStatus
+
+DEFAULTS = Limits(max_steps=20, max_turns=100, max_reframes=2, turn_timeout=timedelta(seconds=120))
+
+
+def effective(*overrides: LimitOverrides) -> Limits:
+    """The nearest comes first."""
+    merged = DEFAULTS
+    for layer in reversed(overrides):
+        merged = with_requested(merged, set_in(layer))
+    return merged
+
+
+def set_in(overrides: LimitOverrides) -> dict[str, Any]:
+    """What is set there, as JSON holds it: what a run carries must be read by other versions too."""
+    return overrides.model_dump(mode="json", exclude_none=True)
+
+
+def with_requested(limits: Limits, requested: Mapping[str, Any]) -> Limits:
+    """Limits that are not known here are left out."""
+    return Limits.model_validate({**limits.model_dump(mode="json"), **requested})
+
+
+def turn_limit(limits: Limits) -> timedelta:
+    """How long a whole model turn may take: never less than it may be silent."""
+    return max(limits.turn_limit, limits.turn_timeout)
+
+
+def within(limits: Limits, share: Share) -> Limits:
+    """The limits of a subtask: its own, and no further than its share of the tree's budget."""
+    return limits.model_copy(
+        update={
+            "max_steps": min(limits.max_steps, share.steps),
+            "budget_tokens": min((n for n in (limits.budget_tokens, share.tokens) if n is not None), default=None),
+            "budget_usd": min((n for n in (limits.budget_usd, share.usd) if n is not None), default=None),
+            "max_follow_ups": min(n for n in (limits.max_follow_ups, share.follow_ups) if n is not None),
+        }
+    )
+
+
+def in_force(state: RunState, limits: Limits) -> Limits:
+    """`limits` are those of agent, file and default; what the run itself sets, and its share, come first."""
+    limits = with_requested(limits, state.requested)
+    shares = (state.assignment.share if state.assignment else None, state.share)
+    return below_ceiling(reduce(within, filter(None, shares), limits), state.ceiling)
+
+
+def left_for_follow_ups(state: RunState) -> Share:
+    """What each follow-up of the run may use of what the run has left: they share it evenly."""
+    limits, used, count = state.limits, spent(state), max(state.follow_ups, 1)
+    tokens = None if limits.budget_tokens is None else max(limits.budget_tokens - used.tokens, 0) // count
+    usd = None if limits.budget_usd is None else max(limits.budget_usd - (used.usd or 0.0), 0.0) / count
+    return Share(
+        steps=max(limits.max_steps - used.steps, 0) // count,
+        tokens=tokens,
+        usd=usd,
+        follow_ups=max(limits.max_follow_ups - used.follow_ups, 0) // count,
+    )
+
+
+def smaller(one: Share | None, other: Share | None) -> Share | None:
+    """The share that exceeds neither. None: no limit."""
+    if one is None or other is None:
+        return one or other
+    fields = Share.model_fields
+    least = {name: [n for n in (getattr(one, name), getattr(other, name)) if n is not None] for name in fields}
+    return Share.model_validate({name: min(known, default=None) for name, known in least.items()})
+
+
+def below_ceiling(limits: Limits, ceiling: Mapping[str, Any]) -> Limits:
+    """Bound limits by the project's ceiling. A budget that is not set becomes the ceiling's."""
+    excess = _excess(limits, ceiling)
+    return limits.model_copy(update=excess) if excess else limits
+
+
+def format_excess(limits: Limits, ceiling: Mapping[str, Any]) -> tuple[str, ...]:
+    """Report each limit that is set above the project's ceiling, a line each."""
+    return tuple(
+        f"{name} {getattr(limits, name)} is above the project's ceiling of {highest}"
+        for name, highest in _excess(limits, ceiling).items()
+        if getattr(limits, name) is not None
+    )
+
+
+def _excess(limits: Limits, ceiling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ceiling of each limit that is above it. Silence is part of a turn, so `turn_limit` bounds it too."""
+    known = with_requested(limits, ceiling)
+    highest = {name: getattr(known, name) for name in Limits.model_fields if name in ceiling}
+    if "turn_limit" in highest:
+        highest["turn_timeout"] = min(known.turn_timeout, known.turn_limit)
+    current = dict(limits)
+    return {name: most for name, most in highest.items() if current[name] is None or current[name] > most}
+
+
+def spent(state: RunState) -> Spent:
+    """What counts against the run's budgets: its own, and all that it delegated."""
+    own = Spent(steps=state.step, tokens=state.usage.total, usd=state.cost_usd, follow_ups=state.follow_ups)
+    return own + state.delegated
+
+
+def is_out_of_steps(state: RunState, step: int) -> bool:
+    """Whether no step is left after `step`."""
+    return step + state.delegated.steps >= state.limits.max_steps
+
+
+def is_out_of_time(state: RunState) -> bool:
+    return state.ending is None and _is_past(state, state.limits.hard_limit)
+
+
+def is_nearly_out_of_time(state: RunState) -> bool:
+    """There is one turn more, unless it is the one that is taken already."""
+    return not state.is_closing and _is_past(state, state.limits.soft_limit)
+
+
+def _is_past(state: RunState, limit: timedelta) -> bool:
+    """Of the run's active time: what its activities took, so that no waiting counts (B6)."""
+    return state.active_ms >= limit / timedelta(milliseconds=1)
+
+
+def timed_out(state: RunState) -> Ending:
+    text = f"{state.active_ms / 1000:.0f} s of active time are used, and {state.limits.hard_limit} was the limit"
+    return Ending(status=RunStatus.timed_out, text=text, reason=RunFailure.hard_limit)
+
+
+def used_up(state: RunState) -> Ending | None:
+    """Looked at before each model call, so that one call at most goes beyond it.
+
+    A subtask stops where another call like its last one would: of many beside each other each may go beyond.
+    """
+    limits, used = state.limits, spent(state)
+    if state.turns >= limits.max_turns:
+        return escalation(Escalation.turn_budget, f"all {limits.max_turns} turns are used up")
+    if limits.budget_tokens is not None and used.tokens + state.last_call >= limits.budget_tokens:
+        detail = f"{used.tokens:,} tokens are used, and the budget was {limits.budget_tokens:,}"
+        return escalation(Escalation.token_budget, detail)
+    if limits.budget_usd is not None and used.usd is not None and used.usd >= limits.budget_usd:
+        detail = f"USD {used.usd:.4f} are spent, and the budget was {limits.budget_usd:g}"
+        return escalation(Escalation.money_budget, detail)
+    return None
+
+
+def escalation(reason: Escalation, detail: str) -> Ending:
+    return Ending(status=RunStatus.escalated, text=detail, reason=reason)

@@ -1,0 +1,107 @@
+"""How a run ends, and how that is told: exactly one event, and what a person needs to take over."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from contracts.failures import Escalation
+from contracts.run.compaction import ContextFull
+from contracts.run.events import CompletedEvent, CompletedPayload, EscalatedEvent, EscalatedPayload
+from contracts.run.state import Ending, RunState, RunStatus
+from decisions.run.limits import escalation
+
+
+def ending_event(state: RunState) -> CompletedEvent | EscalatedEvent:
+    """The event of a run that completed or escalated."""
+    if state.ending is None:
+        raise AssertionError("the run has not ended")
+    if state.ending.status is RunStatus.completed:
+        return CompletedEvent(
+            payload=CompletedPayload(
+                run_id=state.run_id,
+                goal=state.goal,
+                outcome=state.ending.text,
+                steps_taken=state.step,
+                artifacts=state.artifacts,
+                partial=state.ending.is_partial,
+            )
+        )
+    return EscalatedEvent(
+        payload=EscalatedPayload(
+            run_id=state.run_id,
+            goal=state.goal,
+            reason=state.ending.reason,
+            detail=state.ending.text,
+            steps_taken=state.step,
+            artifacts=state.artifacts,
+            handoff=handoff(state),
+        )
+    )
+
+
+def said_in(event: Mapping[str, Any]) -> str:
+    """What the event says: the outcome, or why there is none."""
+    payload = event["payload"]
+    said = payload["outcome"] if event["type"] == "agent.completed" else f"{payload['reason']}: {payload['detail']}"
+    return str(said)
+
+
+def ended_event(ending: Ending | None) -> str:
+    """The structured event of a run's end (B12). To Temporal, and so here, a run out of time has failed."""
+    if ending is None:
+        return f"agent_run.{RunStatus.cancelled}"
+    return f"agent_run.{RunStatus.failed if ending.status is RunStatus.timed_out else ending.status}"
+
+
+def handoff(state: RunState) -> str:
+    """Objective, state reached, what stands in the way, next action: for the person who takes over."""
+    journal = state.journal
+    blocker = state.ending.text if state.ending else ""
+    lines = (
+        ("Objective", journal.objective or state.goal),
+        ("State", journal.current_state or state.last_finding or f"{state.step} steps taken"),
+        ("Blocker", journal.blockers[0] if journal.blockers else blocker),
+        ("Next", journal.handoff_next_action or "a person decides how to go on"),
+    )
+    return "\n".join(f"{name}: {' '.join(text.split())[:600]}" for name, text in lines)
+
+
+def handoff_sections(text: str) -> dict[str, str]:
+    """What `handoff` tells, as "objective", "state", "blocker" and "next"; empty where there is none."""
+    lines = (line.partition(": ") for line in text.splitlines())
+    return {name.lower(): said for name, _, said in lines}
+
+
+def completed(state: RunState, outcome: str, artifacts: tuple[str, ...], *, is_partial: bool = False) -> RunState:
+    """`artifacts` are those that the agent names, beside those that its calls wrote."""
+    found = state.artifacts + tuple(a for a in artifacts if a not in state.artifacts)
+    ending = Ending(status=RunStatus.completed, text=outcome, is_partial=is_partial)
+    return state.model_copy(update={"ending": ending, "artifacts": found})
+
+
+def escalated(state: RunState, reason: Escalation, detail: str) -> RunState:
+    """An ending that is there already stays."""
+    if state.ending is not None:
+        return state
+    return state.model_copy(update={"ending": escalation(reason, detail)})
+
+
+def overflowed(state: RunState, full: ContextFull) -> RunState:
+    """The provider takes the conversation no more, and nothing is left to try."""
+    detail = f"about {full.tokens:,} tokens do not fit the window of {full.window:,}, and all recoveries are used up"
+    return escalated(state, Escalation.context, detail)
+
+
+def violated(state: RunState, reason: Escalation, detail: str) -> RunState:
+    """A result from outside broke the protocol: the run escalates (A5)."""
+    return escalated(state, reason, detail)
+
+
+def out_of_time(state: RunState, outcome: str = "", artifacts: tuple[str, ...] = ()) -> RunState:
+    """A partial outcome: what the agent says, or else what is known of its work."""
+    left = state.journal.current_state or state.last_finding or f"{state.step} steps taken, and nothing summed up"
+    return completed(state, outcome or left, artifacts, is_partial=True)
+
+
+def ended(state: RunState, ending: Ending, now: datetime) -> RunState:
+    return state.model_copy(update={"ending": ending, "status": ending.status, "updated_at": now})

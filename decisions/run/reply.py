@@ -1,0 +1,127 @@
+"""A reply of the model -> what it makes of the run: calls to make, an outcome, or a note that it cannot be used."""
+
+from dataclasses import dataclass
+
+from contracts.failures import Escalation, RunFailure, ToolFault
+from contracts.run.state import Call, Ending, Forced, RunState, RunStatus
+from contracts.run.turn import ModelTurn
+from contracts.tool import ToolOutcome, failed
+from decisions.builtin_tools import FINISH
+from decisions.errors import IllegalMove
+from decisions.run.call_state import artifacts_in
+from decisions.run.calls import calls_of, text_of
+from decisions.run.journal import EXCERPT, framed, framing
+from decisions.run.limits import is_out_of_steps
+from decisions.run.outcome import completed, escalated, out_of_time
+
+MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
+CUT_OFF = ("max_tokens", "model_context_window_exceeded")  # stop reasons of a reply that is not whole
+
+
+@dataclass(frozen=True)
+class TurnTaken:
+    """What a reply made of the run: whether it enters the conversation, and a note to the model about it."""
+
+    state: RunState
+    keep: bool = True
+    note: str | None = None
+
+
+def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
+    """A reply without any tool call ends the run: its text is the outcome.
+
+    Raises IllegalMove while calls of the turn before are open: they would never get their results.
+    """
+    if state.calls:
+        raise IllegalMove("take a reply", f"calls are open: {', '.join(call.tool_use_id for call in state.calls)}")
+    state = _counted(state, turn)
+    calls = calls_of(state, turn)
+    text = text_of(turn.content)
+    if state.is_closing:
+        return _last_turn(state, calls, text)
+    state = state.model_copy(update={"forced": _still_forced(state, calls)})
+    if turn.stop_reason == "refusal":
+        return TurnTaken(escalated(state, Escalation.model_declined, text or "the model declined"), keep=False)
+    if not calls:
+        return _said(state, turn, text)
+    state = _heard(state, text)
+    is_over_budget = is_out_of_steps(state, state.step) and any(_asks_for_a_step(call) for call in calls)
+    if is_over_budget and state.forced is None:
+        detail = f"all {state.limits.max_steps} steps are used up, and the agent asked for one more"
+        state = escalated(state, Escalation.step_budget, detail)
+    last = max([call.step for call in calls if call.step is not None], default=state.step)
+    return TurnTaken(state.model_copy(update={"calls": calls, "step": last}))
+
+
+def _said(state: RunState, turn: ModelTurn, text: str) -> TurnTaken:
+    """A reply without any tool call: the outcome, if it is whole."""
+    if turn.stop_reason == "pause_turn" and turn.content:
+        return TurnTaken(state)
+    if turn.stop_reason in CUT_OFF:
+        note = "Your reply was cut off by the length limit. Go on in smaller pieces."
+        return _unusable(state, keep=bool(text), note=note)
+    if not text:
+        return _unusable(state, keep=False, note="Your reply was empty. Call a tool, or answer in text.")
+    return TurnTaken(completed(_heard(state, text), text, ()))
+
+
+def _still_forced(state: RunState, calls: tuple[Call, ...]) -> Forced | None:
+    """A question that was to be asked, and is asked by this reply, keeps its cause."""
+    forced = state.forced
+    if forced is None or forced.asks is None:
+        return None
+    return forced if any(call.tool == forced.tool and call.outcome is None for call in calls) else None
+
+
+def _last_turn(state: RunState, calls: tuple[Call, ...], text: str) -> TurnTaken:
+    """Whatever it says is the outcome. It can call nothing any more, except `finish`."""
+    finish = next((c for c in calls if c.tool == FINISH and isinstance(c.arguments.get("outcome"), str)), None)
+    said = finish.arguments if finish else {}
+    refused = failed(ToolFault.budget, "the time of this run is used up")
+    state = out_of_time(state, said.get("outcome", "").strip() or text, artifacts_in(said))
+    told = {call.tool_use_id: ToolOutcome(result="finished") if call is finish else refused for call in calls}
+    calls = tuple(
+        call if call.outcome else call.model_copy(update={"step": None, "outcome": told[call.tool_use_id]})
+        for call in calls
+    )
+    return TurnTaken(state.model_copy(update={"calls": calls}), keep=bool(calls or text))
+
+
+def _asks_for_a_step(call: Call) -> bool:
+    return call.outcome is not None and call.outcome.error is not None and call.outcome.error.kind == ToolFault.budget
+
+
+def _counted(state: RunState, turn: ModelTurn) -> RunState:
+    cost = None if state.cost_usd is None or turn.cost_usd is None else state.cost_usd + turn.cost_usd
+    return state.model_copy(
+        update={
+            "turns": state.turns + 1,
+            "usage": state.usage + turn.usage,
+            "cost_usd": cost,
+            "model": turn.model,
+            "passed_over": turn.passed_over,
+            "active_ms": state.active_ms + turn.duration_ms,
+            "last_call": turn.usage.total if state.assignment else 0,
+        }
+    )
+
+
+def _unusable(state: RunState, *, keep: bool, note: str) -> TurnTaken:
+    count = state.unusable_replies + 1
+    state = state.model_copy(update={"unusable_replies": count})
+    if count < MAX_UNUSABLE_REPLIES:
+        return TurnTaken(state, keep=keep, note=note)
+    text = f"{count} replies in a row were empty or cut off"
+    ending = Ending(status=RunStatus.failed, text=text, reason=RunFailure.model_unusable)
+    return TurnTaken(state.model_copy(update={"ending": ending}), keep=keep)
+
+
+def _heard(state: RunState, text: str) -> RunState:
+    """Frame and plan are read from what the model says; no format is forced on it."""
+    state = state.model_copy(update={"unusable_replies": 0})
+    if not text:
+        return state
+    if state.turns > 1:
+        return state.model_copy(update={"last_finding": text[:EXCERPT]})
+    journal = framed(state.journal, state.goal, text)
+    return state.model_copy(update={"plan": framing(text).plan[:EXCERPT], "journal": journal})

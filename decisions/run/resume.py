@@ -1,0 +1,209 @@
+"""How a run goes on from another one: resumed where it failed, or forked after any of its steps.
+
+Neither repeats an effect: what has a result keeps it, and a call in flight keeps its key and its page of the ledger.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from contracts.delegation import Spent
+from contracts.failures import ToolFault
+from contracts.run.compaction import Recoveries
+from contracts.run.journal import Journal
+from contracts.run.state import Call, Inheritance, RunState, RunStatus
+from contracts.run.transcript import Part, PartKind
+from contracts.run.turn import Usage
+from contracts.tool import Effect, failed
+from decisions.builtin_tools import DELEGATE, REFRAME
+from decisions.run.calls import needs_approval
+from decisions.run.compaction import latest_goal
+from decisions.run.journal import digest, is_written, refolded, render, shown
+from decisions.run.transcript import call_part, journal_part, note_part, result_part
+
+_NOT_MADE = frozenset(
+    {
+        ToolFault.denied,
+        ToolFault.invalid_arguments,
+        ToolFault.unknown_tool,
+        ToolFault.broken_json,
+        ToolFault.budget,
+        ToolFault.interrupted,
+        ToolFault.unknown_agent,
+        ToolFault.too_many,
+        ToolFault.too_deep,
+    }
+)
+RESUMABLE = frozenset({RunStatus.failed, RunStatus.timed_out})
+
+
+def refusal(run_id: str, status: RunStatus) -> str | None:
+    """Why a run is not one to resume; None if it is (B15)."""
+    if status in RESUMABLE:
+        return None
+    if status in (RunStatus.completed, RunStatus.escalated, RunStatus.cancelled):
+        fork = f"go on from one of its steps with: perdure fork {run_id} --step N"
+        return f"run {run_id} has ended {status}, and only failed or timed-out runs are resumed; {fork}"
+    return f"run {run_id} is {status}; it goes on by itself wherever a worker is"
+
+
+def origin_of(state: RunState, step: int) -> Inheritance | None:
+    """The run under whose keys a step is made, where it is not this run."""
+    return next((each for each in state.inherited if step <= each.through), None)
+
+
+def key_id_of(state: RunState, step: int) -> str:
+    """The id that the keys of a step are made of: its origin's where the step was first made there."""
+    maker = origin_of(state, step) or state
+    return maker.key_id or maker.run_id
+
+
+def resumed(origin: RunState, run_id: str, execution: str, now: datetime) -> RunState:
+    """The origin's state at its last safe point. Calls without an outcome are made, or looked up, under its keys."""
+    changes = {
+        "run_id": run_id,
+        "execution": execution,
+        "key_id": "",
+        "created_at": now,
+        "updated_at": now,
+        "status": RunStatus.running if origin.definition else RunStatus.queued,
+        "question": None,
+        "expired": None,
+        "pending": (),
+        "ending": None,
+        "unusable_replies": 0,
+        "active_ms": 0,
+        "is_closing": False,
+        "recent": (),
+        "sighted": (),
+        "rung": 0,
+        "calm": 0,
+        "forced": None,
+        "recoveries": Recoveries(),
+        "untold": (),
+        "approved_tools": (),
+        "accepted": {},
+        "ignored": (),
+        "inherited": (*origin.inherited, _heritage(origin, origin.step)),
+        "doubtful": tuple(call.tool_use_id for call in _open_effects(origin)),
+        "interrupted": bool(origin.definition),
+        "is_turn": False,
+    }
+    return origin.model_copy(update=changes)
+
+
+class NoSuchStep(ValueError):
+    """The step is not in the conversation. The message says which ones are."""
+
+
+def cut_after(origin: RunState, parts: Sequence[Part], step: int, say: str | None) -> tuple[Part, ...]:
+    """The conversation up to `step` (0: before the first turn), the journal of then, and a note that tells the model
+    of the fork.
+
+    Later calls of the same turn are answered as not made, so that each tool use has its result. Steps are those of the
+    origin: a turn of a conversation keeps all that was said before it. Raises NoSuchStep.
+    """
+    own = latest_goal(parts)
+    kept = [*parts[:own], *_through(parts[own:], step)]
+    journal = refolded(kept, origin.goal)
+    told = [journal_of(journal, origin.goal, "")] if is_written(journal) else []
+    return (*kept, *told, note_part(_told(origin, parts[own:], step, say)))
+
+
+def continued(origin: RunState, parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The conversation that a resumed run goes on with. Where calls are open, their results come next.
+
+    A conversation that ends with a reply could not be sent.
+    """
+    if origin.calls:
+        return tuple(parts)
+    journal = [journal_of(origin.journal, origin.goal, origin.last_finding)] if is_written(origin.journal) else []
+    if not journal and parts[-1].kind is not PartKind.reply:
+        return tuple(parts)
+    return (*parts, *journal, note_part("The run was interrupted here. Go on."))
+
+
+def journal_of(journal: Journal, goal: str, finding: str) -> Part:
+    """The journal as the agent is shown it where it goes on."""
+    whole = shown(journal, goal, finding)
+    return journal_part(render(whole), digest(whole))
+
+
+def forked(origin: RunState, kept: Sequence[Part], step: int, run_id: str, execution: str, now: datetime) -> RunState:  # noqa: PLR0913 - facts
+    """The state that goes with what `cut_after` kept. What the origin has cost is not counted again."""
+    own = kept[latest_goal(kept) :]
+    reframes = sum(p.about.get("tool") == REFRAME and not p.content[0].get("is_error") for p in own)
+    changes = {
+        "step": step,
+        "turns": sum(p.kind is PartKind.reply for p in own),
+        "reframes": reframes,
+        "questions": 0,
+        "calls": (),
+        "usage": Usage(),
+        "cost_usd": 0.0,
+        "delegated": Spent(),
+        "artifacts": (),
+        "journal": refolded(kept, origin.goal),
+        "last_finding": "",
+        "results": (),
+        # Only for the lineage: later steps are this run's own, however they are numbered in the origin.
+        "inherited": (_heritage(origin, step),),
+        "doubtful": (),
+    }
+    return resumed(origin, run_id, execution, now).model_copy(update=changes)
+
+
+def _heritage(origin: RunState, through: int) -> Inheritance:
+    return Inheritance(run_id=origin.run_id, through=through, execution=origin.execution, key_id=origin.key_id)
+
+
+def _through(parts: Sequence[Part], step: int) -> list[Part]:
+    if step == 0:
+        first = next((i for i, part in enumerate(parts) if part.kind is PartKind.reply), len(parts))
+        return list(parts[:first])
+    at = next((i for i, part in enumerate(parts) if part.about.get("step") == step), None)
+    if at is None:
+        last = max((part.about.get("step") or 0 for part in parts), default=0)
+        raise NoSuchStep(f"there is no finished step {step} to fork after; the steps are 0 to {last}")
+    kept = list(parts[: at + 1])
+    for part in parts[at + 1 :]:
+        if part.kind is not PartKind.result:
+            break
+        kept.append(_not_made(part) if (part.about.get("step") or 0) > step else part)
+    return kept
+
+
+def _not_made(part: Part) -> Part:
+    outcome = failed(ToolFault.interrupted, "not made in this run, which was forked from another before this call")
+    return result_part(part.content[0]["tool_use_id"], part.about["tool"], None, outcome)
+
+
+def _told(origin: RunState, parts: Sequence[Part], step: int, say: str | None) -> str:
+    """The model is told the truth: what its origin did afterwards is not undone."""
+    effects = later_effects(origin, parts, step)
+    done = f" It went on and made: {', '.join(effects)}. That has happened, and is not undone." if effects else ""
+    flight = [f"{c.tool} (step {c.step})" for c in _open_effects(origin) if (c.step or 0) > step]
+    doubt = f" In flight when the fork was made: {', '.join(flight)}; it may have happened." if flight else ""
+    said = f"\n\n{say}" if say else " Go on from here."
+    return f"This is a fork of run {origin.run_id}, after step {step}.{done}{doubt}{said}"
+
+
+def later_effects(origin: RunState, parts: Sequence[Part], step: int) -> tuple[str, ...]:
+    """The effects that the origin made after `step`, as "charge (step 5)"."""
+    effects = {DELEGATE, *(route.name for route in origin.tools if route.effect is not Effect.read)}
+    settled = [call_part(call) for call in origin.calls if call.outcome is not None]
+    later = [p for p in (*parts, *settled) if (p.about.get("step") or 0) > step and p.about.get("tool") in effects]
+    return tuple(f"{p.about['tool']} (step {p.about['step']})" for p in later if not _was_refused(p))
+
+
+def _was_refused(part: Part) -> bool:
+    """An error that says the call was not made."""
+    block = part.content[0]
+    return bool(block.get("is_error")) and str(block["content"]).partition(":")[0] in _NOT_MADE
+
+
+def _open_effects(origin: RunState) -> list[Call]:
+    """Calls in flight that change something: there, or in what it went on from. What waits for approval is not."""
+    in_flight = {pending.step for pending in origin.pending}
+    unsettled = [c for c in origin.calls if c.outcome is None and c.effect is not Effect.read]
+    begun = [c.tool_use_id for c in unsettled if c.step in in_flight and not needs_approval(origin, c)]
+    return [c for c in unsettled if c.tool_use_id in begun or c.tool_use_id in origin.doubtful]

@@ -1,0 +1,150 @@
+"""What a `tool_result` means to this run, judged in the order of A5."""
+
+import hmac
+import json
+from enum import StrEnum
+from hashlib import sha256
+
+from pydantic_core import to_json
+
+from contracts.failures import ToolFault
+from contracts.run.events import ToolResultEvent, ToolResultPayload
+from contracts.run.state import OutsideResult, RunState
+from contracts.tool import MOST_ERROR, ToolError, ToolKind, ToolOutcome, failed
+from decisions.run.resume import origin_of
+from decisions.text.formatting import cut
+from decisions.tool_requests import nonce_of
+
+MAX_RESULTS = 100  # from outside that a run remembers
+MOST_RESULT_BYTES = 512 * 1024  # as JSON; a page of the transcript must be able to carry it, with JSON's escapes
+
+
+class Verdict(StrEnum):
+    foreign_run = "foreign_run"  # ignored, warning
+    run_terminal = "run_terminal"  # ignored, info
+    stale = "stale"  # issued, but no longer pending: ignored
+    step_never_issued = "step_never_issued"  # the run escalates
+    wrong_tool = "wrong_tool"  # the run escalates
+    not_awaited = "not_awaited"  # a worker's call is at it: ignored, warning
+    conflict = "conflict"  # another result of the step counts: ignored, with the digests of both
+    repeated = "repeated"  # at the gateway: this very result counts
+    wrong_nonce = "wrong_nonce"  # at the gateway: it does not come from the program that was asked
+    accepted = "accepted"
+
+
+ESCALATES = frozenset({Verdict.step_never_issued, Verdict.wrong_tool})
+
+
+_REASONS = {
+    Verdict.foreign_run: "the result is for another run",
+    Verdict.run_terminal: "the run is ending",
+    Verdict.stale: "no result is awaited for step {step} now",
+    Verdict.step_never_issued: "step {step} was never issued: nothing was sent to the run",
+    Verdict.wrong_tool: "step {step} was asked of another tool: nothing was sent to the run",
+    Verdict.not_awaited: "the result of step {step} does not come from outside",
+    Verdict.conflict: "step {step} has another result already, which counts: {digests}",
+    Verdict.repeated: "this result of step {step} has been taken already",
+    Verdict.wrong_nonce: "the nonce is not that of the request of step {step}",
+}
+
+
+def judge(state: RunState, result: ToolResultPayload, *, is_halted: bool, is_new: bool) -> Verdict:
+    """Return what a result by signal means to the run as it stands. `is_new`: it was not judged before."""
+    verdict = correlate(state, result)
+    if is_halted and verdict is not Verdict.foreign_run:
+        return Verdict.run_terminal
+    if verdict is Verdict.accepted and not is_new:
+        verdict = Verdict.stale
+    taken = _taken(state, result.step)
+    is_other = taken is not None and taken.digest != content_digest(result)
+    return Verdict.conflict if verdict is Verdict.stale and is_other else verdict
+
+
+def judge_at_door(state: RunState, event: ToolResultEvent, verdict: Verdict) -> Verdict:
+    """Return what a result by update means, if `verdict` is what it would mean by signal. None of these escalates.
+
+    An accepted one has to bring back the nonce of its request; the same holds for one that comes again.
+    """
+    result = event.payload
+    taken = _taken(state, result.step)
+    if verdict in (Verdict.stale, Verdict.conflict) and taken is not None:
+        if not _is_nonce(event, taken.nonce):
+            return Verdict.wrong_nonce
+        return verdict if verdict is Verdict.conflict else Verdict.repeated
+    call = next((call for call in state.calls if call.step == result.step), None)
+    if verdict is Verdict.accepted and not (call and _is_nonce(event, nonce_of(state, call))):
+        return Verdict.wrong_nonce
+    return verdict
+
+
+def _is_nonce(event: ToolResultEvent, expected: str | None) -> bool:
+    return bool(expected) and hmac.compare_digest((event.nonce or "").encode(), (expected or "").encode())
+
+
+def format_reason(verdict: Verdict, state: RunState, result: ToolResultPayload) -> str:
+    """Why a result is not taken, in one line for its sender."""
+    return _REASONS[verdict].format(step=result.step, digests=_digests(state, result))
+
+
+def format_notice(verdict: Verdict, state: RunState, result: ToolResultPayload) -> str:
+    """The same for `state.ignored`."""
+    digests = f": {_digests(state, result)}" if verdict is Verdict.conflict else ""
+    return f"{verdict} (step {result.step}, tool {cut(result.tool, 80)}){digests}"
+
+
+def _digests(state: RunState, result: ToolResultPayload) -> str:
+    taken = _taken(state, result.step)
+    return f"{taken.digest} counts, {content_digest(result)} came later" if taken else ""
+
+
+def record_result(state: RunState, result: ToolResultPayload) -> RunState:
+    """The run has taken the result, and knows it again."""
+    call = next((call for call in state.calls if call.step == result.step), None)
+    nonce = (call and nonce_of(state, call)) or ""
+    taken = OutsideResult(step=result.step, digest=content_digest(result), nonce=nonce)
+    others = tuple(known for known in state.results if known.step != result.step)
+    return state.model_copy(update={"results": (*others, taken)[-MAX_RESULTS:]})
+
+
+def _taken(state: RunState, step: int) -> OutsideResult | None:
+    return next((taken for taken in state.results if taken.step == step), None)
+
+
+def content_digest(result: ToolResultPayload) -> str:
+    """Return a digest of what a result says, whenever it was made and however its keys are ordered."""
+    content = result.model_dump(mode="json", include={"step", "tool", "status", "result", "error"})
+    return "sha256:" + sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def correlate(state: RunState, result: ToolResultPayload) -> Verdict:
+    origin = origin_of(state, result.step)
+    # Whoever was handed the request by the origin knows nothing of a run that resumes it.
+    if result.run_id != state.run_id and (origin is None or result.run_id != origin.run_id):
+        return Verdict.foreign_run
+    if state.ending is not None:
+        return Verdict.run_terminal
+    pending = next((p for p in state.pending if p.step == result.step), None)
+    if pending is None:
+        return Verdict.stale if _was_issued(state, result.step) else Verdict.step_never_issued
+    if pending.tool != result.tool:
+        return Verdict.wrong_tool
+    is_queued = any(call.step == result.step and call.kind is ToolKind.queue for call in state.calls)
+    return Verdict.accepted if pending.outside and not is_queued else Verdict.not_awaited
+
+
+def _was_issued(state: RunState, step: int) -> bool:
+    """Steps are given to a turn's calls at once, but a call is issued only when its batch is."""
+    waiting = any(call.step == step and call.outcome is None for call in state.calls)
+    return 1 <= step <= state.step and not waiting
+
+
+def outcome_of(result: ToolResultPayload) -> ToolOutcome:
+    """An accepted result as the model will see it. What is large belongs into a file, whose path comes instead."""
+    if result.status == "error":
+        error = result.error or ToolError(kind=ToolFault.tool_error, message="the tool gave no reason")
+        cut = {"kind": error.kind[:100], "message": error.message[:MOST_ERROR]}
+        return ToolOutcome(status="error", error=error.model_copy(update=cut))
+    size = len(to_json(result.result))
+    if size > MOST_RESULT_BYTES:
+        return failed(ToolFault.too_large, f"the result has {size:,} bytes, and {MOST_RESULT_BYTES:,} is the most")
+    return ToolOutcome(result=result.result)

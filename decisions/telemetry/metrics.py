@@ -1,0 +1,86 @@
+"""What is counted and measured of runs, and under which names.
+
+Labels are bounded: no ids, and no word that a model or somebody outside chose.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from contracts.failures import Escalation, RunFailure, ToolFault
+from contracts.run.state import RunStatus
+from contracts.run.turn import Usage
+from contracts.tool import ToolOutcome
+
+OTHER = "other"
+
+EVENTS = "perdure_events"
+RUNS = "perdure_runs"
+TOOL_CALLS = "perdure_tool_calls"
+TOOL_RETRIES = "perdure_tool_retries"
+TOKENS = "perdure_tokens"
+TOOL_DURATION = "perdure_tool_duration"
+MODEL_DURATION = "perdure_model_duration"
+MODEL_COST = "perdure_model_cost_usd"
+
+HELP: Mapping[str, str] = {
+    EVENTS: "Structured events, by their name.",
+    RUNS: "Runs that have ended, by how and why.",
+    TOOL_CALLS: "Tool calls that have ended, by what became of them.",
+    TOOL_RETRIES: "Attempts of tool calls beyond the first.",
+    TOKENS: "Tokens that models have read and written.",
+    TOOL_DURATION: "Seconds that attempts of tool calls took.",
+    MODEL_DURATION: "Seconds that attempts of model turns took.",
+    MODEL_COST: "US dollars that model turns cost, where the price is known.",
+}
+
+# For Prometheus; durations are in seconds. A cost has no counter, as counters are whole numbers: its sum is the money.
+BUCKETS: Mapping[str, tuple[float, ...]] = {
+    TOOL_DURATION: (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800),
+    MODEL_DURATION: (0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300),
+    MODEL_COST: (0.0001, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5),
+}
+
+_REASONS = frozenset((*Escalation, *RunFailure))
+_FAULTS = frozenset(ToolFault)
+_ENDS = {
+    f"agent_run.{status}": status
+    for status in (RunStatus.completed, RunStatus.escalated, RunStatus.failed, RunStatus.cancelled)
+}
+
+
+@dataclass(frozen=True)
+class Count:
+    name: str
+    labels: Mapping[str, str]
+    by: int = 1
+
+
+def of_event(name: str, figures: Mapping[str, Any]) -> tuple[Count, ...]:
+    """Every event is counted; a retry also by its tool, and the end of a run by how it ended."""
+    told = Count(EVENTS, {"event": name})
+    if name == "agent.tool.retry":
+        return told, Count(TOOL_RETRIES, {"tool": str(figures["tool"])})
+    if status := _ENDS.get(name):
+        return told, Count(RUNS, {"status": status, "reason": _one_of(_REASONS, figures.get("reason"))})
+    return (told,)
+
+
+def of_call(tool: str, outcome: ToolOutcome) -> tuple[Count, ...]:
+    """A call that was made, as what became of it in the end. A kind of error that was made up outside is `other`."""
+    error = _one_of(_FAULTS, outcome.error.kind if outcome.error else "")
+    return (Count(TOOL_CALLS, {"tool": tool, "status": outcome.status, "error": error}),)
+
+
+def of_usage(model: str, usage: Usage) -> tuple[Count, ...]:
+    return tuple(
+        Count(TOKENS, {"model": model, "direction": direction}, tokens)
+        for direction, tokens in usage.model_dump(exclude={"is_estimated"}).items()
+        if tokens
+    )
+
+
+def _one_of(known: Collection[str], word: str | None) -> str:
+    if not word:
+        return ""
+    return word if word in known else OTHER

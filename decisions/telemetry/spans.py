@@ -1,0 +1,73 @@
+"""What a span says: by OpenTelemetry's conventions for generative AI as far as they go, the rest under `perdure.`.
+
+Names, numbers and kinds; nothing of the conversation.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from contracts.run.turn import Usage
+from contracts.tool import ToolCall, ToolOutcome
+from decisions.ids import run_id_of
+
+MODEL_TURNS = ("plan", "reflect", "summarize")
+_WORD = re.compile(r"[\w.:@+-]{1,100}")
+_FACTS = {"step": "perdure.step", "turn": "perdure.turn", "model": "gen_ai.request.model"}
+
+
+def name_of(activity_type: str, request: Any) -> str:
+    return f"execute_tool {request.tool}" if isinstance(request, ToolCall) else activity_type
+
+
+def about_run(workflow_id: str) -> dict[str, Any]:
+    return {"perdure.run_id": run_id_of(workflow_id), "temporalWorkflowID": workflow_id}
+
+
+def about_request(activity_type: str, request: Any) -> dict[str, Any]:
+    if isinstance(request, ToolCall):
+        return {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": request.tool,
+            "gen_ai.tool.type": "function",
+            "gen_ai.tool.call.id": request.tool_use_id,
+            "perdure.effect": request.effect.value,
+        }
+    if activity_type in MODEL_TURNS:
+        return {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "anthropic"}
+    return {}
+
+
+def about_facts(known: Mapping[str, Any]) -> dict[str, Any]:
+    return {_FACTS[name]: value for name, value in known.items() if name in _FACTS}
+
+
+def about_result(result: Any) -> dict[str, Any]:
+    if isinstance(result, ToolOutcome):
+        error = {"error.type": result.error.kind} if result.error else {}
+        return {"perdure.outcome": result.status, **error}
+    told: dict[str, Any] = {"perdure.outcome": "ok"}
+    if isinstance(usage := getattr(result, "usage", None), Usage):
+        told |= {
+            # The convention counts what came from the cache, or went there, as read too.
+            "gen_ai.usage.input_tokens": usage.input + usage.cache_read + usage.cache_write,
+            "gen_ai.usage.output_tokens": usage.output,
+            "gen_ai.usage.cache_read.input_tokens": usage.cache_read,
+            "gen_ai.usage.cache_creation.input_tokens": usage.cache_write,
+        }
+    if model := getattr(result, "model", None):
+        told["gen_ai.response.model"] = model
+    if stop := getattr(result, "stop_reason", None):
+        told["gen_ai.response.finish_reasons"] = (stop,)
+    if (cost := getattr(result, "cost_usd", None)) is not None:
+        told["perdure.cost_usd"] = cost
+    return told
+
+
+def about_event(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Of its figures the numbers and single words: a sentence may quote the conversation."""
+    return {
+        f"perdure.{name}": value
+        for name, value in told.items()
+        if name != "event" and (isinstance(value, int | float) or (isinstance(value, str) and _WORD.fullmatch(value)))
+    }

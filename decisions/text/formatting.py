@@ -1,0 +1,299 @@
+"""What a person reads of a run: summaries in the timeline, current details, the `state` view."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from contracts.delegation import DelegationRequest, DelegationState, Spent, SubtaskState
+from contracts.failures import ToolFault
+from contracts.run.question import Question, QuestionKind
+from contracts.run.state import Call, Ending, Pending, PendingView, QuestionView, RunState, RunStatus, RunView
+from contracts.tool import ToolOutcome, failed
+from decisions.builtin_tools import DELEGATE
+from decisions.delegation import call_told
+from decisions.run.question import TEXTUAL, TITLES
+from decisions.text.visible_text import render_arguments, render_line, render_visible
+from decisions.tool_requests import readable_nonce
+
+MAX_APPROVAL = 20_000  # characters of a call as it is shown for approval; a larger one is not asked about
+SHOWN = 64  # characters of a call in the timeline; the Web UI cuts longer labels, and the step with them
+
+
+def cut(text: str, length: int) -> str:
+    """One line of at most `length` characters, with nothing hidden in it."""
+    return render_line(text, length)
+
+
+def notice(signal: str, why: str) -> str:
+    """Of a signal that had no effect. Whoever sent it chose its name, and a terminal may be where it is read."""
+    return cut(f"{signal}: {why}", 300)
+
+
+def turn_summary(state: RunState) -> str:
+    return f"turn {state.turns + 1}"
+
+
+def call_summary(call: Call, *, was_lost: bool = False) -> str:
+    again = f" · attempt {call.generation}" if call.generation > 1 else ""
+    looked_up = " · looked up, its worker was lost" if was_lost else ""
+    return f"{cut(call_line(call.tool, call.arguments), SHOWN)} · step {call.step}{again}{looked_up}"
+
+
+def format_approval(tool: str, arguments: Mapping[str, Any]) -> str:
+    """What an approval asks for: the call in a line, and the whole of its arguments."""
+    return f"{call_line(tool, arguments)}\n\n{render_arguments(arguments)}"
+
+
+def too_large_to_approve(tool: str, arguments: Mapping[str, Any]) -> ToolOutcome | None:
+    """The error of a call whose arguments no person could be shown whole. None: it can be asked about."""
+    size = len(format_approval(tool, arguments))
+    if size <= MAX_APPROVAL:
+        return None
+    message = (
+        f"not made: a person must approve this call, and as it is shown it has {size:,} characters of {MAX_APPROVAL:,} "
+        "at most. Make the arguments shorter, or write what is long to a file and name the file"
+    )
+    return failed(ToolFault.too_large, message)
+
+
+def begun(text: str, most: int, whole: str) -> str:
+    """How it begins. Where more follows it says so, and where all of it is: a person decides by what stands here."""
+    if len(text) <= most:
+        return text
+    return f"{text[:most]} …\n({len(text) - most:,} more characters are not shown; all of it: {whole})"
+
+
+def call_line(tool: str, arguments: Mapping[str, Any]) -> str:
+    """`fetch https://…`: the tool and its most telling argument."""
+    if tool == DELEGATE:
+        return f"{tool} {cut(call_told(arguments), 100)}"
+    told = next((v for v in arguments.values() if isinstance(v, str) and v.strip()), None)
+    if told is None:
+        told = ", ".join(f"{k}={v}" for k, v in arguments.items() if isinstance(v, int | float))
+    return f"{tool} {cut(told, 100)}".rstrip()
+
+
+def call_trace(key: str, step: int, tool: str, arguments: Mapping[str, Any], outcome: ToolOutcome) -> dict[str, Any]:
+    """The line of a call in `trace.jsonl`."""
+    error = outcome.error
+    return {
+        "key": key,
+        "event": "tool",
+        "step": step,
+        "tool": tool,
+        "call": call_line(tool, arguments),
+        "status": outcome.status,
+        "kind": error.kind if error else None,
+        "error": error.message[:500] if error else None,
+        "ms": outcome.duration_ms,
+    }
+
+
+def refusal(call: Call) -> dict[str, Any]:
+    """The line of a call that was not made."""
+    error = call.outcome.error if call.outcome else None
+    return {
+        "key": f"refused:{call.tool_use_id}",
+        "event": "refused",
+        "step": call.step,
+        "tool": call.tool,
+        "call": call_line(call.tool, call.arguments),
+        "kind": error.kind if error else None,
+        "error": error.message[:500] if error else "",
+    }
+
+
+def waiting_for(question: Question) -> str:
+    """The search attribute `WaitingFor`: "human: approve charge"."""
+    about = {
+        QuestionKind.approval: f"approve {question.tool}",
+        QuestionKind.resume_unsafe: f"settle {question.tool}",
+        QuestionKind.definition_changed: "settle the changed definition",
+        QuestionKind.thrash: "going in circles",
+        QuestionKind.recovery: "losing context",
+    }
+    return cut(f"human: {about.get(question.kind, question.text)}", 200)
+
+
+def details(state: RunState) -> str:
+    """The Web UI's current details, in Markdown: what needs a person first."""
+    blocks = [
+        _facts(state),
+        *_question_lines(state.question, takes_signed=bool(state.answer_keys)),
+        f"**Goal** {markdown(cut(state.goal, 400))}",
+        *_pending(state),
+    ]
+    if state.passed_over:
+        instead = "; ".join(f"{each.model} ({cut(each.why, 200)})" for each in state.passed_over)
+        blocks.append(f"**Fallback** {markdown(f'{state.model} answered in place of {instead}')}")
+    if state.ending is not None:
+        blocks.append(f"**{_ended(state.ending)}** {markdown(cut(state.ending.text, 1000))}")
+    if state.artifacts:
+        blocks.append("**Artifacts** " + ", ".join(f"`{cut(name, 100)}`" for name in state.artifacts[:10]))
+    if state.ignored:
+        blocks.append(f"**Ignored** {markdown(state.ignored[-1])}")
+    if state.last_finding:
+        blocks.append(f"**Last finding** {markdown(cut(state.last_finding.removeprefix('Finding:'), 400))}")
+    if state.plan:
+        blocks.append(f"**Plan**\n\n{markdown(render_visible(state.plan))}")
+    return "\n\n".join(blocks)
+
+
+def _facts(state: RunState) -> str:
+    facts = [f"**{state.status}**", f"step {state.step} of {state.limits.max_steps}", f"turn {state.turns}"]
+    usage, below = state.usage, state.delegated
+    cached = f" ({usage.cache_read:,} from the cache)" if usage.cache_read else ""
+    estimated = " (estimated)" if usage.is_estimated else ""
+    facts.append(f"{usage.total - usage.output:,} tokens in{cached}, {usage.output:,} out{estimated}")
+    if state.cost_usd:
+        facts.append(f"USD {state.cost_usd:.4f}")
+    elif state.cost_usd is None:
+        facts.append(f"USD unknown, {cut(state.model, 60)} has no price")
+    if below != Spent():
+        cost = f", USD {below.usd:.4f}" if below.usd else ""
+        facts.append(f"in subtasks {below.steps} steps, {below.tokens:,} tokens{cost}")
+    return " · ".join(facts)
+
+
+def _question_lines(question: Question | None, *, takes_signed: bool) -> list[str]:
+    """The open question, and the JSON that answers it from the dialog "Send an Update"."""
+    if question is None:
+        return []
+    by_text = question.kind in TEXTUAL
+    text = begun(render_visible(question.text), 2000, "perdure show RUN") if by_text else render_visible(question.text)
+    quoted = "\n".join(f"> {markdown(line)}  " for line in text.splitlines())
+    said = quoted if by_text else _code(text)  # arguments are shown as they are, with no quote made typographic
+    offered = ", ".join(markdown(cut(option, 100)) for option in question.options)
+    until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
+    heading = f"**Waiting for a person: {TITLES[question.kind]}**, question {question.id}{until}:"
+    if takes_signed:
+        return [heading, said, "Only signed answers are taken, and none from here: `perdure show RUN` tells how"]
+    is_free = question.kind is QuestionKind.question
+    choice = f", {'suggested' if is_free else 'one of'}: {offered}" if offered else ""
+    # What has to be decided is not suggested: what stands here is sent as it is.
+    chosen = {"text": (*question.options, "…")[0] if is_free else "…"} if by_text else {"decision": "…"}
+    about = {"call": question.call} if question.call else {}
+    body = {"question_id": question.id, **about, **chosen}
+    told = f"Answer with More Actions → Send an Update → `answer`{choice}"
+    return [
+        heading,
+        said,
+        told,
+        _code(json.dumps(body, ensure_ascii=False)),
+    ]
+
+
+def _pending(state: RunState) -> list[str]:
+    """What the run has issued: here, and outside. What waits for an answer first is no action yet."""
+    if not state.pending:
+        return []
+    asked = state.question.step if state.question is not None else None
+    steps = {action.step for action in state.pending}
+    lines = {call.step: call_line(call.tool, call.arguments) for call in state.calls if call.step in steps}
+    here: list[str] = []
+    outside: list[str] = []
+    for action in state.pending:
+        again = f", attempt {action.attempt}" if action.attempt > 1 else ""
+        since = f"since {action.since:%H:%M:%S} UTC"
+        line = f"- step {action.step}: {markdown(cut(lines.get(action.step, action.tool), 110))}, {since}{again}"
+        if action.step != asked:
+            (outside if action.outside else here).append(line)
+    blocks = (("Running", here), ("Waiting for results from outside", outside))
+    return [f"**{title}**\n\n" + "\n".join(actions[:8]) for title, actions in blocks if actions]
+
+
+def _ended(ending: Ending) -> str:
+    if ending.status is RunStatus.completed:
+        return "Outcome"
+    return f"{ending.status.capitalize()} ({ending.reason})"
+
+
+def markdown(text: str) -> str:
+    """`$` starts a formula there, `<` a tag, `[` a link or an image. Backslashes before them would undo the escape."""
+    return re.sub(r"(\\*)([$<\[])", r"\1\1\\\2", text)
+
+
+def _code(text: str) -> str:
+    """Shown as it is. Indented, because a fence could be closed by the text."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def view(state: RunState) -> RunView:
+    """What the query `state` answers (A8)."""
+    open_steps = {p.step for p in state.pending} | {c.step for c in state.calls if c.outcome is None}
+    question = state.question
+    is_over = state.ending is not None or state.status is RunStatus.cancelled
+    return RunView(
+        run_id=state.run_id,
+        status=state.status,
+        goal=state.goal,
+        agent=state.agent,
+        model=state.model,
+        created_at=state.created_at,
+        updated_at=state.updated_at,
+        step=state.step,
+        max_steps=state.limits.max_steps,
+        turns=state.turns,
+        reframes=state.reframes,
+        max_reframes=state.limits.max_reframes,
+        pending=tuple(_pending_view(state, pending) for pending in state.pending),
+        completed_steps=tuple(s for s in range(1, state.step + 1) if s not in open_steps),
+        workspace=state.workspace,
+        resumable=not is_over,
+        resume_from=None if is_over else _resume_point(state),
+        artifacts=state.artifacts,
+        question=None
+        if question is None
+        else QuestionView(**question.model_dump(include=set(QuestionView.model_fields))),
+        usage=state.usage,
+        cost_usd=state.cost_usd,
+        active_seconds=state.active_ms / 1000,
+        ignored=state.ignored,
+        plan=state.plan,
+        last_finding=state.last_finding,
+        origin=state.inherited[-1].run_id if state.inherited else None,
+        parent=state.assignment.by if state.assignment else None,
+        sender=state.sender,
+        execution=state.execution,
+        answer_keys=state.answer_keys,
+        delegated=None if state.delegated == Spent() else state.delegated,
+        follow_ups=state.follow_ups,
+    )
+
+
+def _pending_view(state: RunState, pending: Pending) -> PendingView:
+    shown = pending.model_dump(include={"step", "tool", "since", "attempt"})
+    return PendingView(**shown, nonce=readable_nonce(state, pending))
+
+
+def delegation_details(request: DelegationRequest, state: DelegationState) -> str:
+    """The Web UI's current details of a `Delegation`."""
+    budget = f"{request.budget.steps} steps" + (f", {request.budget.tokens:,} tokens" if request.budget.tokens else "")
+    facts = f"**{state.status}** · for run {request.run_id}, step {request.step} · join {request.join} · {budget}"
+    why = [f"**Failed** {markdown(cut(state.why, 1000))}"] if state.why else []
+    return "\n\n".join([facts, *why, "\n".join(_subtask(each) for each in state.subtasks)])
+
+
+def _subtask(state: SubtaskState) -> str:
+    used = f", {state.spent.steps} steps, {state.spent.tokens:,} tokens" if state.spent.tokens else ""
+    said = f": {markdown(cut(state.outcome, 200))}" if state.outcome else ""
+    return f"- {state.status} `{state.id}` by {state.agent}{used}{said}"
+
+
+def figures(state: RunState) -> dict[str, Any]:
+    """What an event of the run's end tells of it."""
+    return {
+        "steps": state.step,
+        "turns": state.turns,
+        "tokens": state.usage.total,
+        "cost_usd": state.cost_usd,
+        "active_seconds": state.active_ms / 1000,
+        "reason": state.ending.reason if state.ending else None,
+    }
+
+
+def _resume_point(state: RunState) -> str:
+    if state.pending:
+        return f"step {state.pending[0].step}"
+    return f"turn {state.turns + 1}"

@@ -1,0 +1,43 @@
+"""The items of a plan, and which of them the run's journal says are done. An item without a tick may be done too."""
+
+import re
+
+from contracts.run.journal import Journal
+
+MOST_ITEMS = 30  # items
+_LISTED = re.compile(r"^\s*(?:[-*•]|\(?\d{1,2}[.):])\s+(?:\[[ xX]\]\s*)?(.+)$")
+_INLINE = re.compile(r"(?:^|(?<=[\s;,]))\(?(\d{1,2})[.)]\s+")
+_MARK = r"^\s*(?:[-*•]\s*)?(?:\[x\]|[✓✔☑✅]️?|done:)\s*"
+_TICKED = re.compile(_MARK + r"(?:(?:(?:plan\s+)?item\s+)?(\d{1,2})\s*(?:[.):].*)?|(.+))$", re.IGNORECASE)
+_SAID = re.compile(r"^\W*plan\s+(?:item|step)\s+(\d{1,2})\W+(?:is\s+)?(?:done|completed)[.!]?$", re.IGNORECASE)
+
+
+def items(plan: str) -> tuple[str, ...]:
+    """The list that the plan is; else the numbers within its first line; else all of it as one item."""
+    lines = [line for line in plan.splitlines() if line.strip()]
+    listed = tuple(found[1].strip() for line in lines if (found := _LISTED.match(line)))
+    if len(listed) > 1:
+        return listed[:MOST_ITEMS]
+    pieces = _INLINE.split(" ".join(lines))
+    if pieces[1::2][:2] == ["1", "2"]:
+        return tuple(piece.strip(" ;,") for piece in pieces[2::2])[:MOST_ITEMS]
+    return listed or ((" ".join(plan.split()),) if lines else ())
+
+
+def done(plan: tuple[str, ...], journal: Journal) -> frozenset[int]:
+    """The numbers, from 1, of items that the journal ticks: "[x] 2. …", "✓ 2", "done: <the item>", "plan item 2 done".
+
+    Steps are no items: "step 2 done" may be said of a tool call.
+    """
+    told = (journal.current_state, *journal.verified_findings, *journal.decisions)
+    by_text = {_same(item): number for number, item in enumerate(plan, 1)}
+    ticked: set[int] = set()
+    for line in (line.strip() for text in told for line in text.splitlines()):
+        if found := _TICKED.match(line) or _SAID.match(line):
+            number, text = (*found.groups(), None)[:2]
+            ticked.add(int(number) if number else by_text.get(_same(text or ""), 0))
+    return frozenset(ticked & set(range(1, len(plan) + 1)))
+
+
+def _same(text: str) -> str:
+    return " ".join(text.casefold().split()).rstrip(".;,")

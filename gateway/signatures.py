@@ -1,0 +1,207 @@
+"""How others sign what they send, and what it means here. Nothing is read before its signature is right.
+
+standard  https://www.standardwebhooks.com: id, time and body are signed; the body is an event of `perdure event`
+slack     Slack's v0 signature, over time and body; the Events API's `message`
+github    X-Hub-Signature-256, over the body alone; `issue_comment`, created by a person within the last hour
+"""
+
+import hashlib
+import hmac
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+from standardwebhooks.webhooks import EmptyWebhookSecretError, WebhookVerificationError
+from standardwebhooks.webhooks import Webhook as StandardWebhook
+
+from contracts.topic import MESSAGE_CREATED, Event
+from decisions.errors import fault_line
+from decisions.followup.topic import platform_name
+from decisions.text.formatting import cut
+from settings import ProjectError
+from settings.file import WebhookSettings
+
+WINDOW = 300  # seconds that a signature's time may be away from ours; the standard's library has the same
+# GitHub signs no time, so the comment's own counts. It must be less than a topic's time to live: an event that is sent
+# again after its topic has ended is too old by then.
+GITHUB_WINDOW = 3600  # seconds
+LEAST_SECRET = 16  # characters
+BY_PEOPLE = (None, "thread_broadcast", "file_share")  # Slack: plain, shown in the channel too, with a file
+
+Headers = Mapping[str, str]
+
+
+class Forged(Exception):
+    """The signature is missing, wrong, or of another time."""
+
+
+class Unusable(Exception):
+    """Signed, and yet no event of the scheme. The message is one line."""
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """Rightly signed, and nothing to be done about it; the sender is told so, and does not send it again."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """Slack asks whether the address is ours."""
+
+    challenge: str
+
+
+class WrongPlatform(Exception):
+    """Signed, and of a platform that this sender may not speak for. The message is one line."""
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """An address that somebody else POSTs to. `platforms` are those that it may speak for."""
+
+    scheme: str
+    secret: str = field(repr=False)
+    platforms: frozenset[str] = frozenset()
+
+    def check(self, headers: Headers, body: bytes) -> None:
+        """Raises Forged."""
+        _CHECKS[self.scheme](self.secret, headers, body)
+
+    def read(self, headers: Headers, value: Any) -> Event | Ignored | Challenge:
+        """What a checked body says. Raises Unusable, WrongPlatform."""
+        if not isinstance(value, dict):
+            raise Unusable("the body: expected an object")
+        try:
+            read = _READERS[self.scheme](headers, value)
+        except ValidationError as error:
+            raise Unusable(fault_line(error)) from None
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise Unusable(f"the body is no event of the scheme {self.scheme}") from None
+        if isinstance(read, Event) and platform_name(read.data.platform) not in self.platforms:
+            raise WrongPlatform("this webhook may not speak for the platform of the message")
+        return read
+
+
+def webhooks_of(settings: Mapping[str, WebhookSettings], environment: Mapping[str, str]) -> dict[str, Webhook]:
+    """Raises ProjectError where a secret is missing: then anybody could send."""
+    made = {}
+    for name, each in settings.items():
+        where = f"[gateway.webhooks.{name}]: the variable {each.secret_env}"
+        secret = environment.get(each.secret_env) or ""
+        if len(secret) < LEAST_SECRET:
+            raise ProjectError(
+                f"{where} has to hold the secret that the sender signs with, {LEAST_SECRET} characters or more"
+            )
+        if each.scheme == "standard":
+            try:
+                StandardWebhook(secret)
+            except (ValueError, EmptyWebhookSecretError):
+                raise ProjectError(f"{where} has to hold base64, as whsec_… has") from None
+        made[name] = Webhook(each.scheme, secret, frozenset(map(platform_name, each.platforms or (each.scheme,))))
+    return made
+
+
+def _check_standard(secret: str, headers: Headers, body: bytes) -> None:
+    try:
+        StandardWebhook(secret).verify(body, dict(headers), json_parse=False)
+    except (WebhookVerificationError, ValueError):  # it splits and decodes what was sent before it looks at it
+        raise Forged from None
+
+
+def _check_slack(secret: str, headers: Headers, body: bytes) -> None:
+    stamp = headers.get("x-slack-request-timestamp", "")
+    if not (stamp.isascii() and stamp.isdigit() and len(stamp) <= 12) or abs(time.time() - int(stamp)) > WINDOW:
+        raise Forged
+    _compare("v0=", secret, b"v0:" + stamp.encode() + b":" + body, headers.get("x-slack-signature", ""))
+
+
+def _check_github(secret: str, headers: Headers, body: bytes) -> None:
+    _compare("sha256=", secret, body, headers.get("x-hub-signature-256", ""))
+
+
+def _compare(prefix: str, secret: str, signed: bytes, given: str) -> None:
+    wanted = prefix + hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
+    if not hmac.compare_digest(wanted.encode(), given.encode(errors="replace")):
+        raise Forged
+
+
+def _read_standard(headers: Headers, value: dict[str, Any]) -> Event | Ignored:
+    if value.get("type") != MESSAGE_CREATED:
+        return Ignored(f"only {MESSAGE_CREATED} is taken, not {cut(str(value.get('type')), 100)}")
+    return Event.model_validate({"id": headers["webhook-id"], **value})
+
+
+def _read_slack(_headers: Headers, value: dict[str, Any]) -> Event | Ignored | Challenge:
+    if value["type"] == "url_verification":
+        return Challenge(str(value["challenge"]))
+    event = value["event"] if value["type"] == "event_callback" else {}
+    if event.get("type") != "message" or event.get("subtype") not in BY_PEOPLE or event.get("bot_id") is not None:
+        return Ignored("only messages that people write are taken")
+    seconds, _, micros = str(event["ts"]).partition(".")
+    told: dict[str, Any] = {"teamId": value.get("team_id"), "eventId": value.get("event_id")}
+    if event.get("thread_ts") not in (None, event["ts"]):
+        told["replyToMessageId"] = event["thread_ts"]
+    return _message(
+        "slack",
+        channelId=event["channel"],
+        messageId=event["ts"],
+        userId=event["user"],
+        text=event.get("text") or "",
+        ts=int(seconds) * 1000 + int((micros + "000")[:3]),
+        raw={"slack": told},
+    )
+
+
+def _read_github(headers: Headers, value: dict[str, Any]) -> Event | Ignored:
+    if headers.get("x-github-event") != "issue_comment" or value["action"] != "created":
+        return Ignored("only comments on issues and pull requests are taken, when they are created")
+    comment, issue = value["comment"], value["issue"]
+    if comment["user"].get("type") == "Bot" or comment.get("performed_via_github_app") is not None:
+        return Ignored("only comments that people write are taken")
+    written_at = _seconds(comment["created_at"])
+    if not all(_is_recent(at) for at in (written_at, _seconds(comment.get("updated_at") or comment["created_at"]))):
+        return Ignored(f"only comments of the last {GITHUB_WINDOW // 60} minutes are taken: GitHub signs no time")
+    return _message(
+        "github",
+        channelId=value["repository"]["full_name"],
+        messageId=str(comment["id"]),
+        userId=str(comment["user"]["id"]),
+        userName=comment["user"]["login"],
+        text=comment["body"] or "",
+        ts=int(written_at * 1000),
+        raw={"github": {"replyToMessageId": str(issue["number"]), "url": comment.get("html_url")}},
+    )
+
+
+def _seconds(written: str) -> float:
+    """Seconds since 1970. Raises ValueError for a time without its zone, which is another one on each machine."""
+    at = datetime.fromisoformat(written)
+    if at.tzinfo is None:
+        raise ValueError("a time without a zone")
+    return at.timestamp()
+
+
+def _is_recent(at: float) -> bool:
+    return -WINDOW <= time.time() - at <= GITHUB_WINDOW
+
+
+def _message(platform: str, **data: Any) -> Event:
+    """Without an id of its own: then it is the same as one that another adapter tells of this message."""
+    return Event.model_validate({"type": MESSAGE_CREATED, "data": {"platform": platform, **data}})
+
+
+_CHECKS: dict[str, Callable[[str, Headers, bytes], None]] = {
+    "standard": _check_standard,
+    "slack": _check_slack,
+    "github": _check_github,
+}
+_READERS: dict[str, Callable[[Headers, dict[str, Any]], Event | Ignored | Challenge]] = {
+    "standard": _read_standard,
+    "slack": _read_slack,
+    "github": _read_github,
+}

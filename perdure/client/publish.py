@@ -1,0 +1,12 @@
+"""Events from outside: published with the door through which they came."""
+
+from temporalio.client import Client
+
+from activities.followup import topic
+from contracts.topic import Event
+from perdure.client.door import stamp
+
+
+async def publish(client: Client, task_queue: str, event: Event) -> str:
+    """Bring an event to its topic and return the topic's workflow id. Raises NotAwaited, RPCError."""
+    return await topic.publish(client, task_queue, stamp(event))

@@ -1,0 +1,70 @@
+"""The cases of `perdure eval`, read from YAML or JSON Lines. What is wrong with a file becomes one line."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from contracts.evaluation import Case
+from contracts.run.events import StartEvent
+from contracts.strict_json import read_json
+from settings import ProjectError
+from settings.problems import NESTED, first_fault, text_of, yaml_of
+
+
+def read_cases(path: Path) -> list[Case]:
+    """Raises ProjectError."""
+    readers = {".jsonl": _lines, ".yaml": _entries, ".yml": _entries}
+    if path.suffix not in readers:
+        raise ProjectError(f"{path}: expected a .yaml or .jsonl file")
+    cases = [_case(value, where) for where, value in readers[path.suffix](path)]
+    if not cases:
+        raise ProjectError(f"{path}: there are no cases in it")
+    return cases
+
+
+def _case(value: Any, where: str) -> Case:
+    if not isinstance(value, dict):
+        raise ProjectError(f"{where}: expected a case with a goal, like {{goal: …, expect: {{contains: …}}}}")
+    try:
+        case = Case.model_validate(value)
+        start_of(case, None).model_dump_json()
+    except ValidationError as error:
+        name, expected = first_fault(error, Case)
+        name = [each for each in name if each != "payload"]
+        raise ProjectError(f"{where}: {'.'.join(name)}: {expected}") from None
+    except ValueError as error:  # YAML can say what JSON cannot, as a value that holds itself
+        raise ProjectError(f"{where}: {_line(error)}") from None
+    return case
+
+
+def start_of(case: Case, agent: str | None) -> StartEvent:
+    """The run of a case; `agent` does those that name none. Raises pydantic's ValidationError."""
+    payload = {"goal": case.goal, "agent": case.agent or agent, "context": case.context, "limits": case.limits}
+    return StartEvent.model_validate({"type": "agentic.start", "payload": payload})
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(text_of(path).splitlines(), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            try:
+                yield where, read_json(line)
+            except (ValueError, RecursionError) as error:
+                raise ProjectError(f"{where}: {_line(error)}") from None
+
+
+def _entries(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        entries = yaml_of(text_of(path))
+    except ValueError as error:
+        raise ProjectError(f"{path}: {error}") from None
+    if not isinstance(entries, list):
+        raise ProjectError(f"{path}: expected a list of cases, each with a goal")
+    for number, entry in enumerate(entries, 1):
+        yield f"{path}, case {number}", entry
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or NESTED

@@ -1,0 +1,320 @@
+"""Runs as the tools of an MCP server.
+
+A client is a model, or lets one decide. So what only a decision answers is left to a person, unless the server was
+started with the leave to decide.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from functools import wraps
+from importlib.metadata import version
+from time import monotonic
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import anyio
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.stdio import stdio_server
+from mcp.types import CallToolResult, InputRequiredResult, ToolAnnotations
+from pydantic import BaseModel, Field, ValidationError
+from temporalio.service import RPCError
+
+from activities.storage.workspace import folder_name
+from contracts.run.events import StartEvent
+from contracts.run.question import QuestionKind
+from contracts.run.signals import CancelRequest, Decision, HumanInput
+from contracts.run.state import QuestionView, RunStatus
+from decisions import ids
+from decisions.errors import fault_line
+from decisions.run.outcome import said_in
+from decisions.run.question import DIRECTED, TEXTUAL
+from decisions.text.formatting import cut
+from decisions.text.visible_text import render_values
+from perdure.client.errors import NoSuchRun, NotReachable, Refused
+from perdure.client.run_list import find, grown_at, listing
+from perdure.client.runs import answer, cancel, ended, start, state
+from perdure.session import Session
+from settings import ProjectError
+
+BY = "perdure mcp"  # who answers and cancels, as the run keeps it
+MOST_WAIT = 50.0  # seconds; many clients give a call up after 60
+LOOK_EVERY = 0.5  # seconds between two looks of a wait; a look is one small request to the server
+MOST_LISTED = 50
+ANSWERABLE = (*TEXTUAL, *DIRECTED)  # kinds of question that a text answers
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class StartedRun(BaseModel):
+    run_id: str
+    page: str | None = Field(description="its page in Temporal's Web UI")
+    note: str = Field(default="", description="what keeps it from going on")
+
+
+class Asked(BaseModel):
+    """`answered_by` is "you" or "a person"."""
+
+    id: str
+    kind: str
+    text: str
+    options: tuple[str, ...]
+    answered_by: str
+
+
+class ToldRun(BaseModel):
+    """A run as it is now. `outcome` and `artifacts` (in `folder`) are there at its end, `failure` where it failed."""
+
+    run_id: str
+    status: str
+    is_over: bool
+    goal: str = ""
+    agent: str = ""
+    step: int = 0
+    max_steps: int | None = None
+    plan: str = ""
+    last_finding: str = ""
+    waiting_for: str = ""
+    question: Asked | None = None
+    cost_usd: float | None = None
+    outcome: str = ""
+    failure: str = ""
+    folder: str = ""
+    artifacts: tuple[str, ...] = ()
+    note: str = ""
+
+
+class WaitingRun(BaseModel):
+    run_id: str
+    agent: str
+    waiting_for: str
+    started_at: str
+
+
+class _OneLine(MCPServer[Any]):
+    """Says in one line which argument is wrong, as every error of ours."""
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
+    ) -> CallToolResult | InputRequiredResult:
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if isinstance(error.__cause__, ValidationError):
+                raise ToolError(f"{name}: {fault_line(error.__cause__, without='payload')}") from None
+            raise
+
+
+def server_of(here: Session, *, may_approve: bool) -> MCPServer[Any]:
+    """The server of one session."""
+    server = _OneLine("perdure", instructions=_instructions(here), version=version("perdure"), log_level="WARNING")
+    door = Door(here, may_approve=may_approve)
+    reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    # An answer sets free what the agent does next, and a run may do whatever its tools can.
+    acts = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True)
+    stops = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False)
+    for tool, hints in (
+        (door.start_run, acts),
+        (door.run_state, reads),
+        (door.wait_for_run, reads),
+        (door.answer_question, acts),
+        (door.list_waiting, reads),
+        (door.cancel_run, stops),
+    ):
+        server.tool(annotations=hints)(_in_a_line(tool, here.settings.secrets.redact))
+    return server
+
+
+def _instructions(here: Session) -> str:
+    agents = [each for each in here.settings.agents.values() if not each.mailbox]
+    told = "\n".join(f"- {each.name}: {each.description or 'no description'}" for each in agents)
+    return (
+        "Durable agent runs. A run goes on whatever becomes of this connection: keep its run_id, and look again later. "
+        f"Start one with start_run, then call wait_for_run until it is over or asks something. The agents:\n{told}"
+    )
+
+
+async def serve(server: MCPServer[Any], received: int, sent: int) -> None:
+    """Until the client closes its side of the descriptors."""
+    source = _Lines(os.fdopen(received, encoding="utf-8", errors="replace"))
+    sink = anyio.wrap_file(os.fdopen(sent, "w", encoding="utf-8"))
+    async with stdio_server(source, sink) as (read, write):
+        lowlevel = server._lowlevel_server  # noqa: SLF001 - by itself it reads in a way that no cancel ends
+        await lowlevel.run(read, write, lowlevel.create_initialization_options())
+
+
+class _Lines(anyio.AsyncFile[str]):
+    """A read waits for the client, however long: whoever leaves must not wait for it."""
+
+    async def readline(self) -> str:
+        return await anyio.to_thread.run_sync(self.wrapped.readline, abandon_on_cancel=True)
+
+
+def _render(result: R) -> R:
+    """The same with its texts as people are shown them: a client may pass them on."""
+    if not isinstance(result, BaseModel):
+        return result
+    return type(result).model_validate(render_values(result.model_dump()))
+
+
+def _in_a_line(tool: Callable[P, Awaitable[R]], redact: Callable[[str], str]) -> Callable[P, Awaitable[R]]:
+    """What a client can mend, or has to wait for, is told in one line; bugs stay bugs."""
+
+    @wraps(tool)
+    async def told(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return _render(await tool(*args, **kwargs))
+        except (NoSuchRun, Refused, NotReachable, ProjectError) as error:
+            raise ToolError(redact(cut(str(error), 500))) from None
+        except ValidationError as error:
+            raise ToolError(redact(fault_line(error, without="payload"))) from None
+        except RPCError as error:
+            raise ToolError(redact(f"Temporal does not do it: {cut(error.message, 300)}")) from None
+
+    return told
+
+
+class Door:
+    """The tools. Their docstrings are what a client's model reads."""
+
+    def __init__(self, here: Session, *, may_approve: bool) -> None:
+        self._here = here
+        self._client = here.client
+        self._may_approve = may_approve
+
+    async def start_run(
+        self,
+        goal: Annotated[str, Field(description="what to do, in words")],
+        agent: Annotated[str | None, Field(description="one of the agents; the default one if left out")] = None,
+        context: Annotated[dict[str, Any] | None, Field(description="facts that the agent is told")] = None,
+        dedupe_key: Annotated[
+            str | None, Field(min_length=1, description="the same key finds the same run again")
+        ] = None,
+    ) -> StartedRun:
+        """Start an agent run and return at once with its run_id. With a dedupe_key a repeat starts no second run."""
+        settings = self._here.settings
+        settings.check_agent(agent)
+        key = None if dedupe_key is None else ids.start_key(dedupe_key)
+        payload = {"goal": goal, "context": context or {}, "agent": agent}
+        event = StartEvent.model_validate({"type": "agentic.start", "payload": payload, "dedupe_key": key})
+        handle = await start(self._client, settings.task_queue, event)
+        run_id = ids.run_id_of(handle.id)
+        return StartedRun(run_id=run_id, page=self._here.page_of(run_id), note=await self._here.no_worker(run_id) or "")
+
+    async def run_state(self, run_id: str) -> ToldRun:
+        """What a run does now: status, step, plan, last finding, open question, cost, and its outcome at the end."""
+        found = await find(self._client, run_id)
+        view = await state(self._client, run_id)
+        told = ToldRun(
+            run_id=found.run_id,
+            status=found.status,
+            is_over=not found.is_open,
+            agent=found.agent,
+            step=found.steps,
+            waiting_for=found.waiting_for,
+            cost_usd=found.cost_usd,
+            folder=self._folder(found.run_id),
+        )
+        if view is not None:
+            plain = {"goal", "agent", "step", "max_steps", "plan", "last_finding", "cost_usd", "artifacts"}
+            told = told.model_copy(update={**view.model_dump(include=plain), "question": self._asked(view.question)})
+        if found.is_wedged:
+            return told.model_copy(update={"note": f"wedged, it needs its operator: {found.wedged_by}"})
+        if found.is_open:
+            seconds = 0.0 if view else (datetime.now(UTC) - await grown_at(self._client, found)).total_seconds()
+            silent = (
+                "" if view else f"no worker answers now: this is what the server knows, {max(seconds, 0):.0f} s old"
+            )
+            return told.model_copy(update={"note": silent})
+        return await self._with_end(told)
+
+    async def _with_end(self, told: ToldRun) -> ToldRun:
+        end = await ended(self._client, told.run_id)
+        said = (end.event or {}).get("payload", {})
+        escalated = said_in(end.event) if end.event and "reason" in said else ""
+        update = {
+            "status": end.status,
+            "question": None,
+            "outcome": said.get("outcome", ""),
+            "failure": escalated or f"{end.kind}: {end.message}".strip(": "),
+            "artifacts": tuple(said.get("artifacts", told.artifacts)),
+        }
+        return told.model_copy(update=update)
+
+    def _folder(self, run_id: str) -> str:
+        folder = self._here.settings.workspaces / folder_name(run_id)
+        return str(folder) if folder.is_dir() else ""
+
+    def _asked(self, question: QuestionView | None) -> Asked | None:
+        if question is None:
+            return None
+        by = "you" if self._may_answer(question) else "a person"
+        return Asked(**question.model_dump(include={"id", "kind", "text", "options"}), answered_by=by)
+
+    def _may_answer(self, question: QuestionView) -> bool:
+        return self._may_approve or QuestionKind(question.kind) in ANSWERABLE
+
+    async def wait_for_run(
+        self,
+        run_id: str,
+        seconds: Annotated[float, Field(ge=0, le=MOST_WAIT, description="how long at most")] = MOST_WAIT,
+    ) -> ToldRun:
+        """Wait until a run is over or has a question, at most `seconds`, and tell its state. Call it again to go on."""
+        until = monotonic() + seconds
+        while True:
+            found = await find(self._client, run_id)
+            left = until - monotonic()
+            if not found.is_open or found.status == RunStatus.waiting_on_human or left <= 0:
+                told = await self.run_state(run_id)
+                if told.is_over or told.question is not None or told.note or left <= 0:
+                    return told  # else it waits no more: it was answered or cancelled this moment
+            await asyncio.sleep(min(LOOK_EVERY, left))
+
+    async def answer_question(
+        self,
+        run_id: str,
+        question_id: Annotated[str, Field(description="of the open question, from run_state")],
+        text: Annotated[str | None, Field(description="the answer in words")] = None,
+        decision: Annotated[Decision | None, Field(description="one of the question's options")] = None,
+    ) -> str:
+        """Answer the open question of a run. A question that only a person may answer is refused."""
+        await find(self._client, run_id)
+        view = await state(self._client, run_id)
+        if view is None:
+            raise NotReachable(f"no worker answers for run {run_id} now: is one running? (perdure worker)")
+        question = view.question
+        if question is None or question.id != question_id:  # one that opens this moment has not been judged
+            now = f"the open one is {question.id}: {cut(question.text, 200)}" if question else "none is"
+            raise Refused(f"question {question_id} is not open on run {run_id}; {now}")
+        if not self._may_answer(question):
+            raise Refused(
+                f"question {question_id} is for a person ({question.kind}): perdure show {run_id} tells how to answer "
+                "it; an MCP client may only where the server was started with --may-approve"
+            )
+        said = HumanInput(question_id=question_id, text=text, decision=decision, by=BY)
+        await answer(self._client, run_id, said, self._here.settings.answer_keys)
+        return "accepted"
+
+    async def list_waiting(self) -> list[WaitingRun]:
+        """List the runs and follow-ups that wait for an answer, the latest first."""
+        return [
+            WaitingRun(
+                run_id=each.run_id,
+                agent=each.agent,
+                waiting_for=each.waiting_for,
+                started_at=each.execution.start_time.isoformat(timespec="seconds"),
+            )
+            async for each in listing(self._client, waiting=True, limit=MOST_LISTED)
+        ]
+
+    async def cancel_run(
+        self,
+        run_id: str,
+        reason: Annotated[str | None, Field(description="kept with the run")] = None,
+    ) -> str:
+        """Ask a run to stop. An effect that is running is finished first; wait_for_run tells when it has stopped."""
+        await find(self._client, run_id)
+        await cancel(self._client, run_id, CancelRequest(reason=reason, by=BY))
+        return "asked to stop"

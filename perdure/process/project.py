@@ -1,0 +1,204 @@
+"""What a project offers its runs: agents, tools, model settings, limits, and where files and messages go."""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from importlib.resources import files
+from urllib.parse import urlsplit
+
+import httpx
+
+from activities.followup.outbox import ListedOutbox, LogOutbox, Outbox, WebhookOutbox
+from activities.model.price import FREE, Price
+from activities.project import Project
+from activities.storage.store import Stores
+from activities.tools.fetch import FetchTool
+from activities.tools.files import ListFiles, ReadFile, WriteFile
+from activities.tools.http import NO_HEADERS, HttpTool
+from activities.tools.interface import Tool
+from activities.tools.json_schema import schema_fault
+from activities.tools.python import BadTarget, PythonTool
+from activities.tools.queue import QueueTool
+from activities.tools.signal import SignalTool
+from contracts.agent import ToolSchema
+from contracts.tool import Approval, QueueRoute, ToolKind, ToolRoute
+from decisions.api_tool import api_fault
+from decisions.builtin_tools import gated_routes
+from decisions.model_names import DEFAULT
+from perdure.process.mcp_tools import Offer, offer_of
+from settings import (
+    REHEARSAL,
+    BuiltinToolSettings,
+    HttpToolSettings,
+    McpToolSettings,
+    ProjectError,
+    PythonToolSettings,
+    QueueToolSettings,
+    Settings,
+    SignalToolSettings,
+)
+from settings.environment import on_object_store
+
+
+@asynccontextmanager
+async def looked_at(settings: Settings) -> AsyncIterator[Project]:
+    """What it offers, for looking at only. Raises ProjectError."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        yield project_of(settings, client)
+
+
+def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None = None) -> Project:
+    """What a worker of this project offers; without `mcp`, for looking at only. Raises ProjectError."""
+    mcp = mcp or offer_of(settings)
+    tools = _native_tools(settings)
+    for name, described in settings.file.tools.items():
+        if not isinstance(described, McpToolSettings | BuiltinToolSettings):
+            tools[name] = _tool(name, described, settings, client)
+            _must_be_taken(tools[name], settings)
+    tools.update(mcp.tools)
+    return Project(
+        agents=mcp.agents,
+        tools=tools,
+        model=settings.model,
+        fallbacks=settings.fallbacks,
+        providers=frozenset(settings.file.model.providers),
+        max_tokens=settings.file.model.max_tokens,
+        limits=settings.file.limits,
+        ceiling=settings.file.limits.ceiling,
+        workspaces=settings.workspaces,
+        instructions="\n".join(_prompt(name) for name in ("loop", "plan", "reflect")),
+        claude_priced=_claude_priced(settings),
+        prices={
+            REHEARSAL: FREE,
+            **{name: Price(**price.model_dump()) for name, price in settings.file.prices.items()},
+        },
+        remote=on_object_store("PERDURE_STORE", settings.store, _remote) if settings.store else None,
+        window=settings.file.model.window,
+        summary_model=settings.file.model.summary,
+        secrets=settings.secrets,
+        outbox=_outbox(settings, client),
+        answer_keys=settings.answer_keys.public,
+        on_delegation=_prompt("delegate"),
+        on_journal=_prompt("journal"),
+        builtins=gated_routes(_gates(settings)),
+    )
+
+
+def _claude_priced(settings: Settings) -> frozenset[str]:
+    """The providers that charge Anthropic's prices: Anthropic itself, and the clouds.
+
+    Another server may answer to a Claude model's name, and charges what it likes.
+    """
+    described = settings.file.model.providers
+    names = {name for name, each in described.items() if each.kind != "messages" or _is_anthropic(each.base_url)}
+    return frozenset(names | ({DEFAULT} if not settings.base_url or _is_anthropic(settings.base_url) else set()))
+
+
+def _is_anthropic(url: str | None) -> bool:
+    host = urlsplit(url).hostname if url else None
+    return host is not None and (host == "anthropic.com" or host.endswith(".anthropic.com"))
+
+
+def _must_be_taken(tool: Tool, settings: Settings) -> None:
+    """Raises ProjectError where no model would take the tool: each request that offers it would fail."""
+    name, schema = tool.route.name, tool.schema
+    fault = api_fault(name, schema.description, schema.input_schema)
+    why = fault[1] if fault else schema_fault(schema.input_schema)
+    if why:
+        raise ProjectError(f"{settings.at('tools', name)}: models do not take this tool: {why}")
+
+
+def _native_tools(settings: Settings) -> dict[str, Tool]:
+    """What every project has, with the approvals that this one sets."""
+    hosts, gates = settings.file.fetch, _gates(settings)
+    only = None if hosts.only_hosts is None else frozenset(hosts.only_hosts)
+    tools = FetchTool(frozenset(hosts.allow_hosts), only_hosts=only), ReadFile(), WriteFile(), ListFiles()
+    for tool in tools:
+        if tool.route.name in gates:
+            gate = {"approval": Approval.always, "approval_timeout": gates[tool.route.name]}
+            tool.route = tool.route.model_copy(update=gate)
+    return {tool.route.name: tool for tool in tools}
+
+
+def _gates(settings: Settings) -> dict[str, timedelta | None]:
+    """The tools that Perdure brings and a person has to approve, each with the time that this may take."""
+    brought = ((name, tool) for name, tool in settings.file.tools.items() if isinstance(tool, BuiltinToolSettings))
+    return {name: tool.approval_timeout for name, tool in brought if tool.approval is Approval.always}
+
+
+def unpriced_budgets(project: Project) -> list[str]:
+    """A line for each agent with a budget in USD that cannot hold, as a price of its models is not known."""
+    lines = []
+    for agent in project.agents.values():
+        if agent.mailbox or (agent.limits.budget_usd or project.limits.budget_usd) is None:
+            continue
+        models = (agent.model, *agent.fallbacks) if agent.model else (project.model, *project.fallbacks)
+        if unknown := [model for model in models if project.price_of(model) is None]:
+            table = " and ".join(f'[prices."{model}"]' for model in unknown)
+            why = f"agent {agent.name}: budget_usd does not hold, as the price of {', '.join(unknown)} is not known"
+            lines.append(f"{why}: set {table}, or budget_tokens")
+    return lines
+
+
+def _outbox(settings: Settings, client: httpx.AsyncClient) -> Outbox:
+    out = settings.file.outbox
+    outbox: Outbox = LogOutbox(settings.home)
+    if out.url:
+        headers = settings.headers.get("outbox", NO_HEADERS)
+        outbox = WebhookOutbox(out.url, out.effect, out.timeout, client, headers)
+    return outbox if out.channels is None else ListedOutbox(outbox, out.channels)
+
+
+def _prompt(name: str) -> str:
+    return files("activities").joinpath(f"prompts/{name}.md").read_text(encoding="utf-8")
+
+
+def _remote(url: str) -> Stores:
+    from activities.storage.object_store import RemoteStores
+
+    return RemoteStores.at(url)
+
+
+def _tool(
+    name: str,
+    described: PythonToolSettings | HttpToolSettings | QueueToolSettings | SignalToolSettings,
+    settings: Settings,
+    client: httpx.AsyncClient,
+) -> Tool:
+    route = ToolRoute(
+        name=name,
+        kind=ToolKind(described.kind),
+        effect=described.effect,
+        approval=described.approval,
+        pollable=described.pollable,
+        timeout=described.timeout,
+        approval_timeout=described.approval_timeout,
+    )
+    headers = settings.headers.get(f"tools.{name}", NO_HEADERS)
+    match described:
+        case PythonToolSettings():
+            folder = str(settings.folder)
+            if folder not in sys.path:
+                sys.path.append(folder)  # last, so that a user's module never hides one of ours
+            try:
+                return PythonTool(route, described.target, described.description)
+            except BadTarget as error:
+                raise ProjectError(f"{settings.at('tools', name, 'target')}: {error}") from None
+        case HttpToolSettings():
+            return HttpTool(route, _schema(name, described), described.url, client, headers)
+        case QueueToolSettings():
+            if described.task_queue == settings.task_queue:
+                theirs = f"{described.task_queue!r} is the task queue of this project's own worker: name another one"
+                raise ProjectError(f"{settings.at('tools', name, 'task_queue')}: {theirs}")
+            queue = QueueRoute(**described.model_dump(include=set(QueueRoute.model_fields)))
+            return QueueTool(route.model_copy(update={"queue": queue}), _schema(name, described))
+        case SignalToolSettings():
+            posted = route.model_copy(update={"is_posted": described.url is not None})
+            return SignalTool(posted, _schema(name, described), described.url, client, headers)
+
+
+def _schema(name: str, described: HttpToolSettings | QueueToolSettings | SignalToolSettings) -> ToolSchema:
+    if not isinstance(described.input_schema, dict):
+        raise ProjectError(f"perdure.toml: tools.{name}.input_schema: expected a JSON Schema, or the path of one")
+    return ToolSchema(name=name, description=described.description, input_schema=described.input_schema)

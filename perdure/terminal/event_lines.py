@@ -1,0 +1,221 @@
+"""What a happening says to a person, as lines. Pure: who prints them, and where, is `terminal`'s.
+
+On a screen of `width` columns a turn and a call may have a block below their line. Where `width` is None no screen
+limits a line, and theirs says all there is to say, as in a log.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.markup import escape
+
+from activities.run.outcome import RunEnd
+from contracts.delegation import DelegationRequest, DelegationState, DelegationStatus
+from contracts.run.compaction import Summary
+from contracts.run.loop_detection import Rung
+from contracts.run.turn import ModelTurn
+from contracts.sender import SentBy
+from contracts.tool import ToolOutcome
+from decisions.run.calls import text_of
+from decisions.sender import format_sent_by
+from decisions.text.formatting import call_line, cut
+from perdure.client.run_events import (
+    Answered,
+    Called,
+    Calling,
+    Crowded,
+    Delegated,
+    Delegating,
+    Failed,
+    Happening,
+    Held,
+    Live,
+    Noticed,
+    Over,
+    Resumed,
+    Retrying,
+    Rotated,
+    Shortened,
+    Signalled,
+    Started,
+    Thinking,
+    Thought,
+    Waiting,
+)
+from perdure.terminal.console import fitted
+from perdure.terminal.progress import cost_told, counted, joined, seconds_told, tokens_told
+from perdure.terminal.report import COLOURS
+
+RUNGS = {
+    Rung.nudge: "told to try something else",
+    Rung.directive: "told to do something else, with a forced tool",
+    Rung.ask: "a person is asked",
+}
+TRIED = {"plan": "the model", "reflect": "the model", "summarize": "the summary", "call_tool": "the call"}
+WITHOUT_A_SCREEN = 200  # characters of a preview
+
+
+@dataclass(frozen=True)
+class Line:
+    """`markup` is in our words; `text` is somebody else's and follows as it is."""
+
+    markup: str
+    text: str = ""
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Block:
+    """What may have many lines."""
+
+    text: str
+    indent: int = 2
+    style: str = ""
+
+
+Told = Iterator[Line | Block]
+
+
+def told(happening: Happening, width: int | None) -> Told:
+    match happening:
+        case Started(goal) if goal:
+            yield Line("[bold]goal[/]  ", cut(goal, 1000))
+        case Thought():
+            yield from _thought(happening, width)
+        case Answered(answer):
+            said = ": ".join(filter(None, (answer.decision, answer.text)))
+            who = format_sent_by(SentBy(sender=answer.sender, by=answer.by))
+            yield Line(f"  [yellow]←[/] {escape(cut(who, 60))}  ", cut(said, 300))
+        case Crowded(full):
+            yield Line(f"  [yellow]![/] the context is full: about {full.tokens:,} of {full.window:,} tokens")
+        case Shortened(summary):
+            yield Line(f"  [yellow]![/] {_shortened(summary)}")
+        case Noticed(event):
+            if said := _noticed(event):
+                yield Line(f"  {said}")
+        case Signalled(signal):
+            yield Line(f"  [dim]signal {escape(cut(signal, 100))}[/]")
+        case Rotated():
+            yield Line("  [dim]history was long: continued as new[/]")
+        case Called():
+            yield from _called(happening, width)
+        case Delegating(request):
+            yield from _delegating(request)
+        case Delegated(state):
+            yield from _delegated(state, width)
+        case Failed(what, why):
+            yield Line(f"  [red]✗[/] {escape(cut(what, 100))}  ", cut(why, 300))
+        case Retrying(what, attempt, why):
+            yield Line(f"  [yellow]↻[/] {escape(TRIED.get(what, what))}, attempt {attempt}: ", cut(why, 300))
+        case Waiting(about=about):
+            yield Line("  [yellow]…[/] waiting for ", cut(about, 300))
+        case Held(why):
+            yield Line("  [yellow]‖[/] ", cut(why, 300))
+        case Started() | Thinking() | Calling() | Live() | Resumed() | Over():
+            return  # the live area shows it
+
+
+def fallbacks(reply: ModelTurn) -> Told:
+    """The models that were passed over, and why."""
+    for each in reply.passed_over:
+        yield Line(f"  [yellow]↪[/] in place of {escape(cut(each.model, 60))}: ", cut(each.why, 300))
+
+
+def ended(end: RunEnd, facts: str, said: str, width: int | None) -> Told:
+    """How a run ended, and what it took. `said` is what the model has said last, and was shown."""
+    colour = COLOURS.get(end.status, "white")
+    yield Line(f"[bold {colour}]■ {end.status}[/]  [dim]{facts}[/]")
+    if end.event and end.event["type"] == "agent.completed":
+        outcome = end.event["payload"]["outcome"]
+        if outcome != said or width is None:  # a reply without a call has just been shown
+            yield Block(outcome)
+    elif end.event:
+        payload = end.event["payload"]
+        yield Line(f"  [yellow]{escape(payload['reason'])}[/]: ", payload["detail"])
+    elif end.message:
+        yield Line(f"  [red]{end.kind}[/]: ", end.message)
+    if end.handoff:
+        yield Block(end.handoff, style="dim")
+
+
+def _thought(thought: Thought, width: int | None) -> Told:
+    reply, said = thought.reply, text_of(thought.reply.content)
+    facts = joined(
+        f"turn {thought.turn}",
+        tokens_told(reply.usage),
+        cost_told(reply.cost_usd or 0.0),
+        seconds_told(reply.duration_ms / 1000),
+        cut(reply.model, 60),
+    )
+    in_line = f": {' '.join(said.split())}" if width is None and said else ""
+    yield Line(f"[bold cyan]◆ {thought.phase}[/]  [dim]{escape(facts)}[/]", in_line)
+    yield from fallbacks(reply)
+    if said and width is not None:
+        yield Block(said)
+
+
+def _called(called: Called, width: int | None) -> Told:
+    call, outcome = called.call, called.outcome
+    again = f" · attempt {call.attempt}" if call.attempt > 1 else ""
+    lost = " · after its worker was lost" if outcome.interrupted else ""
+    facts = f"step {call.step} · {seconds_told(outcome.duration_ms / 1000)}{again}{lost}"
+    mark, line = _mark(is_good=outcome.status == "ok"), call_line(call.tool, call.arguments or {})
+    if width is None:
+        yield Line(f"  {mark} {escape(line)}  {facts}: ", _brought(outcome, WITHOUT_A_SCREEN))
+        return
+    yield Line(f"  {mark} {escape(fitted(line, max(width - len(facts) - 7, 20)))}  [dim]{facts}[/]")
+    if preview := _brought(outcome, width - 5):
+        yield Block(preview, 4, "dim")
+
+
+def _delegating(request: DelegationRequest) -> Told:
+    yield Line(f"  [cyan]⇉[/] delegates {counted(len(request.subtasks), 'subtask')}  [dim]step {request.step}[/]")
+    for each in request.subtasks:
+        after = f", after {', '.join(each.depends_on)}" if each.depends_on else ""
+        yield Line("    ", f"{each.id} · {each.agent}{after}", "dim")
+
+
+def _delegated(state: DelegationState, width: int | None) -> Told:
+    yield Line(f"  {_mark(is_good=state.status is DelegationStatus.done)} delegation {state.status}")
+    room = WITHOUT_A_SCREEN if width is None else width - 5
+    for subtask in state.subtasks:
+        yield Line("    ", fitted(f"{subtask.id} {subtask.status}: {subtask.outcome}", room), "dim")
+
+
+def _mark(*, is_good: bool) -> str:
+    return "[green]✓[/]" if is_good else "[red]✗[/]"
+
+
+def _noticed(event: dict[str, Any]) -> str:
+    """A full context is told by what is done about it."""
+    if event["event"] == "refused":
+        step = f"  [dim]step {event['step']}[/]" if event["step"] else ""
+        return f"[red]✗[/] {escape(cut(event['call'], 100))}{step}  {event['kind']}: {escape(cut(event['error'], 300))}"
+    if event.get("ladder") == "thrash":
+        return f"[yellow]![/] goes in circles: {RUNGS[event['stage']]}"
+    return "" if "ladder" in event else "[yellow]![/] the time is used up: one last turn"
+
+
+def _shortened(summary: Summary) -> str:
+    if not summary.tail:
+        return "there was nothing to summarise"
+    messages = f"{summary.before_messages} → {summary.after_messages} messages"
+    tokens = f"about {summary.before_tokens:,} → {summary.after_tokens:,} tokens"
+    how = f"summarised by {summary.model}" if summary.model else "cut down without a summary"
+    return escape(f"{messages}, {tokens}: {how}")
+
+
+def _brought(outcome: ToolOutcome, width: int) -> str:
+    """What a call brought, in a line of so many columns; of an error more, as it says what is wrong."""
+    if outcome.error:
+        return f"{outcome.error.kind}: {cut(outcome.error.message, 300)}"
+    if isinstance(outcome.result, dict) and "artifact_path" in outcome.result:
+        return fitted(f"{outcome.result.get('bytes', 0):,} bytes in {outcome.result['artifact_path']}", width)
+    text = outcome.result if isinstance(outcome.result, str) else json.dumps(outcome.result, ensure_ascii=False)
+    line = fitted(text, width)
+    if not line.endswith("…"):
+        return line
+    size = f"  ({len(text):,} characters)"
+    return fitted(text, max(width - len(size), 10)) + size

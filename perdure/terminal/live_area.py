@@ -1,0 +1,112 @@
+"""The lines at the bottom of a terminal that change while a run goes on. What is printed meanwhile goes above them."""
+
+import os
+import sys
+import termios
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from math import ceil
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.control import Control
+from rich.segment import ControlType, Segment
+from rich.text import Text
+
+from perdure.terminal.console import harmless
+
+Lines = Callable[[int, int], list[Text]]  # what stands there, for a width and a height at most
+SHARE = 3  # of the screen's height: a third
+_ECHO = 3  # index of the local modes in what termios tells
+# What stands between is drawn at once, and without a cursor that jumps about; unknown codes are ignored.
+_BEGIN, _END = "\x1b[?2026h\x1b[?25l", "\x1b[?25h\x1b[?2026l"
+
+
+class Area(RenderHook):
+    """Drawn anew only when it has changed, in one write. What is typed meanwhile is not shown, so that it cannot tear
+    the lines apart.
+    """
+
+    def __init__(self, console: Console, lines: Lines) -> None:
+        self._console = console
+        self._lines = lines
+        self._drawn: list[Text] = []
+        self._width = 0  # of the screen when it was drawn
+        self._modes: list[Any] | None = None  # of the keyboard, before
+        self._is_open = False
+
+    def open(self) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._quiet()
+            self._console.push_render_hook(self)
+            self.draw()
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._console.control(*self._erasing())
+            self._console.pop_render_hook()
+            self._drawn = []
+            self._restore()
+
+    def draw(self) -> None:
+        if self._is_open and (self._now() != self._drawn or self._columns() != self._width):
+            with self._console:
+                self._console.print(Control())  # the hook does the rest
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_code(_BEGIN), *self._erasing(), *renderables, self] if self._is_open else renderables
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
+        self._drawn, self._width = self._now(), self._columns()
+        for number, line in enumerate(self._drawn):
+            yield from line.render(console, end="\n" if number < len(self._drawn) - 1 else "")
+        yield _code(_END).segment
+
+    def _now(self) -> list[Text]:
+        width, height = self._columns() - 1, max(self._console.height // SHARE, 1)
+        lines = self._lines(width, height)[-height:]
+        for line in lines:
+            line.plain = harmless(line.plain)
+            line.truncate(width, overflow="ellipsis")
+        return lines
+
+    def _columns(self) -> int:
+        """COLUMNS may say more than there are; a line that is too long would leave remains."""
+        with suppress(OSError, ValueError):
+            return min(self._console.width, os.get_terminal_size(self._console.file.fileno()).columns or sys.maxsize)
+        return self._console.width
+
+    def _erasing(self) -> list[Control]:
+        rows = self._rows()
+        up = [Control((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))] * (rows - 1)
+        return [Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)), *up] if rows else []
+
+    def _rows(self) -> int:
+        """Rows that are taken now: a terminal that became narrower has wrapped what was drawn, but for a few."""
+        columns = self._columns()
+        if columns >= self._width or "XTERM_VERSION" in os.environ:
+            return len(self._drawn)
+        return sum(max(ceil(line.cell_len / columns), 1) for line in self._drawn)
+
+    def _quiet(self) -> None:
+        with suppress(OSError, ValueError, termios.error, AttributeError):
+            keyboard = sys.stdin.fileno()
+            if os.tcgetpgrp(keyboard) == os.getpgrp():  # in the background it would stop the process
+                self._modes = termios.tcgetattr(keyboard)
+                modes = termios.tcgetattr(keyboard)
+                modes[_ECHO] &= ~termios.ECHO
+                termios.tcsetattr(keyboard, termios.TCSADRAIN, modes)
+
+    def _restore(self) -> None:
+        if self._modes is not None:
+            with suppress(OSError, ValueError, termios.error):
+                termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._modes)
+            self._modes = None
+
+
+def _code(text: str) -> Control:
+    control = Control()
+    control.segment = Segment(text, None, [(ControlType.HOME,)])  # whatever it names: the text is what is written
+    return control

@@ -1,0 +1,245 @@
+"""Runs and tools as tables and pages in the terminal, and the same as JSON rows."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from textwrap import indent
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from activities.run.outcome import RunEnd
+from contracts.agent import Agent
+from contracts.followup import FollowUpState
+from contracts.run.question import QuestionKind
+from contracts.run.state import QuestionView, RunStatus, RunView
+from contracts.sender import SentBy
+from decisions.followup.state import questions
+from decisions.reconcile import MEND
+from decisions.run.outcome import handoff_sections, said_in
+from decisions.run.question import DIRECTED, TEXTUAL, TITLES
+from decisions.sender import format_sent_by
+from decisions.text.formatting import cut
+from decisions.text.visible_text import render_visible
+from perdure.client.run_list import Found
+
+if TYPE_CHECKING:
+    from activities.tools.interface import Tool
+
+COLOURS = {
+    RunStatus.completed: "green",
+    RunStatus.escalated: "yellow",
+    RunStatus.waiting_on_human: "yellow",
+    RunStatus.waiting_on_tool: "cyan",
+    RunStatus.running: "cyan",
+    RunStatus.failed: "red",
+    RunStatus.timed_out: "red",
+    RunStatus.cancelled: "magenta",
+}
+
+
+def run_row(found: Found) -> dict[str, Any]:
+    """What the server knows of a run, for a program."""
+    closed = found.execution.close_time
+    return {
+        "run_id": found.run_id,
+        "status": found.status,
+        "agent": found.agent,
+        "waiting_for": found.waiting_for,
+        "wedged": found.is_wedged,
+        "started_at": found.execution.start_time.isoformat(),
+        "closed_at": closed.isoformat() if closed else None,
+    }
+
+
+def subtask_row(depth: int, found: Found) -> dict[str, Any]:
+    """A run of the tree below another, for a program."""
+    return {**run_row(found), "depth": depth, "parent": found.parent, "steps": found.steps, "cost_usd": found.cost_usd}
+
+
+def print_tree(console: Console, below: list[tuple[int, Found]]) -> None:
+    """What a run delegated: status, steps and cost of each."""
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    for _ in range(5):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="ellipsis", no_wrap=True)
+    for depth, each in below:
+        colour = COLOURS.get(RunStatus(each.status), "white")
+        cost = f"USD {each.cost_usd:.4f}" if each.cost_usd else ""
+        name, steps = "  " * (depth - 1) + escape(each.run_id), f"{each.steps} step{'' if each.steps == 1 else 's'}"
+        table.add_row(name, f"[{colour}]{each.status}[/]", escape(each.agent), steps, cost, escape(each.waiting_for))
+    console.print("  delegated")
+    console.print(Padding(table, (0, 0, 0, 4), expand=False))
+
+
+def print_run(
+    console: Console,
+    found: Found,
+    view: RunView | None,
+    end: RunEnd | None,
+    files: Path,
+    *,
+    as_of: datetime | None = None,
+    starter: SentBy | None = None,
+) -> None:
+    colour, started = COLOURS.get(RunStatus(found.status), "white"), age(found.execution.start_time)
+    console.print(f"[bold]{escape(found.run_id)}[/]  [{colour}]{found.status}[/]  started {started} ago")
+    if starter is not None:
+        console.print(f"  by       {escape(cut(format_sent_by(starter), 200))}", soft_wrap=True)
+    if view is None and found.is_open:
+        silent = "a wedged run does not answer" if found.is_wedged else "no worker answers now"
+        old = f", {age(as_of)} old" if as_of else ""
+        console.print(f"  [yellow]{silent}; this is what the server knows{old}[/]")
+        console.print(f"  agent    {escape(found.agent)}")
+        if found.waiting_for:
+            console.print(f"  waits    {escape(found.waiting_for)}")
+    if found.is_wedged:
+        console.print(f"  [red]wedged[/]   {escape(found.wedged_by)}: {MEND}", soft_wrap=True)
+    if view is not None:
+        _print_view(console, view)
+    if end is not None:
+        _print_end(console, end, files)
+    if files.is_dir():
+        console.print(f"  files    {near(files)}", soft_wrap=True)
+
+
+def print_follow_up(console: Console, found: Found, state: FollowUpState | None) -> None:
+    colour, started = COLOURS.get(RunStatus(found.status), "white"), age(found.execution.start_time)
+    about = f", {state.state}" if state else "  [yellow]no worker answers now[/]"
+    console.print(f"[bold]{escape(found.run_id)}[/]  [{colour}]{found.status}[/]{about}  started {started} ago")
+    if state is None:
+        return
+    target = state.definition.resume_target
+    console.print(f"  summary  {escape(cut(state.definition.summary, 500))}")
+    console.print(f"  resumes  in {escape(target.session_id)}, after {state.definition.completion} of its tasks")
+    for task in state.tasks:
+        by = f" by {escape(cut(task.resolved_by, 80))}" if task.resolved_by else ""
+        described = escape(cut(task.description, 200))
+        console.print(f"  task     {escape(task.task_id)} {described} ({task.kind}): {task.state}{by}", soft_wrap=True)
+    for asked in questions(state):
+        console.print(
+            f'           perdure answer {found.run_id} --question {escape(asked.task_id)} "…"', soft_wrap=True
+        )
+    for late in state.late[-3:]:
+        console.print(f"  late     {escape(late.event)}, for task {escape(late.task_id)}")
+    for notice in state.ignored[-3:]:
+        console.print(f"  ignored  {escape(notice)}")
+
+
+def _print_view(console: Console, view: RunView) -> None:
+    usage = view.usage
+    cost = ", USD unknown" if view.cost_usd is None else f", USD {view.cost_usd:.4f}" if view.cost_usd else ""
+    turns = f"{view.turns} {'turn' if view.turns == 1 else 'turns'}"
+    reframes = f"{view.reframes} of {view.max_reframes} reframes"
+    console.print(f"  goal     {escape(cut(view.goal, 500))}")
+    if view.parent:
+        console.print(f"  for      {escape(view.parent)}")
+    if view.origin:
+        console.print(f"  from     {escape(view.origin)}")
+    console.print(f"  agent    {escape(view.agent)}, model {escape(view.model)}")
+    console.print(f"  steps    {view.step} of {view.max_steps}, {turns}, {reframes}")
+    estimated = " (estimated: the provider reports none)" if usage.is_estimated else ""
+    console.print(
+        f"  tokens   {usage.input + usage.cache_read + usage.cache_write:,} → {usage.output:,}{estimated}{cost}"
+    )
+    if view.delegated:
+        spent = f", USD {view.delegated.usd:.4f}" if view.delegated.usd else ""
+        console.print(f"  subtasks {view.delegated.steps} steps, {view.delegated.tokens:,} tokens{spent}")
+    if view.answer_keys:
+        console.print(f"  answers  only signed ones, with key {escape(' or '.join(view.answer_keys))}")
+    for pending in view.pending:
+        console.print(f"  pending  step {pending.step} {escape(pending.tool)}, since {age(pending.since)}")
+    if view.question:
+        _print_question(console, view.run_id, view.question)
+    for notice in view.ignored[-3:]:
+        console.print(f"  ignored  {escape(notice)}")
+
+
+def _print_question(console: Console, run_id: str, question: QuestionView) -> None:
+    text = indent(render_visible(question.text), " " * 11).strip()
+    console.print(f"  [yellow]asks[/]     [bold]{TITLES[QuestionKind(question.kind)]}:[/] {escape(text)}")
+    if question.call:
+        until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
+        console.print(f"           {question.id}, call {question.call}{until}")
+    if question.kind in TEXTUAL and question.options:
+        offered = "one of" if question.kind == QuestionKind.choice else "perhaps"
+        console.print(f"           {offered}: {escape(', '.join(question.options))}", soft_wrap=True)
+    for line in ways_to_answer(run_id, question):
+        console.print(f"           {escape(line)}", soft_wrap=True)
+
+
+def ways_to_answer(run_id: str, question: QuestionView) -> tuple[str, ...]:
+    """The commands that answer a question."""
+    if question.kind in TEXTUAL:
+        return (f'perdure answer {run_id} --question {question.id} "…"',)
+    if question.kind == QuestionKind.approval:
+        which = f"--question {question.id} --call {question.call}"
+        return (f"perdure approve {run_id} {which}", f'perdure deny {run_id} {which} --reason "…"')
+    named = f"perdure answer {run_id} --question {question.id}"
+    decide = f"{named} --decision {'|'.join(question.options)}"
+    return (decide, f'{named} "…"') if question.kind in DIRECTED else (decide,)
+
+
+def _print_end(console: Console, end: RunEnd, files: Path) -> None:
+    payload = end.event["payload"] if end.event else {}
+    if end.event:
+        console.print(f"  ended    {escape(said_in(end.event))}")
+    elif end.message:
+        console.print(f"  [red]{end.kind}[/]  {escape(end.message)}")
+    if end.handoff:
+        rows = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+        for name, said in handoff_sections(end.handoff).items():
+            rows.add_row(f"[dim]{escape(name)}[/]", Text(render_visible(said)))
+        console.print("  handoff")
+        console.print(Padding(rows, (0, 0, 0, 4), expand=False))
+    for path in payload.get("artifacts", ()):
+        console.print(f"  file     {near(files / path)}", soft_wrap=True)
+
+
+def tool_row(tool: "Tool", agents: list[Agent]) -> dict[str, Any]:
+    """One row of the static tool table (A7)."""
+    route = tool.route
+    return {
+        "tool": route.name,
+        "kind": route.kind,
+        "effect": route.effect,
+        "approval": route.approval,
+        "approval_timeout_seconds": route.approval_timeout.total_seconds() if route.approval_timeout else None,
+        "timeout_seconds": route.timeout.total_seconds(),
+        "agents": [agent.name for agent in agents if route.name in agent.tools],
+        "description": tool.schema.description,
+    }
+
+
+def tool_table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("tool", "kind", "effect", "approval", "timeout", "agents"):
+        table.add_column(heading)
+    for row in rows:
+        within = row["approval_timeout_seconds"]
+        approval = f"{row['approval']}, in {within:g} s" if within else row["approval"]
+        plain = (row["tool"], row["kind"], row["effect"], approval, f"{row['timeout_seconds']:g} s")
+        table.add_row(*plain, ", ".join(row["agents"]))
+    return table
+
+
+def age(since: datetime) -> str:
+    """How long ago: "12 s", "3 min", "5 h", "2 d"."""
+    seconds = (datetime.now(UTC) - since).total_seconds()
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def near(path: Path) -> str:
+    """A path as short as a person here needs it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def on_one_line(text: str) -> str:
+    """Words of others on one line, with what is hidden in them written out."""
+    return " ".join(render_visible(text).split())

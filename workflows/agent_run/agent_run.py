@@ -1,0 +1,256 @@
+"""`AgentRun`: plan, act, reflect, until there is an ending.
+
+The loop asks `decisions.run.loop` for the next move and makes it. Handlers validate signals and updates and append
+their content to the run's context, where the loop waits for it.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from temporalio import workflow
+from temporalio.common import RawValue
+from temporalio.exceptions import ApplicationError
+
+from activities.run.files import Runs
+from contracts.conversation import SteerRequest
+from contracts.run.events import ToolResultEvent
+from contracts.run.journal import Journal
+from contracts.run.signals import CancelRequest, HumanInput
+from contracts.run.state import Call, CloseRequest, Continuation, RunStatus, RunView, Snapshot, SnapshotQuery
+from contracts.run.transcript import Page, TranscriptQuery
+from contracts.tool import LargeResult
+from decisions.run import call_state, loop, outcome, tool_results
+from decisions.run.calls import paged
+from decisions.run.journal import shown
+from decisions.run.outcome import ended_event, ending_event, handoff
+from decisions.run.transcript import note_part
+from decisions.text import formatting
+from workflows import cancellation
+from workflows.agent_run import events
+from workflows.agent_run.context import LiveRun, StillWaiting, begin
+from workflows.agent_run.local_first import filed, filed_in_sight
+from workflows.agent_run.model_turn import think
+from workflows.agent_run.start import join_at_last, open_run
+from workflows.agent_run.tool_calls import act
+from workflows.agent_run.turn import close_turn, listen
+from workflows.handlers import ignoring_refusals, invalid, read, read_optional
+
+
+class _HistoryIsLong(Exception):
+    """The run goes on in another execution."""
+
+
+@workflow.defn
+class AgentRun:
+    """A run from goal to outcome. Input: the `agentic.start` event. Result: `agent.completed` or `agent.escalated`.
+
+    Cancelled runs end Canceled; failed ones with an ApplicationError whose type is a `RunFailure`.
+    """
+
+    @workflow.init
+    def __init__(self, *args: Any) -> None:
+        try:
+            self._live: LiveRun | ApplicationError = begin(args)
+        except ApplicationError as refused:
+            self._live = refused
+
+    @workflow.run
+    async def run(self, *args: Any) -> dict[str, Any]:  # noqa: ARG002 - read by __init__; Temporal wants both alike
+        run = self._run
+        try:
+            await run.halt.outlast(self._work(run), cancellation.MOST_WAIT)
+        except asyncio.CancelledError:
+            run.state = call_state.halted(run.state, run.effects, workflow.now())
+        except _HistoryIsLong:
+            if run.halt.reason is None:
+                workflow.continue_as_new(Continuation(state=run.state, segments=run.segments, said=tuple(run.said)))
+            run.state = call_state.halted(run.state, run.effects, workflow.now())
+        return await run.halt.outlast(self._end(run))
+
+    @property
+    def _run(self) -> LiveRun:
+        if isinstance(self._live, ApplicationError):
+            raise self._live
+        return self._live
+
+    async def _work(self, run: LiveRun) -> None:
+        """Moves until there is an ending. Raises CancelledError at a halt, and _HistoryIsLong."""
+        await open_run(run)
+        while True:
+            run.halt.check()
+            match loop.next_move(run.state, history_is_long=run.is_long, is_spoken_to=bool(run.said)):
+                case loop.Listen():
+                    await listen(run)
+                case loop.Think():
+                    await think(run)
+                case loop.Act(batch):
+                    await self._act(run, batch)
+                case loop.CloseTurn():
+                    close_turn(run)
+                case loop.Wind():
+                    events.emit(run, "agent.exhaustion.soft_limit", **formatting.figures(run.state))
+                    run.state = loop.wound_up(run.state)
+                    run.transcript.append(note_part(loop.LAST_TURN))
+                case loop.Rotate():
+                    await self._rotate(run)
+                case loop.End(ending):
+                    stopped = call_state.halted(run.state, run.effects, workflow.now())
+                    run.state = outcome.ended(stopped, ending, workflow.now())
+                    return
+
+    async def _act(self, run: LiveRun, batch: tuple[Call, ...]) -> None:
+        try:
+            await act(run, batch)
+        except StillWaiting:
+            await self._rotate(run)
+
+    async def _rotate(self, run: LiveRun) -> None:
+        """Raises _HistoryIsLong, unless something has come meanwhile that another execution would not know."""
+        if run.archived < run.transcript.length:
+            await self._archive(run)
+        run.halt.check()
+        if not run.has_news:
+            raise _HistoryIsLong
+
+    async def _archive(self, run: LiveRun, **end: Any) -> None:
+        """Closes the live stretch of the transcript into the run's store."""
+        request = CloseRequest(
+            start=run.archived,
+            length=run.transcript.length,
+            head=run.transcript.head,
+            told=events.untold(run),
+            turn=run.turn if end else None,
+            **end,
+        )
+        summary = "finish the run's files" if end else "archive the transcript"
+        # In passing, the server could not cancel the run, and it may refuse this end: a steered turn would go on, and
+        # what it leaves to its conversation must be its last word.
+        must_stand = request.cancel is not None or request.turn is not None
+        close = filed_in_sight if must_stand else filed
+        closed = await close(Runs.close_segment, request, summary)
+        if closed.segment is not None:
+            run.segments = (*run.segments, closed.segment)
+
+    async def _end(self, run: LiveRun) -> dict[str, Any]:
+        """Tells the ending once, and ends as Temporal should show it."""
+        if run.is_to_join:
+            await join_at_last(run)
+        close_turn(run)
+        run.hear_no_more()
+        ending = run.state.ending
+        journal = shown(run.state.journal, "", run.state.last_finding)
+        events.emit(run, ended_event(ending), **formatting.figures(run.state))
+        # A halt leaves the question that it interrupted.
+        run.set_status(RunStatus.cancelled if ending is None else ending.status, question=None)
+        if ending is None:
+            native = workflow.cancellation_reason() is not None
+            await self._archive(run, journal=journal, cancel=None if native else run.halt.reason)
+            raise asyncio.CancelledError
+        if ending.status in (RunStatus.failed, RunStatus.timed_out):
+            await self._archive(run, journal=journal)
+            raise ApplicationError(ending.text, {"handoff": handoff(run.state)}, type=ending.reason, non_retryable=True)
+        event = ending_event(run.state).model_dump(mode="json")
+        await self._archive(run, journal=journal, event=event)
+        return event
+
+    @workflow.signal(description="A tool's result from outside: the agentic.tool_result event")
+    @ignoring_refusals
+    def tool_result(self, *args: Any) -> None:
+        self._run.take_result(read(ToolResultEvent, args))
+
+    @workflow.update(
+        description="The same, with the nonce of its request: refused with the reason where it does not fit"
+    )
+    def deliver_result(self, *args: Any) -> dict[str, Any]:
+        event = self._checked_result(args)
+        self._run.take_result(event)
+        return {"run_id": self._run.state.run_id, "step": event.payload.step, "accepted": True}
+
+    @deliver_result.validator
+    def _result_fits(self, *args: Any) -> None:
+        self._checked_result(args)
+
+    def _checked_result(self, args: Sequence[Any]) -> ToolResultEvent:
+        event = read(ToolResultEvent, args)
+        verdict = self._run.judge_at_door(event)
+        if verdict is not tool_results.Verdict.accepted:
+            reason = tool_results.format_reason(verdict, self._run.state, event.payload)
+            raise ApplicationError(reason, type=verdict, non_retryable=True)
+        return event
+
+    @workflow.signal(description='Stop the run: {"reason"?, "by"?}; what is running is finished first')
+    @ignoring_refusals
+    def cancel(self, *args: Any) -> None:
+        request = read_optional(CancelRequest, args)
+        by = f" by {request.by}" if request.by else ""
+        self._run.halt.request((request.reason or "cancel signal") + by)
+
+    @workflow.signal(description='Answer the open question: {"text"} or {"decision"}, with "question_id"?, "by"?')
+    @ignoring_refusals
+    def human_input(self, *args: Any) -> None:
+        self._run.take_answer(self._checked_answer(args))
+
+    @workflow.update(
+        description='Answer the open question: {"text"} or {"decision"}; refused with the reason where it does not fit'
+    )
+    def answer(self, *args: Any) -> dict[str, Any]:
+        answer = self._checked_answer(args)
+        question = self._run.state.question
+        self._run.take_answer(answer)
+        return {"run_id": self._run.state.run_id, "question_id": question.id if question else None, "accepted": True}
+
+    @answer.validator
+    def _answer_fits(self, *args: Any) -> None:
+        self._checked_answer(args)
+
+    def _checked_answer(self, args: Sequence[Any]) -> HumanInput:
+        answer = read(HumanInput, args)
+        if reason := self._run.refusal(answer):
+            raise invalid(reason)
+        return answer
+
+    @workflow.signal(description='Say something to the run at work, for its next model call: {"request_id", "text"}')
+    @ignoring_refusals
+    def steer(self, *args: Any) -> None:
+        self._run.hear(read(SteerRequest, args))
+
+    @workflow.signal(dynamic=True)
+    def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
+        self.ignore(formatting.cut(name, 80), "no such signal; there are tool_result, human_input, steer and cancel")
+
+    def ignore(self, signal: str, why: str) -> None:
+        if isinstance(self._live, LiveRun):
+            self._live.ignore(signal, why)
+
+    @workflow.query(description="Status, step, pending actions, open question, usage")
+    def state(self, *_: Any) -> RunView:
+        return formatting.view(self._run.state)
+
+    @workflow.query(description='All that decides how the run goes on, with the turn\'s calls in pages: {"from"}?')
+    def snapshot(self, *args: Any) -> Snapshot:
+        asked, run = read_optional(SnapshotQuery, args), self._run
+        return Snapshot(
+            state=run.state.model_copy(update={"calls": paged(run.state.calls, asked.start)}),
+            segments=run.segments,
+            length=run.transcript.length,
+            head=run.transcript.head,
+            calls=len(run.state.calls),
+        )
+
+    @workflow.query(description="The run journal, section by section")
+    def journal(self, *_: Any) -> Journal:
+        state = self._run.state
+        return shown(state.journal, state.goal, state.last_finding)
+
+    @workflow.query(description='The conversation, in pages: {"from", "limit"}?')
+    def transcript(self, *args: Any) -> Page:
+        asked, run = read_optional(TranscriptQuery, args), self._run
+        return run.transcript.page(asked.start, asked.limit, run.segments)
+
+    @workflow.query(description="The large result of another worker, while it is made an artifact")
+    def result(self, *args: Any) -> Any:
+        step = read(LargeResult, args).step
+        if step not in self._run.handed_on:
+            raise invalid(f"no result of step {step} is kept here")
+        return self._run.handed_on[step]

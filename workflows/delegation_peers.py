@@ -1,0 +1,83 @@
+"""What a delegation exchanges with peers that live outside: a dispatch in their mailbox, and the reply."""
+
+import asyncio
+from datetime import timedelta
+
+from temporalio import workflow
+
+from activities.mailbox.client import Mailboxes
+from contracts.delegation import Collected, DelegationRequest, DelegationState, Subtask, SubtaskStatus
+from contracts.mail.peers import Dispatch, MailDispatch, MailReply, ReplyVerdict
+from decisions import delegation, ids
+from decisions.text import formatting
+from workflows.cancellation import Halt
+from workflows.policies import FILES
+
+REMINDER, LONGEST = timedelta(hours=1), timedelta(days=1)  # a mailbox may have forgotten what it was told: then anew
+
+
+class Post:
+    def __init__(self, halt: Halt) -> None:
+        self._halt = halt
+        self._replies: dict[str, MailReply] = {}
+
+    def take(self, request: DelegationRequest, state: DelegationState, reply: MailReply) -> ReplyVerdict:
+        """The first reply counts."""
+        verdict = delegation.judged(request, state, reply)
+        if verdict is ReplyVerdict.resolved and reply.subtask_id in self._replies:
+            return ReplyVerdict.already_done
+        if verdict is ReplyVerdict.resolved:
+            self._replies[reply.subtask_id] = reply
+        return verdict
+
+    async def made(self, request: DelegationRequest, subtask: Subtask) -> Collected:
+        """To the reply, or as long as it is waited for. What nobody waits for any more is taken back."""
+        await _send(request, subtask)
+        end = await self._awaited(request, subtask)
+        reply = self._replies.get(subtask.id)
+        if reply is None or reply.mailbox != subtask.agent:  # its own mailbox knows by itself
+            await _send(request, subtask, withdraw=True)
+        reply = self._replies.get(subtask.id)  # one that came meanwhile was told that it counts
+        return delegation.replied(request, reply) if reply is not None else end
+
+    async def _awaited(self, request: DelegationRequest, subtask: Subtask) -> Collected:
+        """To the reply; or what becomes of the subtask where none has come."""
+        deadline = None if subtask.timeout is None else workflow.time() + subtask.timeout.total_seconds()
+        pause = REMINDER.total_seconds()
+        while True:
+            left = None if deadline is None else max(deadline - workflow.time(), 0.001)
+            is_last = left is not None and left <= pause
+            try:
+                await self._halt.stoppable(self._replied(subtask, left if is_last else pause))
+            except TimeoutError:
+                if is_last:
+                    why = f"its time of {subtask.timeout} was used up"
+                    return Collected(status=SubtaskStatus.timed_out, outcome=why)
+            except asyncio.CancelledError:
+                break
+            else:
+                break
+            await _send(request, subtask)
+            pause = min(2 * pause, LONGEST.total_seconds())
+        return Collected(status=SubtaskStatus.cancelled, outcome="it was cancelled")
+
+    async def _replied(self, subtask: Subtask, most: float | None) -> None:
+        await workflow.wait_condition(
+            lambda: subtask.id in self._replies,
+            timeout=most,
+            timeout_summary=formatting.cut(f"the reply of {subtask.agent} about {subtask.id}", 200),
+        )
+
+
+async def _send(request: DelegationRequest, subtask: Subtask, *, withdraw: bool = False) -> None:
+    dispatch = Dispatch(
+        delegation=workflow.info().workflow_id,
+        plan_id=request.named,
+        task_id=ids.delegated_task_id(request.named, request.step),
+        subtask_id=subtask.id,
+        sender=request.agent,
+    )
+    wanted = MailDispatch(agent=subtask.agent, dispatch=dispatch, withdraw=withdraw)
+    what = "take back" if withdraw else "send"
+    summary = formatting.cut(f"{what} {subtask.id} · {subtask.agent}", 200)
+    await workflow.execute_activity_method(Mailboxes.dispatch_mail, wanted, summary=summary, **FILES)

@@ -1,0 +1,93 @@
+"""What the search attributes of a run say.
+
+An upsert is an event in history, so they change with the run's status and not with each step. A value over 2 KiB
+would make the server end the run, so every text is cut.
+"""
+
+from typing import Any
+
+from temporalio.common import SearchAttributePair, SearchAttributeUpdate, TypedSearchAttributes
+
+from activities.telemetry.attributes import (
+    AGENT_NAME,
+    AGENT_STATUS,
+    AGENT_STEP,
+    CONVERSATION_ID,
+    COST_USD,
+    KEYS,
+    PENDING_TOOLS,
+    WAITING_FOR,
+)
+from contracts.followup import FollowUpState, FollowUpStatus
+from contracts.run.question import Question, QuestionKind
+from contracts.run.state import RunState, RunStatus
+from decisions.followup import state as followup
+from decisions.followup import view
+from decisions.run.limits import spent
+from decisions.text.formatting import waiting_for
+from workflows.encryption import is_confidential
+
+MOST_CHARACTERS = 200  # characters of a value
+
+
+def format_keyword(text: str) -> str:
+    """Return one line of a name or id as it is, so that a search finds it: nothing in it is written out."""
+    return " ".join(text.split())[:MOST_CHARACTERS]
+
+
+def of(state: RunState) -> TypedSearchAttributes:
+    """The attributes of a run in this state; what does not apply is left out."""
+    pairs: list[SearchAttributePair[Any]] = [
+        SearchAttributePair(AGENT_NAME, format_keyword(state.agent)),
+        SearchAttributePair(AGENT_STATUS, state.status.value),
+        SearchAttributePair(AGENT_STEP, state.step),
+    ]
+    if state.conversation_id:
+        pairs.append(SearchAttributePair(CONVERSATION_ID, format_keyword(state.conversation_id)))
+    if state.question is not None:
+        pairs.append(SearchAttributePair(WAITING_FOR, _about(state.question)))
+    outside = [f"{p.tool}:{p.step}" for p in state.pending if p.outside]
+    if outside:
+        pairs.append(SearchAttributePair(PENDING_TOOLS, [format_keyword(tool) for tool in outside[:20]]))
+    if cost := spent(state).usd:
+        pairs.append(SearchAttributePair(COST_USD, cost))
+    return TypedSearchAttributes(pairs)
+
+
+def changes(shown: TypedSearchAttributes, new: TypedSearchAttributes) -> list[SearchAttributeUpdate[Any]]:
+    """What has to be upserted, so that `new` is shown."""
+    changed: list[SearchAttributeUpdate[Any]] = []
+    for key in KEYS:
+        value = new.get(key)
+        if value is None and shown.get(key) is not None:
+            changed.append(key.value_unset())
+        elif value is not None and value != shown.get(key):
+            changed.append(key.value_set(value))
+    return changed
+
+
+_ENDS = {
+    FollowUpStatus.resolved: RunStatus.completed,
+    FollowUpStatus.failed: RunStatus.failed,
+    FollowUpStatus.cancelled: RunStatus.cancelled,
+}
+
+
+def of_follow_up(state: FollowUpState) -> TypedSearchAttributes:
+    """The attributes of a follow-up, in the words of runs: it is listed among them."""
+    waits = RunStatus.waiting_on_human if followup.questions(state) else RunStatus.waiting_on_tool
+    status = _ENDS.get(state.state, waits if state.tasks else RunStatus.queued)
+    pairs: list[SearchAttributePair[Any]] = [
+        SearchAttributePair(AGENT_STATUS, status.value),
+        SearchAttributePair(CONVERSATION_ID, format_keyword(state.definition.resume_target.session_id)),
+    ]
+    if about := view.waiting_for(state, is_confidential=is_confidential()):
+        pairs.append(SearchAttributePair(WAITING_FOR, about))
+    return TypedSearchAttributes(pairs)
+
+
+def _about(question: Question) -> str:
+    """What an encrypted run asks is not told where everybody can read it."""
+    if question.kind is QuestionKind.question and is_confidential():
+        return "human: a question"
+    return waiting_for(question)
