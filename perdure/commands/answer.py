@@ -15,7 +15,7 @@ from perdure.client.errors import NoSuchRun, Refused
 from perdure.client.run_list import find
 from perdure.client.runs import answer, cancel, ended, state
 from perdure.session import Needs, open_session
-from perdure.terminal.command import console, examples, go, run_argument, wrong_usage
+from perdure.terminal.command import async_command, console, examples, run_argument, wrong_usage
 from perdure.terminal.free_text import FreeText
 from settings import load
 from settings.problems import meant
@@ -48,17 +48,18 @@ def names_what_it_answers(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("text", required=False)
 @click.option("--decision", type=DecisionType(DECISIONS), help="The decision, for a question that takes one.")
 @names_what_it_answers
-def answer_command(run_id: str, text: str | None, decision: str | None, **named: str | None) -> None:
+@async_command()
+async def answer_command(run_id: str, text: str | None, decision: str | None, **named: str | None) -> int:
     """Answer the open question of a run.
 
     TEXT is the answer in words, or the result for the decision use_result. A TEXT that begins with "-" goes after "--".
     """
     if decision is not None and decision not in DECISIONS:
-        go(lambda: _refuse(run_id, decision))
-    _send(run_id, text=text, decision=decision, **named)
+        await _refuse(run_id, decision)
+    return await _send(run_id, text=text, decision=decision, **named)
 
 
-async def _refuse(run_id: str, decision: str) -> int:
+async def _refuse(run_id: str, decision: str) -> None:
     """Raise click.UsageError with the decisions that the open question takes, or with all if no question is open."""
     question = None
     async with open_session(load(), Needs.answers) as session:
@@ -79,43 +80,43 @@ async def _refuse(run_id: str, decision: str) -> int:
 @run_argument
 @click.option("--tool", "for_the_run", is_flag=True, help="Approve this tool for the rest of the run.")
 @names_what_it_answers
-def approve_command(run_id: str, *, for_the_run: bool, **named: str | None) -> None:
+@async_command()
+async def approve_command(run_id: str, *, for_the_run: bool, **named: str | None) -> int:
     """Approve the tool call a run is waiting on.
 
     The approval is for one call, with the arguments shown.
     """
-    _send(run_id, decision=Decision.approve_tool if for_the_run else Decision.approve, **named)
+    return await _send(run_id, decision=Decision.approve_tool if for_the_run else Decision.approve, **named)
 
 
 @click.command("deny", epilog=examples('deny RUN --reason "too expensive"'))
 @run_argument
 @click.option("--reason", "text", help="The reason, for the agent.")
 @names_what_it_answers
-def deny_command(run_id: str, text: str | None, **named: str | None) -> None:
+@async_command()
+async def deny_command(run_id: str, text: str | None, **named: str | None) -> int:
     """Deny the tool call a run is waiting on; the run continues."""
-    _send(run_id, text=text, decision=Decision.deny, **named)
+    return await _send(run_id, text=text, decision=Decision.deny, **named)
 
 
-def _send(run_id: str, **fields: str | None) -> None:
+async def _send(run_id: str, **fields: str | None) -> int:
     try:
         body = HumanInput.model_validate(fields)
     except ValidationError as error:
         raise wrong_usage(error) from None
 
-    async def main() -> int:
-        async with open_session(load(), Needs.answers) as session:
-            await answer(session.client, run_id, body, session.settings.answer_keys)
-            warning = await session.no_worker(run_id)
-        console.print(escape(f"accepted; {warning}" if warning else "accepted"), soft_wrap=True)
-        return 0
-
-    go(main)
+    async with open_session(load(), Needs.answers) as session:
+        await answer(session.client, run_id, body, session.settings.answer_keys)
+        warning = await session.no_worker(run_id)
+    console.print(escape(f"accepted; {warning}" if warning else "accepted"), soft_wrap=True)
+    return 0
 
 
 @click.command("cancel", epilog=examples('cancel RUN --reason "not needed"'))
 @run_argument
 @click.option("--reason", help="The reason, stored with the run.")
-def cancel_command(run_id: str, reason: str | None) -> None:
+@async_command()
+async def cancel_command(run_id: str, reason: str | None) -> int:
     """Cancel a run.
 
     A side effect that is in progress finishes first, and its result is kept.
@@ -124,15 +125,11 @@ def cancel_command(run_id: str, reason: str | None) -> None:
         body = CancelRequest(reason=reason, by="perdure cancel")
     except ValidationError as error:
         raise wrong_usage(error) from None
-
-    async def main() -> int:
-        async with open_session(load(), Needs.work) as session:
-            await cancel(session.client, run_id, body)
-            console.print("cancel requested; waiting for running calls …")
-            if warning := await session.no_worker():
-                console.print(f"[yellow]{warning}[/]")
-            end = await ended(session.client, run_id)
-        console.print(end.status)
-        return 0 if end.status == RunStatus.cancelled else 1
-
-    go(main)
+    async with open_session(load(), Needs.work) as session:
+        await cancel(session.client, run_id, body)
+        console.print("cancel requested; waiting for running calls …")
+        if warning := await session.no_worker():
+            console.print(f"[yellow]{warning}[/]")
+        end = await ended(session.client, run_id)
+    console.print(end.status)
+    return 0 if end.status == RunStatus.cancelled else 1

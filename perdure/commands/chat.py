@@ -33,7 +33,7 @@ from perdure.client.watch import Watch
 from perdure.process.shutdown import own
 from perdure.session import Needs, Session, open_session
 from perdure.terminal.chat_view import Page
-from perdure.terminal.command import as_json_option, complain, console, examples, go, utf8
+from perdure.terminal.command import as_json_option, async_command, complain, console, examples, utf8
 from perdure.terminal.completion import agent_names
 from perdure.terminal.follow import DETACHED, exit_code, stopping
 from perdure.terminal.prompt import read_answer
@@ -66,7 +66,10 @@ HELP = """\
     help="Action if a turn is active.",
 )
 @as_json_option
-def chat_command(conversation_id: str, agent: str | None, message: str | None, when_busy: str, as_json: bool) -> None:
+@async_command()
+async def chat_command(
+    conversation_id: str, agent: str | None, message: str | None, when_busy: str, as_json: bool
+) -> int:
     """Chat with an agent in a persistent conversation.
 
     CONVERSATION is its name, by default "chat". Lines typed during a turn are queued, or answer its question. /help
@@ -76,19 +79,15 @@ def chat_command(conversation_id: str, agent: str | None, message: str | None, w
         raise click.UsageError("--json needs a --message")
     if not 0 < len(conversation_id) <= MAX_ID_LENGTH:
         raise click.UsageError(f"the name of a conversation must have 1 to {MAX_ID_LENGTH} characters")
-
-    async def main() -> int:
-        settings = load()
-        settings.check_agent(agent)
-        async with open_session(settings, Needs.work) as session:
-            talk = Talk(session, conversation_id, agent, console)
-            if message is not None:
-                return await talk.once(message, WhenBusy(when_busy), as_json=as_json)
-            if session.rehearsal:
-                console.print(f"[yellow]{escape(session.rehearsal)}[/]", soft_wrap=True)
-            return await talk.on()
-
-    go(main)
+    settings = load()
+    settings.check_agent(agent)
+    async with open_session(settings, Needs.work) as session:
+        talk = Talk(session, conversation_id, agent, console)
+        if message is not None:
+            return await talk.once(message, WhenBusy(when_busy), as_json=as_json)
+        if session.rehearsal:
+            console.print(f"[yellow]{escape(session.rehearsal)}[/]", soft_wrap=True)
+        return await talk.on()
 
 
 class Talk:
@@ -255,7 +254,7 @@ class Talk:
         async with self._speaking:
             submitted, _ = await self._send(text, when_busy)
             if submitted.position and self._open:
-                self._console.print(f"[dim]queued behind {submitted.position}[/]")
+                self._console.print(f"[dim]queued; {submitted.position} ahead[/]")
             self._follow(submitted.run_id)
 
     async def _has_joined(self, run_id: str, own: str) -> bool:

@@ -143,7 +143,8 @@ async def resume_command(run_id: str, detach: bool, as_json: bool) -> int:
 @click.option("--say", help="A message to the agent at the start of the new run.")
 @detach_option
 @as_json_option
-def fork_command(run_id: str, step: int, say: str | None, detach: bool, as_json: bool) -> None:
+@async_command()
+async def fork_command(run_id: str, step: int, say: str | None, detach: bool, as_json: bool) -> int:
     """Start a new run from a step of another run.
 
     The other run may be finished. Its later effects are not undone; the agent is informed of them.
@@ -152,7 +153,7 @@ def fork_command(run_id: str, step: int, say: str | None, detach: bool, as_json:
         ResumePayload(run_id=run_id, step=step, say=say)
     except ValidationError as error:
         raise wrong_usage(error) from None
-    go(lambda: _going_on(run_id, step, say, detach=detach, as_json=as_json))
+    return await _going_on(run_id, step, say, detach=detach, as_json=as_json)
 
 
 def _given() -> str:

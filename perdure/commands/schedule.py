@@ -22,7 +22,6 @@ from perdure.terminal.command import (
     async_command,
     console,
     examples,
-    go,
     name_on_server,
     utf8,
 )
@@ -71,7 +70,8 @@ def schedule_command() -> None:
 @click.option("--jitter", type=DurationType(), metavar="DURATION", help="Maximum random delay of each start.")
 @click.option("--paused", is_flag=True, help="Create it paused; `perdure schedule resume` starts it.")
 @as_json_option
-def add_schedule_command(
+@async_command()
+async def add_schedule_command(
     name: str,
     cron: str | None,
     every: timedelta | None,
@@ -82,7 +82,7 @@ def add_schedule_command(
     jitter: timedelta | None,
     paused: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Create a schedule from a cron line or an interval."""
     if (cron is None) == (every is None):
         raise click.UsageError("give either --cron or --every")
@@ -91,21 +91,17 @@ def add_schedule_command(
     if time_zone is not None and cron is None:
         raise click.UsageError("--time-zone is for --cron")
     spec = Wanted(name, start_event(goal, agent), cron, every, time_zone, jitter, overlap, paused)
-
-    async def main() -> int:
-        settings = load()
-        settings.check_agent(agent)
-        async with open_session(settings, Needs.nothing) as session:
-            created = await schedules.add(session.client, settings.task_queue, spec)
-        if as_json:
-            click.echo(_json(created))
-            return 0
-        state = "paused; to start it: perdure schedule resume " + name if paused else f"next: {_moment(created)}"
-        console.print(f"[bold]{escape(name)}[/]  {escape(created.words)}, {escape(state)}, overlap {created.overlap}")
-        _say_when_it_works(session)
+    settings = load()
+    settings.check_agent(agent)
+    async with open_session(settings, Needs.nothing) as session:
+        created = await schedules.add(session.client, settings.task_queue, spec)
+    if as_json:
+        click.echo(_json(created))
         return 0
-
-    go(main)
+    state = "paused; to start it: perdure schedule resume " + name if paused else f"next: {_moment(created)}"
+    console.print(f"[bold]{escape(name)}[/]  {escape(created.words)}, {escape(state)}, overlap {created.overlap}")
+    _say_when_it_works(session)
+    return 0
 
 
 @schedule_command.command("list", epilog=examples("schedule list"))

@@ -17,7 +17,7 @@ from perdure.client.watch import Watch
 from perdure.commands.export import STDOUT, export_run
 from perdure.commands.mcp.servers import tell_servers, tell_unseen
 from perdure.session import Needs, open_session
-from perdure.terminal.command import as_json_option, async_command, console, examples, go, run_argument
+from perdure.terminal.command import as_json_option, async_command, console, examples, run_argument
 from perdure.terminal.report import print_follow_up, print_run, print_tree, run_row, subtask_row, tool_row, tool_table
 from perdure.terminal.run_view import Screen
 from perdure.terminal.table import print_list
@@ -124,26 +124,23 @@ async def _show_follow_up(settings: Settings, run_id: str, *, as_json: bool) -> 
 )
 @click.option("--with-subtasks", is_flag=True, help="With --export: include the records of subtasks.")
 @as_json_option
-def trace_command(run_id: str, target: str | None, with_subtasks: bool, as_json: bool) -> None:
+@async_command()
+async def trace_command(run_id: str, target: str | None, with_subtasks: bool, as_json: bool) -> int:
     """Print the turns, calls and results of a run so far."""
     if with_subtasks and target is None:
         raise click.UsageError("--with-subtasks requires --export")
     if target is not None:
-        go(lambda: export_run(run_id, target, with_subtasks=with_subtasks))
-
-    async def main() -> int:
-        screen = Screen(console)
-        async with open_session(load(), Needs.nothing) as session:
-            async for at, happening in Watch(session.client, run_id, follow=False).positioned():
-                if as_json:
-                    click.echo(happening_json(happening))
-                else:
-                    screen.show(happening, at.time if at else None)
-                    if isinstance(happening, Over):
-                        screen.end(await ended(session.client, run_id))
-        return 0
-
-    go(main)
+        return await export_run(run_id, target, with_subtasks=with_subtasks)
+    screen = Screen(console)
+    async with open_session(load(), Needs.nothing) as session:
+        async for at, happening in Watch(session.client, run_id, follow=False).positioned():
+            if as_json:
+                click.echo(happening_json(happening))
+            else:
+                screen.show(happening, at.time if at else None)
+                if isinstance(happening, Over):
+                    screen.end(await ended(session.client, run_id))
+    return 0
 
 
 @click.command("tools", epilog=examples("tools", "tools --check", "tools --accept"))

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from contracts.duration import Duration
 from gateway.tokens import VARIABLE, Scope, Token, Tokens, Unreadable, entry_of, new_token, tokens_of
-from perdure.terminal.command import as_json_option, async_command, console, examples, go
+from perdure.terminal.command import as_json_option, async_command, console, examples
 from settings import ProjectError, load
 
 SCOPES = [scope.value for scope in Scope]
@@ -37,7 +37,8 @@ def token_command() -> None:
 )
 @click.option("--env", "for_environment", is_flag=True, help=f"Store nothing; also print the entry for {VARIABLE}.")
 @as_json_option
-def create_token_command(
+@async_command()
+async def create_token_command(
     name: str,
     scopes: tuple[str, ...],
     expires: str | None,
@@ -45,7 +46,7 @@ def create_token_command(
     *,
     for_environment: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Create a token and print it once.
 
     Only its SHA-256 hash is stored.
@@ -57,21 +58,17 @@ def create_token_command(
             f"--scope {Scope.publish} and --platform require each other: name the platforms whose events it may publish"
         )
     lifetime = _lifetime(expires)
-
-    async def main() -> int:
-        secret, token = new_token(name, tuple(map(Scope, scopes)), lifetime, platforms)
-        if not for_environment:
-            _change(lambda tokens: tokens.add(token))
-        if as_json:
-            entry = {"entry": entry_of(token)} if for_environment else {}
-            click.echo(json.dumps({"token": secret, **_row(token, "environment" if entry else "file"), **entry}))
-            return 0
-        click.echo(secret)
-        if for_environment:
-            click.echo(f"{VARIABLE}={entry_of(token)}")
+    secret, token = new_token(name, tuple(map(Scope, scopes)), lifetime, platforms)
+    if not for_environment:
+        _change(lambda tokens: tokens.add(token))
+    if as_json:
+        entry = {"entry": entry_of(token)} if for_environment else {}
+        click.echo(json.dumps({"token": secret, **_row(token, "environment" if entry else "file"), **entry}))
         return 0
-
-    go(main)
+    click.echo(secret)
+    if for_environment:
+        click.echo(f"{VARIABLE}={entry_of(token)}")
+    return 0
 
 
 @token_command.command("list", epilog=examples("token list"))

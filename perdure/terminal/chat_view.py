@@ -13,7 +13,7 @@ from contracts.run.signals import HumanInput
 from decisions.run.calls import text_of
 from decisions.text.visible_text import render_visible
 from perdure.client.run_events import Failed, Happening, Held, Live, Retrying, Started, Thought
-from perdure.terminal.report import COLOURS
+from perdure.terminal.report import status_colour
 from perdure.terminal.run_view import Screen
 
 
@@ -73,7 +73,7 @@ class Page:
         else:
             payload = end.event["payload"] if end.event else {"reason": end.kind, "detail": end.message}
             reason = f": {payload['reason']}: {render_visible(payload['detail'])}" if payload["detail"] else ""
-            colour = COLOURS.get(end.status, "white")
+            colour = status_colour(end.status)
             self._console.print(f"[{colour}]■ {end.status}[/]{escape(reason)}")
         self._screen = Screen(self._console)  # each turn is a separate run
 

@@ -31,13 +31,13 @@ from perdure.terminal.follow import DETACHED
 from settings import ProjectError, current_folder, load
 from telemetry import NoMetrics, quiet_core
 
-P = ParamSpec("P")
-G = TypeVar("G", bound=str | tuple[str, ...] | None)
+_P = ParamSpec("_P")
+_G = TypeVar("_G", bound=str | tuple[str, ...] | None)
 MOST_NAME_BYTES = 1000  # the server's limit for a workflow id
 console = SafeConsole(highlight=False, emoji=False)
 
 
-def utf8(ctx: click.Context, param: click.Parameter, value: G) -> G:  # noqa: ARG001 - click's signature
+def utf8(ctx: click.Context, param: click.Parameter, value: _G) -> _G:  # noqa: ARG001 - click's signature
     """Reject values that cannot be sent to the server: a shell passes on any bytes."""
     texts = value if isinstance(value, tuple) else (value,)
     if not all(is_utf8(text) for text in texts if text is not None):
@@ -92,12 +92,12 @@ def go(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) 
     leave(code)
 
 
-def async_command(*, stays: bool = False) -> Callable[[Callable[P, Coroutine[Any, Any, int]]], Callable[P, NoReturn]]:
+def async_command(*, stays: bool = False) -> Callable[[Callable[_P, Coroutine[Any, Any, int]]], Callable[_P, NoReturn]]:
     """Make a command's callback of a coroutine function that returns the exit code."""
 
-    def decorate(command: Callable[P, Coroutine[Any, Any, int]]) -> Callable[P, NoReturn]:
+    def decorate(command: Callable[_P, Coroutine[Any, Any, int]]) -> Callable[_P, NoReturn]:
         @wraps(command)
-        def callback(*args: P.args, **kwargs: P.kwargs) -> NoReturn:
+        def callback(*args: _P.args, **kwargs: _P.kwargs) -> NoReturn:
             go(lambda: command(*args, **kwargs), stays=stays)
 
         return callback

@@ -46,7 +46,7 @@ from perdure.client.run_events import (
 )
 from perdure.terminal.console import fitted
 from perdure.terminal.progress import cost_told, counted, joined, seconds_told, tokens_told
-from perdure.terminal.report import COLOURS
+from perdure.terminal.report import status_colour
 
 RUNGS = {
     Rung.nudge: "the model is asked to try something else",
@@ -125,7 +125,7 @@ def fallbacks(reply: ModelTurn) -> Told:
 
 def ended(end: RunEnd, facts: str, shown: str, width: int | None) -> Told:
     """Yield how a run ended, with its figures. `shown` is the model's last text, which is on the screen already."""
-    colour = COLOURS.get(end.status, "white")
+    colour = status_colour(end.status)
     yield Line(f"[bold {colour}]■ {end.status}[/]  [dim]{facts}[/]")
     if end.event and end.event["type"] == "agent.completed":
         outcome = end.event["payload"]["outcome"]

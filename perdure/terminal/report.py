@@ -41,6 +41,10 @@ COLOURS = {
 }
 
 
+def status_colour(status: str) -> str:
+    return COLOURS.get(RunStatus(status), "white")
+
+
 def run_row(found: Found) -> dict[str, Any]:
     """Return the JSON row of a run, from the server's record."""
     closed = found.execution.close_time
@@ -67,10 +71,16 @@ def print_tree(console: Console, subtree: list[tuple[int, Found]]) -> None:
         table.add_column(no_wrap=True)
     table.add_column(overflow="ellipsis", no_wrap=True)
     for depth, run in subtree:
-        colour = COLOURS.get(RunStatus(run.status), "white")
         cost = f"USD {run.cost_usd:.4f}" if run.cost_usd else ""
         name, steps = "  " * (depth - 1) + escape(run.run_id), f"{run.steps} step{'' if run.steps == 1 else 's'}"
-        table.add_row(name, f"[{colour}]{run.status}[/]", escape(run.agent), steps, cost, escape(run.waiting_for))
+        table.add_row(
+            name,
+            f"[{status_colour(run.status)}]{run.status}[/]",
+            escape(run.agent),
+            steps,
+            cost,
+            escape(run.waiting_for),
+        )
     console.print("  delegated")
     console.print(Padding(table, (0, 0, 0, 4), expand=False))
 
@@ -85,7 +95,7 @@ def print_run(
     as_of: datetime | None = None,
     starter: SentBy | None = None,
 ) -> None:
-    colour, started = COLOURS.get(RunStatus(found.status), "white"), age(found.execution.start_time)
+    colour, started = status_colour(found.status), age(found.execution.start_time)
     console.print(f"[bold]{escape(found.run_id)}[/]  [{colour}]{found.status}[/]  started {started} ago")
     if starter is not None:
         console.print(f"  by       {escape(cut(format_sent_by(starter), 200))}", soft_wrap=True)
@@ -107,7 +117,7 @@ def print_run(
 
 
 def print_follow_up(console: Console, found: Found, state: FollowUpState | None) -> None:
-    colour, started = COLOURS.get(RunStatus(found.status), "white"), age(found.execution.start_time)
+    colour, started = status_colour(found.status), age(found.execution.start_time)
     about = f", {state.state}" if state else "  [yellow]no worker answers now[/]"
     console.print(f"[bold]{escape(found.run_id)}[/]  [{colour}]{found.status}[/]{about}  started {started} ago")
     if state is None:

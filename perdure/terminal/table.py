@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
-from contracts.run.state import RunStatus
 from perdure.client.run_list import Found
-from perdure.terminal.report import COLOURS, age, on_one_line
+from perdure.terminal.report import age, on_one_line, status_colour
 
 GAP = 2
 LEAST_TOLD = 12  # minimum width of the last column
@@ -59,7 +58,7 @@ def _asking(run: Found, width: int) -> tuple[Text, Text, Text]:
 
 
 def _cells(run: Found) -> tuple[Text, ...]:
-    status = Text(run.status, style=COLOURS.get(RunStatus(run.status), "white"))
+    status = Text(run.status, style=status_colour(run.status))
     if run.is_wedged:
         status.append(" (wedged)", style="red")
     words = (run.agent, age(run.execution.start_time), run.waiting_for)

@@ -133,7 +133,7 @@ def test_a_conversation_at_the_terminal(project: Project) -> None:
         it.type("take long")
         it.until("done at last")  # what is seen is cancelled, and before that it may be the turn before
         it.type("after it")
-        it.until("1 before it")
+        it.until("queued; 1 ahead")
         it.type("/cancel")
         it.until("■ cancelled")
         it.until("you said after it")

@@ -43,8 +43,8 @@ LOOK_EVERY = 0.5  # seconds between polls, each one small request to the server
 MOST_LISTED = 50
 ANSWERABLE = (*TEXTUAL, *DIRECTED)  # kinds of question that take a text
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class StartedRun(BaseModel):
@@ -150,18 +150,18 @@ class _Lines(anyio.AsyncFile[str]):
         return await anyio.to_thread.run_sync(self.wrapped.readline, abandon_on_cancel=True)
 
 
-def _render(result: R) -> R:
+def _render(result: _R) -> _R:
     """Make hidden characters in the texts of a result visible, as the client may show them to people."""
     if not isinstance(result, BaseModel):
         return result
     return type(result).model_validate(render_values(result.model_dump()))
 
 
-def _in_a_line(tool: Callable[P, Awaitable[R]], redact: Callable[[str], str]) -> Callable[P, Awaitable[R]]:
+def _in_a_line(tool: Callable[_P, Awaitable[_R]], redact: Callable[[str], str]) -> Callable[_P, Awaitable[_R]]:
     """Convert expected errors to a `ToolError` of one line."""
 
     @wraps(tool)
-    async def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+    async def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return _render(await tool(*args, **kwargs))
         except (NoSuchRun, Refused, NotReachable, ProjectError) as error:
