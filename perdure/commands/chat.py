@@ -307,9 +307,9 @@ class Talk:
         self._now = run_id
         self._is_shown.set()
         try:
-            async for at, happening in Watch(self._session.client, run_id).positioned():
-                self._page.show(happening, at.time if at else None)
-                self._note_question(run_id, happening)
+            async for position, event in Watch(self._session.client, run_id).positioned():
+                self._page.show(event, position.time if position else None)
+                self._note_question(run_id, event)
         finally:
             self._now = self._asks = None
             self._is_shown.clear()
@@ -328,13 +328,13 @@ class Talk:
                 return False
             await asyncio.sleep(LOOKS_EVERY)
 
-    def _note_question(self, run_id: str, happening: Happening) -> None:
-        if isinstance(happening, Resumed):
+    def _note_question(self, run_id: str, event: Happening) -> None:
+        if isinstance(event, Resumed):
             self._asks = None
-        if isinstance(happening, Waiting) and happening.question is not None:
-            self._asks = (run_id, happening.question)
+        if isinstance(event, Waiting) and event.question is not None:
+            self._asks = (run_id, event.question)
             if not _is_person():
-                ways = " or ".join(ways_to_answer(run_id, happening.question))
+                ways = " or ".join(ways_to_answer(run_id, event.question))
                 self._console.print(f"  answer it with: {escape(ways)}", soft_wrap=True)
 
     async def _journal(self) -> None:

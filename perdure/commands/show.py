@@ -78,14 +78,14 @@ async def show_command(run_id: str, as_json: bool) -> int:
     if run_id.startswith(ids.FOLLOW_UP):
         return await _show_follow_up(settings, run_id, as_json=as_json)
     async with open_session(settings, Needs.answers) as session:
-        found = await find(session.client, run_id)
+        run = await find(session.client, run_id)
         view = await state(session.client, run_id)
-        end = None if found.is_open else await ended(session.client, run_id)
-        as_of = None if view else await grown_at(session.client, found)
-        tree = await below(session.client, found)
-        starter = await starter_of(session.client, found)
+        end = None if run.is_open else await ended(session.client, run_id)
+        as_of = None if view else await grown_at(session.client, run)
+        tree = await below(session.client, run)
+        starter = await starter_of(session.client, run)
     if as_json:
-        fields = view.model_dump(mode="json") if view else run_row(found)
+        fields = view.model_dump(mode="json") if view else run_row(run)
         fields |= {"as_of": as_of.isoformat()} if as_of else {}
         fields |= {
             "end": dataclasses.asdict(end) if end else None,
@@ -95,8 +95,8 @@ async def show_command(run_id: str, as_json: bool) -> int:
         }
         click.echo(json.dumps(fields))
     else:
-        files = settings.workspaces / folder_name(found.run_id)
-        print_run(console, found, view, end, files, as_of=as_of, starter=starter)
+        files = settings.workspaces / folder_name(run.run_id)
+        print_run(console, run, view, end, files, as_of=as_of, starter=starter)
         if tree:
             print_tree(console, tree)
     return 0
@@ -104,11 +104,11 @@ async def show_command(run_id: str, as_json: bool) -> int:
 
 async def _show_follow_up(settings: Settings, run_id: str, *, as_json: bool) -> int:
     async with open_session(settings, Needs.answers) as session:
-        found, state = await find_any(session.client, run_id), await follow_up_state(session.client, run_id)
+        run, state = await find_any(session.client, run_id), await follow_up_state(session.client, run_id)
     if as_json:
-        click.echo(json.dumps(state.model_dump(mode="json") if state else run_row(found)))
+        click.echo(json.dumps(state.model_dump(mode="json") if state else run_row(run)))
     else:
-        print_follow_up(console, found, state)
+        print_follow_up(console, run, state)
     return 0
 
 
@@ -133,12 +133,12 @@ async def trace_command(run_id: str, target: str | None, with_subtasks: bool, as
         return await export_run(run_id, target, with_subtasks=with_subtasks)
     screen = Screen(console)
     async with open_session(load(), Needs.nothing) as session:
-        async for at, happening in Watch(session.client, run_id, follow=False).positioned():
+        async for position, event in Watch(session.client, run_id, follow=False).positioned():
             if as_json:
-                click.echo(happening_json(happening))
+                click.echo(happening_json(event))
             else:
-                screen.show(happening, at.time if at else None)
-                if isinstance(happening, Over):
+                screen.show(event, position.time if position else None)
+                if isinstance(event, Over):
                     screen.end(await ended(session.client, run_id))
     return 0
 

@@ -27,15 +27,15 @@ class Page:
         self._lines = Wrapping(console.width)
         self._said = ""  # the last complete answer
 
-    def show(self, happening: Happening, time: datetime | None) -> None:
-        match happening:
+    def show(self, event: Happening, time: datetime | None) -> None:
+        match event:
             case Started():
-                self._screen.hears(happening, time)
-            case Live(text) if not isinstance(happening, Held):
+                self._screen.hears(event, time)
+            case Live(text) if not isinstance(event, Held):
                 if self._screen.is_live and self._screen.progress.is_thinking:  # other outputs take whole lines
                     self._write(_rest(self._written, text))
             case Thought(reply=reply):
-                self._screen.hears(happening, time)
+                self._screen.hears(event, time)
                 self._said = text_of(reply.content)
                 is_known = self._said.startswith(self._written.rstrip())
                 self._write(self._said[len(self._written) :] if is_known else f"\n{self._said}")
@@ -43,9 +43,9 @@ class Page:
                 self._screen.tell_fallbacks(reply)
             case Retrying() | Failed():
                 self._close()
-                self._screen.show(happening, time)
+                self._screen.show(event, time)
             case _:
-                self._screen.show(happening, time)
+                self._screen.show(event, time)
 
     def says(self, answer: HumanInput) -> HumanInput:
         """Note an answer that was typed at this terminal."""

@@ -78,12 +78,12 @@ class Block:
 Told = Iterator[Line | Block]
 
 
-def told(happening: Happening, width: int | None) -> Told:
-    match happening:
+def told(event: Happening, width: int | None) -> Told:
+    match event:
         case Started(goal) if goal:
             yield Line("[bold]goal[/]  ", cut(goal, 1000))
         case Thought():
-            yield from _thought(happening, width)
+            yield from _thought(event, width)
         case Answered(answer):
             text = ": ".join(filter(None, (answer.decision, answer.text)))
             sender = format_sent_by(SentBy(sender=answer.sender, by=answer.by))
@@ -92,15 +92,15 @@ def told(happening: Happening, width: int | None) -> Told:
             yield Line(f"  [yellow]![/] the context is full: about {full.tokens:,} of {full.window:,} tokens")
         case Shortened(summary):
             yield Line(f"  [yellow]![/] {_shortened(summary)}")
-        case Noticed(event):
-            if line := _noticed(event):
+        case Noticed(notice):
+            if line := _noticed(notice):
                 yield Line(f"  {line}")
         case Signalled(signal):
             yield Line(f"  [dim]signal {escape(cut(signal, 100))}[/]")
         case Rotated():
             yield Line("  [dim]the history was long: continued as new[/]")
         case Called():
-            yield from _called(happening, width)
+            yield from _called(event, width)
         case Delegating(request):
             yield from _delegating(request)
         case Delegated(state):
@@ -188,14 +188,16 @@ def _mark(*, is_good: bool) -> str:
     return "[green]✓[/]" if is_good else "[red]✗[/]"
 
 
-def _noticed(event: dict[str, Any]) -> str:
+def _noticed(notice: dict[str, Any]) -> str:
     """Format a notice. A full context has none: the compaction has its own line."""
-    if event["event"] == "refused":
-        step = f"  [dim]step {event['step']}[/]" if event["step"] else ""
-        return f"[red]✗[/] {escape(cut(event['call'], 100))}{step}  {event['kind']}: {escape(cut(event['error'], 300))}"
-    if event.get("ladder") == "thrash":
-        return f"[yellow]![/] loop detected: {RUNGS[event['stage']]}"
-    return "" if "ladder" in event else "[yellow]![/] the time limit is reached: one last turn"
+    if notice["event"] == "refused":
+        step = f"  [dim]step {notice['step']}[/]" if notice["step"] else ""
+        return (
+            f"[red]✗[/] {escape(cut(notice['call'], 100))}{step}  {notice['kind']}: {escape(cut(notice['error'], 300))}"
+        )
+    if notice.get("ladder") == "thrash":
+        return f"[yellow]![/] loop detected: {RUNGS[notice['stage']]}"
+    return "" if "ladder" in notice else "[yellow]![/] the time limit is reached: one last turn"
 
 
 def _shortened(summary: Summary) -> str:

@@ -59,9 +59,9 @@ async def follow_json(session: Session, run_id: str, *, every: bool) -> int:
     """Print the end of a run as a line of JSON; with `every`, each event before it too."""
 
     async def print_all() -> None:
-        async for happening in Watch(session.client, run_id).happenings():
+        async for event in Watch(session.client, run_id).happenings():
             if every:
-                print(happening_json(happening), flush=True)
+                print(happening_json(event), flush=True)
 
     if await _left(session, print_all(), run_id):
         return DETACHED
@@ -97,13 +97,13 @@ async def _show(session: Session, run_id: str, screen: Screen) -> None:
     learning = asyncio.create_task(_learn(session, run_id, screen))
     try:
         async with screen.following():
-            async for at, happening in Watch(session.client, run_id).positioned():
-                if asking is not None and isinstance(happening, Resumed | Waiting | Over):
+            async for position, event in Watch(session.client, run_id).positioned():
+                if asking is not None and isinstance(event, Resumed | Waiting | Over):
                     await _given_up(asking)  # it has an answer, here or elsewhere
                     asking = None
-                screen.show(happening, at.time if at else None)
-                if isinstance(happening, Waiting) and happening.question is not None:
-                    asking = asyncio.create_task(_ask(session, run_id, screen, happening.question))
+                screen.show(event, position.time if position else None)
+                if isinstance(event, Waiting) and event.question is not None:
+                    asking = asyncio.create_task(_ask(session, run_id, screen, event.question))
     finally:
         await _given_up(learning, *([asking] if asking else []))
 

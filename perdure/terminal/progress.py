@@ -77,10 +77,10 @@ class Progress:
         if view.origin and not self.plan:
             self.plan, self.journal = items(view.plan), journal or self.journal
 
-    def takes(self, happening: Happening, time: datetime | None) -> None:
+    def takes(self, event: Happening, time: datetime | None) -> None:
         """Apply an event; `time` is its time in the history, if it has one."""
         at = self.at(time)
-        match happening:
+        match event:
             case Thinking(phase, turn):
                 self.doing["model"] = (f"{phase} · turn {turn}", at)
             case Thought(turn=turn, reply=reply):

@@ -45,23 +45,23 @@ def status_colour(status: str) -> str:
     return COLOURS.get(RunStatus(status), "white")
 
 
-def run_row(found: Found) -> dict[str, Any]:
+def run_row(run: Found) -> dict[str, Any]:
     """Return the JSON row of a run, from the server's record."""
-    closed = found.execution.close_time
+    closed = run.execution.close_time
     return {
-        "run_id": found.run_id,
-        "status": found.status,
-        "agent": found.agent,
-        "waiting_for": found.waiting_for,
-        "wedged": found.is_wedged,
-        "started_at": found.execution.start_time.isoformat(),
+        "run_id": run.run_id,
+        "status": run.status,
+        "agent": run.agent,
+        "waiting_for": run.waiting_for,
+        "wedged": run.is_wedged,
+        "started_at": run.execution.start_time.isoformat(),
         "closed_at": closed.isoformat() if closed else None,
     }
 
 
-def subtask_row(depth: int, found: Found) -> dict[str, Any]:
+def subtask_row(depth: int, run: Found) -> dict[str, Any]:
     """Return the JSON row of a subtask."""
-    return {**run_row(found), "depth": depth, "parent": found.parent, "steps": found.steps, "cost_usd": found.cost_usd}
+    return {**run_row(run), "depth": depth, "parent": run.parent, "steps": run.steps, "cost_usd": run.cost_usd}
 
 
 def print_tree(console: Console, subtree: list[tuple[int, Found]]) -> None:
@@ -87,7 +87,7 @@ def print_tree(console: Console, subtree: list[tuple[int, Found]]) -> None:
 
 def print_run(
     console: Console,
-    found: Found,
+    run: Found,
     view: RunView | None,
     end: RunEnd | None,
     files: Path,
@@ -95,19 +95,19 @@ def print_run(
     as_of: datetime | None = None,
     starter: SentBy | None = None,
 ) -> None:
-    colour, started = status_colour(found.status), age(found.execution.start_time)
-    console.print(f"[bold]{escape(found.run_id)}[/]  [{colour}]{found.status}[/]  started {started} ago")
+    colour, started = status_colour(run.status), age(run.execution.start_time)
+    console.print(f"[bold]{escape(run.run_id)}[/]  [{colour}]{run.status}[/]  started {started} ago")
     if starter is not None:
         console.print(f"  by       {escape(cut(format_sent_by(starter), 200))}", soft_wrap=True)
-    if view is None and found.is_open:
-        silent = "a wedged run does not answer" if found.is_wedged else "no worker answers now"
+    if view is None and run.is_open:
+        silent = "a wedged run does not answer" if run.is_wedged else "no worker answers now"
         old = f", {age(as_of)} old" if as_of else ""
         console.print(f"  [yellow]{silent}; this is what the server knows{old}[/]")
-        console.print(f"  agent    {escape(found.agent)}")
-        if found.waiting_for:
-            console.print(f"  waits    {escape(found.waiting_for)}")
-    if found.is_wedged:
-        console.print(f"  [red]wedged[/]   {escape(found.wedged_by)}: {MEND}", soft_wrap=True)
+        console.print(f"  agent    {escape(run.agent)}")
+        if run.waiting_for:
+            console.print(f"  waits    {escape(run.waiting_for)}")
+    if run.is_wedged:
+        console.print(f"  [red]wedged[/]   {escape(run.wedged_by)}: {MEND}", soft_wrap=True)
     if view is not None:
         _print_view(console, view)
     if end is not None:
@@ -116,10 +116,10 @@ def print_run(
         console.print(f"  files    {near(files)}", soft_wrap=True)
 
 
-def print_follow_up(console: Console, found: Found, state: FollowUpState | None) -> None:
-    colour, started = status_colour(found.status), age(found.execution.start_time)
+def print_follow_up(console: Console, run: Found, state: FollowUpState | None) -> None:
+    colour, started = status_colour(run.status), age(run.execution.start_time)
     about = f", {state.state}" if state else "  [yellow]no worker answers now[/]"
-    console.print(f"[bold]{escape(found.run_id)}[/]  [{colour}]{found.status}[/]{about}  started {started} ago")
+    console.print(f"[bold]{escape(run.run_id)}[/]  [{colour}]{run.status}[/]{about}  started {started} ago")
     if state is None:
         return
     target = state.definition.resume_target
@@ -130,7 +130,7 @@ def print_follow_up(console: Console, found: Found, state: FollowUpState | None)
         described = escape(cut(task.description, 200))
         console.print(f"  task     {escape(task.task_id)} {described} ({task.kind}): {task.state}{by}", soft_wrap=True)
     for question in questions(state):
-        line = f'           perdure answer {found.run_id} --question {escape(question.task_id)} "…"'
+        line = f'           perdure answer {run.run_id} --question {escape(question.task_id)} "…"'
         console.print(line, soft_wrap=True)
     for late in state.late[-3:]:
         console.print(f"  late     {escape(late.event)}, for task {escape(late.task_id)}")

@@ -87,30 +87,30 @@ class Screen:
         if is_shown:
             self._area.open()
 
-    def show(self, happening: Happening, time: datetime | None = None) -> None:
+    def show(self, event: Happening, time: datetime | None = None) -> None:
         """Print an event; `time` is its time in the history, if it has one."""
         if self._asks:
-            self._later.append((happening, time))
+            self._later.append((event, time))
             return
-        self.hears(happening, time)
-        match happening:
+        self.hears(event, time)
+        match event:
             case Waiting(question=QuestionView() as question):
                 print_question(self.console, question)
             case Answered(answer):
                 own, self._own = self._own, None
                 if own is None or (answer.decision, answer.text) != (own.decision, own.text):
-                    self._print(event_lines.told(happening, self._width))
+                    self._print(event_lines.told(event, self._width))
             case Held() if self._held:
                 pass  # only the first in a turn has a permanent line; the live area shows the waiting time
             case _:
-                self._held = isinstance(happening, Held) or (self._held and not isinstance(happening, Thinking))
-                self._print(event_lines.told(happening, self._width))
+                self._held = isinstance(event, Held) or (self._held and not isinstance(event, Thinking))
+                self._print(event_lines.told(event, self._width))
 
-    def hears(self, happening: Happening, time: datetime | None) -> None:
+    def hears(self, event: Happening, time: datetime | None) -> None:
         """Apply an event to the progress without printing it."""
-        self.progress.takes(happening, time)
-        if isinstance(happening, Thought):
-            self._said = text_of(happening.reply.content)
+        self.progress.takes(event, time)
+        if isinstance(event, Thought):
+            self._said = text_of(event.reply.content)
 
     def tell_fallbacks(self, reply: ModelTurn) -> None:
         self._print(event_lines.fallbacks(reply))
@@ -156,7 +156,7 @@ class Screen:
         finally:
             self._asks = False
             later, self._later = self._later, []
-            for happening, time in later:
-                self.show(happening, time)
+            for event, time in later:
+                self.show(event, time)
             if self._follows:
                 self._area.open()

@@ -86,7 +86,7 @@ def test_a_goal_that_no_conversation_holds_goes_into_a_file_of_the_run(make_proj
     assert shown["goal"].endswith(f"is in artifacts/{file.name}: read it.")
     taken = project.perdure("run", "-", "--id", "long", "--detach", typed=f"another {goal}")
     assert (taken.code, taken.out) == (1, "")
-    assert "there is a run long already" in taken.err
+    assert "run long already exists" in taken.err
     assert file.read_text() == goal
     assert list(file.parent.glob("goal-*.md")) == [file]
     assert json.loads(project.perdure("show", "long", "--json").out)["goal"] == shown["goal"]

@@ -158,10 +158,10 @@ class Evaluation:
     async def _see_through(self, run_id: str, expect: Expectation) -> tuple[list[str], str | None]:
         """Follow a run to its end. Return its questions, and the one it was cancelled for."""
         answers, asked, unanswered = deque(expect.answer), list[str](), None
-        async for happening in Watch(self.session.client, run_id).happenings():
-            if not isinstance(happening, Waiting) or happening.status != RunStatus.waiting_on_human or unanswered:
+        async for event in Watch(self.session.client, run_id).happenings():
+            if not isinstance(event, Waiting) or event.status != RunStatus.waiting_on_human or unanswered:
                 continue
-            question = happening.question or await self._question(run_id)
+            question = event.question or await self._question(run_id)
             if question is None:  # another person answered it
                 continue
             asked.append(question.text)
@@ -191,8 +191,8 @@ class Evaluation:
         return None
 
     async def _facts(self, run_id: str, end: RunEnd, asked: list[str], unanswered: str | None) -> Facts:
-        view, found = await state(self.session.client, run_id), await find(self.session.client, run_id)
-        calls = told(await History(self.session.client).of(found)).calls.values()
+        view, run = await state(self.session.client, run_id), await find(self.session.client, run_id)
+        calls = told(await History(self.session.client).of(run)).calls.values()
         payload = end.event["payload"] if end.event else {}
         spent = Spent()
         if view is not None:  # a run that was rejected at its start has no usage

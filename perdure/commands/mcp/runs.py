@@ -204,30 +204,30 @@ class Door:
 
     async def run_state(self, run_id: str) -> ToldRun:
         """What a run does now: status, step, plan, last finding, open question, cost, and its outcome at the end."""
-        found = await find(self._client, run_id)
+        run = await find(self._client, run_id)
         view = await state(self._client, run_id)
         result = ToldRun(
-            run_id=found.run_id,
-            status=found.status,
-            is_over=not found.is_open,
-            agent=found.agent,
-            step=found.steps,
-            waiting_for=found.waiting_for,
-            cost_usd=found.cost_usd,
-            folder=self._folder(found.run_id),
+            run_id=run.run_id,
+            status=run.status,
+            is_over=not run.is_open,
+            agent=run.agent,
+            step=run.steps,
+            waiting_for=run.waiting_for,
+            cost_usd=run.cost_usd,
+            folder=self._folder(run.run_id),
         )
         if view is not None:
             plain = {"goal", "agent", "step", "max_steps", "plan", "last_finding", "cost_usd", "artifacts"}
             result = result.model_copy(
                 update={**view.model_dump(include=plain), "question": self._asked(view.question)}
             )
-        if found.is_wedged:
-            return result.model_copy(update={"note": f"wedged, it needs its operator: {found.wedged_by}"})
-        if not found.is_open:
+        if run.is_wedged:
+            return result.model_copy(update={"note": f"wedged, it needs its operator: {run.wedged_by}"})
+        if not run.is_open:
             return await self._with_end(result)
         if view is not None:
             return result
-        seconds = (datetime.now(UTC) - await grown_at(self._client, found)).total_seconds()
+        seconds = (datetime.now(UTC) - await grown_at(self._client, run)).total_seconds()
         note = f"no worker answers now: this is what the server knows, {max(seconds, 0):.0f} s old"
         return result.model_copy(update={"note": note})
 
@@ -265,9 +265,9 @@ class Door:
         """Wait until a run is over or has a question, at most `seconds`, and tell its state. Call it again to go on."""
         until = monotonic() + seconds
         while True:
-            found = await find(self._client, run_id)
+            run = await find(self._client, run_id)
             remaining = until - monotonic()
-            if not found.is_open or found.status == RunStatus.waiting_on_human or remaining <= 0:
+            if not run.is_open or run.status == RunStatus.waiting_on_human or remaining <= 0:
                 result = await self.run_state(run_id)
                 if result.is_over or result.question is not None or result.note or remaining <= 0:
                     return result  # without these, its question was answered just now
