@@ -41,7 +41,8 @@ from workflows import handlers, policies
 INTRO = """\
 A person or a program can start and speak to workflows without any of our code, with the `temporal` CLI, an SDK or the
 Web UI. Each signal and update takes one JSON value; queries take none, or one. A bad one never harms a workflow:
-updates are refused, signals ignored, and told of in its state. [An example](../../README.md#what-else-it-does)."""
+updates are refused, signals ignored, and told of in its state.
+[An example](../../README.md#from-any-temporal-client)."""
 
 IDS = (
     ("AgentRun", ids.run_workflow_id("<run id>")),
