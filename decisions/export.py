@@ -23,7 +23,7 @@ from contracts.transcript import Part, PartKind, Segment
 from contracts.turn import Usage
 from decisions.builtins import ASK_HUMAN
 from decisions.ids import call_digest, generation_of, question_id
-from decisions.narrate import cut
+from decisions.narrate import format_wait
 from decisions.requests import PREFIX
 from decisions.sender import sent_by
 
@@ -333,7 +333,7 @@ class _Fold:
         """The question as the agent put it: the search attribute is cut."""
         for call in reversed(self.told.calls.values()):
             asked = call.arguments.get("question") if isinstance(call.arguments, Mapping) else None
-            if call.tool == ASK_HUMAN and isinstance(asked, str) and cut(f"human: {asked}", 200) == waiting_for:
+            if call.tool == ASK_HUMAN and isinstance(asked, str) and format_wait(f"asks: {asked}") == waiting_for:
                 return asked
         return waiting_for.removeprefix("human: ")
 

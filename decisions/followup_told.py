@@ -12,7 +12,7 @@ from contracts.sender import FOLLOW_UP
 from decisions import kinds
 from decisions.followup import open_tasks, questions, timed_out
 from decisions.ids import resume_request_id
-from decisions.narrate import cut, markdown
+from decisions.narrate import cut, format_wait, markdown
 
 MOST_RESULTS = 60_000  # characters of all results together, in the brief
 MOST_TRIGGER = 30_000  # characters of what the agent is shown first
@@ -159,7 +159,7 @@ def waiting_for(state: FollowUpState, *, is_confidential: bool = False) -> str |
     if is_confidential:
         return "human: a question" if asked else "outside"
     if asked:
-        return cut(f"human: {_asks(asked[0])}", 200)
+        return format_wait(f"asks: {_asks(asked[0])}")
     more = f" and {len(left) - 1} more" if len(left) > 1 else ""
     return cut(f"outside: {left[0].description}", 180) + more
 

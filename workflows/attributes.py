@@ -19,11 +19,12 @@ from activities.attributes import (
     WAITING_FOR,
 )
 from contracts.followup import FollowUpState, FollowUpStatus
-from contracts.question import Question, QuestionKind
+from contracts.question import Question
 from contracts.run import RunState, RunStatus
 from decisions import followup, followup_told
 from decisions.limits import spent
 from decisions.narrate import waiting_for
+from decisions.question import TEXTUAL
 from workflows.confidential import is_confidential
 
 MOST_CHARACTERS = 200  # characters of a value
@@ -87,6 +88,6 @@ def of_follow_up(state: FollowUpState) -> TypedSearchAttributes:
 
 def _about(question: Question) -> str:
     """What an encrypted run asks is not told where everybody can read it."""
-    if question.kind is QuestionKind.question and is_confidential():
+    if question.kind in TEXTUAL and is_confidential():
         return "human: a question"
     return waiting_for(question)

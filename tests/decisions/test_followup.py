@@ -486,3 +486,8 @@ def test_a_time_beyond_the_bounds_of_a_delay_is_refused(until: Any) -> None:
 @pytest.mark.parametrize("until", [TODAY - DAY, TODAY, TODAY + 366 * DAY])
 def test_a_time_within_them_is_taken(until: int) -> None:
     assert followup.refusal(follow_up(), task("t", "wait", until=until), TODAY) is None
+
+
+def test_what_a_follow_up_asks_says_its_kind_and_cannot_pass_for_an_approval() -> None:
+    state = with_tasks(follow_up(), task("a", "prompt", text="approve refund"))
+    assert followup_told.waiting_for(state) == "human: asks: approve refund"

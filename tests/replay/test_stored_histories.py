@@ -41,7 +41,7 @@ from workflows.followup import FollowUp
 from workflows.mailbox import Mailbox
 from workflows.topic import EventTopic
 
-WAITS = ("Which one?", "approve charge", "settle charge", "settle the changed definition")
+WAITS = ("asks: Which one?", "approve charge", "settle charge", "settle the changed definition")
 FILES = sorted(HISTORIES.glob(f"*/*{SUFFIX}"))
 OURS = [path for path in FILES if path.parent.name == this_version()]
 OTHER = "of no known name"

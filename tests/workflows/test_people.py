@@ -328,7 +328,7 @@ async def test_every_open_question_is_listed_whatever_its_cause_and_no_answered_
             ours = {run.id: goal for goal, run in runs.items()}
             return {ours[each.execution.id]: each.waiting_for for each in found if each.execution.id in ours}
 
-        told = {"ask": "human: Which one?", "approve": "human: approve charge", "doubt": "human: settle pay"}
+        told = {"ask": "human: asks: Which one?", "approve": "human: approve charge", "doubt": "human: settle pay"}
 
         async def lists(*goals: str) -> bool:
             return await waiting() == {goal: told[goal] for goal in goals}
