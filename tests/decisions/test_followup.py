@@ -315,13 +315,16 @@ def test_what_was_resolved_while_its_message_went_out_keeps_its_result() -> None
     assert followup.sent(state, "n", ToolOutcome(result="sent"), START) is state
 
 
-def test_a_question_is_answered_by_its_id_or_the_oldest_first() -> None:
+def test_a_question_is_answered_by_its_id_or_as_the_only_one_that_is_open() -> None:
     state = with_tasks(follow_up(), task("p", "prompt", text="Go?"), task("q", "prompt", text="When?"))
     assert followup.answer_refusal(state, HumanInput(text="yes", question_id="z")) == (
         "question z is not open; open: p, q"
     )
-    assert followup.answer_refusal(state, HumanInput(text=" ")) == "the question takes a text"
+    assert followup.answer_refusal(state, HumanInput(text=" ", question_id="p")) == "the question takes a text"
+    why = "several questions are open, so name one of them: p, q"
+    assert followup.answer_refusal(state, HumanInput(text="yes")) == why
     state = followup.answered(state, HumanInput(text="Friday", question_id="q", by="eva"), START)
+    assert followup.answer_refusal(state, HumanInput(text="yes")) is None
     state = followup.answered(state, HumanInput(text="yes"), START)
     assert [t.result for t in state.tasks] == [
         {"status": "answered", "text": "yes"},
