@@ -19,11 +19,12 @@ from activities.telemetry.attributes import (
     WAITING_FOR,
 )
 from contracts.followup import FollowUpState, FollowUpStatus
-from contracts.run.question import Question, QuestionKind
+from contracts.run.question import Question
 from contracts.run.state import RunState, RunStatus
 from decisions.followup import state as followup
 from decisions.followup import view
 from decisions.run.limits import spent
+from decisions.run.question import TEXTUAL
 from decisions.text.formatting import waiting_for
 from workflows.encryption import is_confidential
 
@@ -88,6 +89,6 @@ def of_follow_up(state: FollowUpState) -> TypedSearchAttributes:
 
 def _about(question: Question) -> str:
     """What an encrypted run asks is not told where everybody can read it."""
-    if question.kind is QuestionKind.question and is_confidential():
+    if question.kind in TEXTUAL and is_confidential():
         return "human: a question"
     return waiting_for(question)

@@ -89,7 +89,7 @@ def _choice(below: Beneath, wanted: InputWanted, policy: PickPolicy | None, rest
 
 def content(below: Beneath, path: str) -> bytes:
     """Raises OSError, Unusable."""
-    data = below.read(INPUTS, *path.split("/"), most=MOST_INPUT)
+    data = below.read(INPUTS, *path.split("/"), most=MOST_INPUT, is_linkable=False)
     if len(data) > MOST_INPUT:
         raise Unusable(f"inputs: {cut(path, 200)} has more than {MOST_INPUT:,} bytes")
     return data

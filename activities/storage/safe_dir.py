@@ -55,11 +55,11 @@ class Beneath:
             _lock(folder, "/".join(names))
             yield
 
-    def read(self, *names: str, most: int) -> bytes:
-        """A regular file; of a larger one, `most` + 1 bytes."""
+    def read(self, *names: str, most: int, is_linkable: bool = True) -> bytes:
+        """A regular file; of a larger one, `most` + 1 bytes. A hard link is refused unless it `is_linkable`."""
         *above, last = names
         with self.folder(*above) as folder:
-            return read_at(folder, last, most)
+            return read_at(folder, last, most, is_linkable=is_linkable)
 
     def status(self, *names: str) -> os.stat_result | None:
         """Of the thing itself, not of what it links to. None where there is none."""
@@ -130,11 +130,13 @@ def must_be_name(name: str) -> str:
     return name
 
 
-def read_at(folder: int, name: str, most: int) -> bytes:
+def read_at(folder: int, name: str, most: int, *, is_linkable: bool = True) -> bytes:
     """As `Beneath.read`. Opening a named pipe does not wait for its other end."""
     descriptor = _opened(must_be_name(name), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, folder)
     with os.fdopen(descriptor, "rb") as file:
         _must_be_file(descriptor, name)
+        if not is_linkable and os.fstat(descriptor).st_nlink > 1:
+            raise NotThere(errno.EMLINK, "a hard link: the same file has another name elsewhere", name)
         return file.read(most + 1)
 
 

@@ -6,7 +6,7 @@ from temporalio.common import SearchAttributeKey
 
 AGENT_NAME = SearchAttributeKey.for_keyword("AgentName")  # whose run it is
 AGENT_STATUS = SearchAttributeKey.for_keyword("AgentStatus")  # a `RunStatus`, of follow-ups too
-WAITING_FOR = SearchAttributeKey.for_keyword("WaitingFor")  # the open question, like `human: approve charge`
+WAITING_FOR = SearchAttributeKey.for_keyword("WaitingFor")  # the open question: `human: approve X`, `human: asks: …`
 AGENT_STEP = SearchAttributeKey.for_int("AgentStep")  # tool calls so far
 CONVERSATION_ID = SearchAttributeKey.for_keyword("ConversationId")  # that it is a turn of, or was given
 PENDING_TOOLS = SearchAttributeKey.for_keyword_list("PendingTools")  # whose results are awaited: `tool:step`

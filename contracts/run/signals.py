@@ -26,11 +26,12 @@ class Decision(StrEnum):
 class HumanInput(Edge):
     """The body of the signal `human_input` and of the update `answer`.
 
-    `question_id` and `call`, the digest of a call to approve, are optional: what they name must be what is open.
+    `question_id` and `call`, the digest of a call to approve, are optional: what they name must be what is open. An
+    answer that names neither is for the question that is open when the run handles it: sent twice, it may answer two.
     """
 
     question_id: str | None = Field(default=None, max_length=200)
-    """If given, it must be the open one."""
+    """If given, it must be an open one; needed where several are open."""
     call: str | None = Field(default=None, max_length=200)
     """The digest of the call to approve; if given, it must be the one that is asked about."""
     text: str | None = Field(default=None, max_length=200_000)

@@ -244,10 +244,12 @@ def questions(state: FollowUpState) -> tuple[Task, ...]:
 
 
 def answer_refusal(state: FollowUpState, answer: HumanInput) -> str | None:
-    """Why this answers none of the open questions; None if it does."""
+    """Why this answers none of the open questions; None if it does. With several open, it must name its question."""
     asked = questions(state)
     if not asked:
         return f"no question is open on follow-up {state.workflow_id}"
+    if answer.question_id is None and len(asked) > 1:
+        return f"several questions are open, so name one of them: {', '.join(task.task_id for task in asked)}"
     if answer.question_id not in (None, *(task.task_id for task in asked)):
         return f"question {answer.question_id} is not open; open: {', '.join(task.task_id for task in asked)}"
     if answer.decision is not None or not (answer.text or "").strip():
@@ -258,7 +260,7 @@ def answer_refusal(state: FollowUpState, answer: HumanInput) -> str | None:
 
 
 def answered(state: FollowUpState, answer: HumanInput, now: int) -> FollowUpState:
-    """The answer, which was not refused, to the question that it names, or to the oldest one."""
+    """The answer, which was not refused, to the question that it names, or to the only one."""
     task_id = answer.question_id or questions(state)[0].task_id
     result = {"status": "answered", "text": answer.text} | ({"by": answer.by} if answer.by else {})
     return _resolved(state, task_id, result, answer.by or "a person", now)

@@ -24,7 +24,7 @@ from contracts.tool import ToolOutcome
 from decisions.builtin_tools import ASK_HUMAN
 from decisions.ids import call_digest, generation_of, question_id
 from decisions.sender import sent_by
-from decisions.text.formatting import cut
+from decisions.text.formatting import format_wait
 from decisions.tool_requests import PREFIX
 
 Event = Mapping[str, Any]
@@ -333,7 +333,7 @@ class _Fold:
         """The question as the agent put it: the search attribute is cut."""
         for call in reversed(self.told.calls.values()):
             asked = call.arguments.get("question") if isinstance(call.arguments, Mapping) else None
-            if call.tool == ASK_HUMAN and isinstance(asked, str) and cut(f"human: {asked}", 200) == waiting_for:
+            if call.tool == ASK_HUMAN and isinstance(asked, str) and format_wait(f"asks: {asked}") == waiting_for:
                 return asked
         return waiting_for.removeprefix("human: ")
 

@@ -105,15 +105,24 @@ def refusal(call: Call) -> dict[str, Any]:
 
 
 def waiting_for(question: Question) -> str:
-    """The search attribute `WaitingFor`: "human: approve charge"."""
+    """The search attribute `WaitingFor`: "human: approve charge".
+
+    It begins with the question's kind: words of a model or a sender cannot pass for an approval.
+    """
     about = {
+        QuestionKind.question: f"asks: {question.text}",
+        QuestionKind.choice: f"choose: {question.text}",
         QuestionKind.approval: f"approve {question.tool}",
         QuestionKind.resume_unsafe: f"settle {question.tool}",
         QuestionKind.definition_changed: "settle the changed definition",
         QuestionKind.thrash: "going in circles",
         QuestionKind.recovery: "losing context",
     }
-    return cut(f"human: {about.get(question.kind, question.text)}", 200)
+    return format_wait(about[question.kind])
+
+
+def format_wait(about: str) -> str:
+    return cut(f"human: {about}", 200)
 
 
 def details(state: RunState) -> str:

@@ -95,7 +95,7 @@ class Answer(Edge):
     """As `human_input`; who answers is told by the token."""
 
     question_id: str | None = None
-    """If given, it must be the open one."""
+    """If given, it must be an open one. Otherwise the answer is for the one that is open when it is received."""
     call: str | None = Field(default=None, max_length=200)
     """The digest of the call to approve; if given, it must be the one that is asked about."""
     text: str | None = Field(default=None, max_length=200_000)

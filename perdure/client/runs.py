@@ -200,7 +200,8 @@ async def follow_up_state(client: Client, named: str, patience: timedelta = QUER
 async def answer(client: Client, run_id: str, body: HumanInput, keys: AnswerKeys = NO_KEYS) -> None:
     """Accepted, or Refused with the run's own reason; signed by one of `keys`, where the run wants that.
 
-    Raises NoSuchRun, NotReachable where no worker is there.
+    An answer that names no question is for the one that is open now, and for no later one. Raises NoSuchRun,
+    NotReachable where no worker is there.
     """
     signed = await sign_answer(client, run_id, stamp(body), keys)
     said = signed.model_dump(mode="json", exclude_none=True)
@@ -230,11 +231,11 @@ async def _update(client: Client, run_id: str, name: str, body: Mapping[str, Any
 
 
 async def sign_answer(client: Client, run_id: str, body: HumanInput, keys: AnswerKeys) -> HumanInput:
-    """Return the answer as the run takes it: signed for its open question, where the run takes signed answers only.
+    """Return the answer as the run takes it: for its open question, and signed where the run takes no other answer.
 
     Without keys it goes unsigned, and the run judges it. Raises NoSuchRun, Refused, NotReachable.
     """
-    if not keys.public:
+    if not keys.public and body.question_id is not None:
         return body
     try:
         if run_id.startswith(ids.FOLLOW_UP):
@@ -246,22 +247,26 @@ async def sign_answer(client: Client, run_id: str, body: HumanInput, keys: Answe
 
 async def _sign_for_run(client: Client, run_id: str, body: HumanInput, keys: AnswerKeys) -> HumanInput:
     view = await state(client, run_id)
-    if view is None:
+    if view is None and keys.public:
         raise NotReachable(f"no worker answers for run {run_id} now, so it cannot be answered: perdure worker")
-    if view.question is None:
+    if view is None or view.question is None:
         return body
     about = {"question_id": body.question_id or view.question.id, "call": body.call or view.question.call}
-    return keys.signed(view.run_id, view.execution, view.answer_keys, body.model_copy(update=about))
+    named = body.model_copy(update=about)
+    return keys.signed(view.run_id, view.execution, view.answer_keys, named) if keys.public else named
 
 
 async def _sign_for_follow_up(client: Client, named: str, body: HumanInput, keys: AnswerKeys) -> HumanInput:
     view = await follow_up_state(client, named)
-    if view is None:
+    if view is None and keys.public:
         raise NotReachable(f"no worker answers for {named} now, so it cannot be answered: perdure worker")
-    if not (asked := questions(view)):
+    if view is None:
         return body
-    about = {"question_id": body.question_id or asked[0].task_id}
-    return keys.signed(named, view.execution, view.answer_keys, body.model_copy(update=about))
+    asked = questions(view)
+    if not asked or (body.question_id is None and len(asked) > 1):
+        return body  # which the follow-up refuses
+    body = body.model_copy(update={"question_id": body.question_id or asked[0].task_id})
+    return keys.signed(named, view.execution, view.answer_keys, body) if keys.public else body
 
 
 async def cancel(client: Client, run_id: str, body: CancelRequest) -> None:

@@ -41,7 +41,7 @@ async def test_a_follow_up_is_seen_answered_and_resolved_from_the_command_line(w
     assert (told.code, told.out) == (0, "discord:dm:r1 → topic:discord:dm:m1\n")
     listed = perdure(worked, "list", "--waiting", "--json")
     waiting = [(row["run_id"], row["waiting_for"]) for row in map(json.loads, listed.out.splitlines())]
-    assert ("wf:lunch", "human: Book it?") in waiting
+    assert ("wf:lunch", "human: asks: Book it?") in waiting
     shown = perdure(worked, "show", "wf:lunch")
     assert "Lunch with [B]." in shown.out
     assert 'perdure answer wf:lunch --question t2 "…"' in shown.out

@@ -145,7 +145,7 @@ async def test_a_client_starts_a_run_answers_it_and_reads_its_outcome(clerk: Any
         "answered_by": "you",
     }
     assert [(each["run_id"], each["waiting_for"]) for each in waiting if each["run_id"] == run_id] == [
-        (run_id, "human: Which shop?")
+        (run_id, "human: asks: Which shop?")
     ]
     assert "question q7 is not open" in stale
     assert "the open one is q1" in stale

@@ -31,6 +31,7 @@ from perdure.process.encryption_marker import affix, check, seal_id
 from perdure.process.workflows import answering
 from perdure.testkit.model_server import calls, fails, slow
 from perdure.testkit.tools import ScriptedTool
+from tests.workflows.lane import begun, new_id, say
 from workflows import encryption
 
 FINISH = calls(("finish", {"outcome": "the outcome, unseen"}))
@@ -80,6 +81,16 @@ async def test_nothing_of_an_encrypted_run_can_be_read_in_its_history(world: Any
     assert said == ["the failure, unseen"]
     assert b"unseen" not in raw
     assert b"unseen" not in listed[0].raw_info.SerializeToString()
+
+
+async def test_a_choice_is_not_told_where_everybody_can_read_it(world: Any, client: Client) -> None:
+    async with world([FINISH], server=await client_with(client, "k1")) as it:
+        taken = await say(it, new_id(), "sum it up", choices=[{"name": "unseen", "options": ["a", "b"]}])
+        run = await begun(it, taken)
+        await it.until_state(run, question=True)
+        assert b"unseen" not in await it.raw_history(run)
+        await run.execute_update("answer", {"text": "a"})
+        await run.result()
 
 
 async def test_failures_and_reasons_are_encrypted_too(world: Any, client: Client) -> None:
