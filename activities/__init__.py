@@ -13,6 +13,7 @@ run          `open_run` and `close_segment`: a run's files and its store
 first_run    which run had an id first: a later one has keys of its own
 definition   the snapshot of its agent, and how another one differs from it
 conversation `join_conversation` and `answer_turn`: what turns of a conversation hand on to each other
+             (closed_turn: how one ended, by its history)
 with_start   an update of a lane or a mailbox that is opened where there is none (update: one that is answered in time)
 standing     `watch_run`: waits for the end of a run that its watcher has no handle for
 delegation   `collect` and `find_delegation`: what became of a subtask, or of a whole delegation
