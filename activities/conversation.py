@@ -32,11 +32,12 @@ from activities.model.transcript_cache import (
     record_name,
 )
 from activities.project import Project
+from activities.run.closed_turn import find_closed_turn
 from activities.run.fork import no_files
 from activities.run.outcome import TERMINATED, TIMED_OUT
 from activities.run.snapshot import snapshot_of
 from activities.security.private import make_private
-from activities.storage.store import Store
+from activities.storage.store import Store, StoredFileChangedError
 from activities.storage.workspace import ARTIFACTS
 from activities.with_start import update_with_start
 from contracts.conversation import Joined, JoinRequest, Queued, SubmitRequest, Submitted, TurnAnswer, TurnRecord
@@ -66,6 +67,7 @@ _UNANSWERED = {  # ends that the run itself does not know
 }
 JOINED = "+joined"  # in the name of a record that a turn begins with, and no turn left
 LATEST = "latest"  # of the conversation's store: the record of its latest turn, for a lane that begins anew
+MOST_LOOKED_AT = 20  # turns, when such a lane asks whether that is the latest
 
 
 class Conversations:
@@ -87,7 +89,7 @@ class Conversations:
             self._transcripts.hand_on(owner, own)
             await asyncio.to_thread(self._copy_files, record.run_id, run_id_of(own))
             if request.forget:
-                record = await _forget(store, record, request.forget, own)
+                record = await self._forget(store, record, request)
             last = record.segments[-1]
             segment = Segment(
                 ref=record_name(record.run_id),
@@ -101,14 +103,56 @@ class Conversations:
 
     async def _latest(self, store: Store, after: tuple[str, ...], owner: str) -> TurnRecord | None:
         for run_id in after:
-            with suppress(FileNotFoundError):
-                return await read_record(store, record_name(run_id))
-            if record := await self._left_by(run_id, owner):
+            if record := await self._left(store, run_id, owner):
                 return record
-        with suppress(FileNotFoundError):
+        try:
             ref = (await asyncio.to_thread(store.read, LATEST)).decode()
-            return await read_record(store, ref)
-        return None
+            run_id = (await read_record(store, ref)).run_id
+        except FileNotFoundError:
+            return None
+        await self._must_be_latest(run_id, owner)
+        return await self._left(store, run_id, owner)
+
+    async def _left(self, store: Store, run_id: str, owner: str) -> TurnRecord | None:
+        """The record of a turn, with the digest that its history has; as it is, if the server has no such turn.
+
+        Raises StoredFileChangedError.
+        """
+        turn = await find_closed_turn(self._client, run_id, owner)
+        if turn is None or turn.has_record:
+            with suppress(FileNotFoundError):
+                return await read_record(store, record_name(run_id), turn.digest if turn else None)
+        return await self._left_by(run_id, owner)
+
+    async def _must_be_latest(self, run_id: str, owner: str) -> None:
+        """Raises StoredFileChangedError if the server has a turn that left a record after this one."""
+        latest = await find_closed_turn(self._client, run_id, owner)
+        query = f"WorkflowType = 'AgentRun' AND ExecutionStatus != 'Running' AND {named('ParentWorkflowId', owner)}"
+        async for other in self._client.list_workflows(query, limit=MOST_LOOKED_AT):  # those that closed last first
+            if other.parent_id != owner:
+                continue
+            other_id = run_id_of(other.id)
+            if other_id == run_id or (latest and other.close_time and other.close_time <= latest.at):
+                return
+            turn = await find_closed_turn(self._client, other_id, owner)
+            if turn and turn.has_record and (latest is None or latest.at < turn.at):
+                raise StoredFileChangedError(LATEST, record_name(other_id), record_name(run_id), "it names")
+
+    async def _forget(self, store: Store, record: TurnRecord, request: JoinRequest) -> TurnRecord:
+        """Leave turns out of the conversation that this one goes on with: with a record of its own."""
+        whole = Transcript()
+        for segment in record.segments:
+            for part in await read_segment(store, segment):
+                whole.append(part)
+        for run_id in request.forget:
+            turn = await find_closed_turn(self._client, run_id, conversation_workflow_id(request.conversation_id))
+            digest = turn.digest if turn else None
+            with suppress(FileNotFoundError):  # a turn that left no record has said nothing
+                end = (await read_record(store, record_name(run_id), digest)).segments[-1]
+                if whole.head_at(end.end) == end.head and (note := forget_turn(whole.parts, end.end)):
+                    whole.append(note)
+        name = f"{activity.info().workflow_id or ''}{JOINED}"
+        return await _put_record(store, name, list(record.segments), whole, record.journal)
 
     async def _left_by(self, run_id: str, owner: str) -> TurnRecord | None:
         """Of a turn that could write nothing down any more, as its history tells."""
@@ -263,20 +307,6 @@ async def _put_record(
     )
     await asyncio.to_thread(store.put, record_name(run_id), record.model_dump_json().encode())
     return record
-
-
-async def _forget(store: Store, record: TurnRecord, forget: tuple[str, ...], own: str) -> TurnRecord:
-    """Leave these turns out of the conversation that a turn goes on with: with a record of its own."""
-    whole = Transcript()
-    for segment in record.segments:
-        for part in await read_segment(store, segment):
-            whole.append(part)
-    for run_id in forget:
-        with suppress(FileNotFoundError):  # a turn that left no record has said nothing
-            end = (await read_record(store, record_name(run_id))).segments[-1]
-            if whole.head_at(end.end) == end.head and (note := forget_turn(whole.parts, end.end)):
-                whole.append(note)
-    return await _put_record(store, f"{own}{JOINED}", list(record.segments), whole, record.journal)
 
 
 def _text(journal: Journal) -> str:

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any
 from weakref import WeakValueDictionary
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 from temporalio import activity
 from temporalio.client import Client
@@ -259,16 +259,25 @@ def record_name(run_id: str) -> str:
 
 
 def digest_of_record(record: TurnRecord) -> str:
-    return blake2b(record.model_dump_json().encode(), digest_size=16).hexdigest()
+    return _digest(record.model_dump_json().encode())
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
 
 
 async def read_record(store: Store, ref: str, digest: str | None = None) -> TurnRecord:
     """Raises FileNotFoundError where that turn has left none, and StoredFileChangedError where `digest` is another."""
-    record = TurnRecord.model_validate_json(await asyncio.to_thread(store.read, ref))
-    if digest is not None and digest != (actual := digest_of_record(record)):
-        raise StoredFileChangedError(ref, digest, actual)
+    data = await asyncio.to_thread(store.read, ref)
+    try:
+        record = TurnRecord.model_validate_json(data)
+    except ValidationError:
+        raise StoredFileChangedError(ref, digest or "a record", _digest(data)) from None
+    known = (_digest(data), digest_of_record(record))  # an earlier version may have written it otherwise
+    if digest is not None and digest not in known:
+        raise StoredFileChangedError(ref, digest, _digest(data))
     if record_name(record.run_id) != ref:
-        raise StoredFileChangedError(ref, ref, record_name(record.run_id))
+        raise StoredFileChangedError(ref, ref, record_name(record.run_id), "it is")
     return record
 
 

@@ -10,7 +10,7 @@ from temporalio.client import Client
 
 from activities.conversation import keep_turn
 from activities.effects.heartbeat import beating
-from activities.model.transcript_cache import Transcripts, Wanted, keep_segment
+from activities.model.transcript_cache import Transcripts, Wanted, digest_of_record, keep_segment
 from activities.project import Project
 from activities.run.definition import agent_of, defined, keep
 from activities.run.first_run import find_key_id
@@ -82,9 +82,9 @@ class Runs:
         async with beating(_run_id):
             transcript = await self._conversation(request.length, request.head, store)
             await asyncio.to_thread(workspace.create)  # a run that ended before it was opened has none
-            segment = None
+            segment = record = None
             if request.turn is not None:
-                await keep_turn(self._project, _run_id(), request.turn, transcript)
+                record = digest_of_record(await keep_turn(self._project, _run_id(), request.turn, transcript))
             elif request.length > request.start:
                 live = transcript.parts[request.start : request.length]
                 segment = await keep_segment(store, live, request.start, request.head)
@@ -102,7 +102,7 @@ class Runs:
                 plain = self._client.data_converter.payload_codec is None
                 await handle.cancel(reason=request.cancel if plain else "")
         if not info.is_local:
-            return Closed(segment=segment)
+            return Closed(segment=segment, record=record)
         return Closed(segment=segment, length=request.length, head=request.head, told=request.told)
 
     async def _conversation(self, length: int, head: str, store: Store) -> Transcript:

@@ -18,8 +18,8 @@ FOLDER = ".store"  # of a run's workspace
 class StoredFileChangedError(ValueError):
     """A stored file is not what its hash names. A run waits until the right file is back."""
 
-    def __init__(self, name: str, expected: str, actual: str) -> None:
-        told = f"the stored file {name} was changed: its hash is {actual}, and the run began with {expected}"
+    def __init__(self, name: str, expected: str, actual: str, verb: str = "its hash is") -> None:
+        told = f"the stored file {name} was changed: {verb} {actual}, and history has {expected}"
         super().__init__(f"{told}. Restore the file; the run then goes on")
 
 

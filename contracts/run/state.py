@@ -301,9 +301,13 @@ class CloseRequest(Value):
 
 
 class Closed(Value):
-    """Where the parts lie now. If the request does not stand in history itself, also what history is to tell of it."""
+    """Where the parts lie now. If the request does not stand in history itself, also what history is to tell of it.
+
+    `record` is the digest of the record that a turn left: the next turn takes no other.
+    """
 
     segment: Segment | None
+    record: str | None = sparse(None)
     length: int = sparse(0)
     head: str = sparse("")
     told: tuple[dict[str, Any], ...] = sparse(())

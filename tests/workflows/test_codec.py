@@ -3,6 +3,7 @@
 import asyncio
 import json
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
+from activities.model.transcript_cache import record_name
 from contracts.tool import Approval, Effect, ToolKind
 from perdure.client.errors import NotReachable
 from perdure.client.run_events import Failed
@@ -31,7 +33,7 @@ from perdure.process.encryption_marker import affix, check, seal_id
 from perdure.process.workflows import answering
 from perdure.testkit.model_server import calls, fails, slow
 from perdure.testkit.tools import ScriptedTool
-from tests.workflows.lane import begun, new_id, say
+from tests.workflows.lane import begun, echo, held_by, new_id, say, store_of, texts, until_idle
 from workflows import encryption
 
 FINISH = calls(("finish", {"outcome": "the outcome, unseen"}))
@@ -109,6 +111,23 @@ async def test_failures_and_reasons_are_encrypted_too(world: Any, client: Client
             await run.result()
         assert (await run.describe()).status.name == "CANCELED"
         assert b"unseen" not in await it.raw_history(run)
+
+
+async def test_a_changed_record_of_a_conversation_is_noticed_in_an_encrypted_history(
+    world: Any, client: Client, tmp_path: Path
+) -> None:
+    chat = new_id()
+    async with world(echo, server=await client_with(client, "k1")) as it:
+        first = await say(it, chat, "my name is Ada")
+        await until_idle(it, chat, 1)
+        store, ref = store_of(tmp_path, chat), record_name(first.run_id)
+        right = store.read(ref)
+        store.put(ref, right.replace(b"false", b"true"))
+        second = await begun(it, await say(it, chat, "who am I?"))
+        assert ref in await held_by(it, second)
+        store.put(ref, right)
+        await until_idle(it, chat, 2)
+    assert texts(it.model.requests[-1])[0] == "my name is Ada"
 
 
 async def test_plain_starts_and_signals_are_taken_by_workers_that_encrypt(world: Any, client: Client) -> None:
