@@ -119,9 +119,10 @@ def _must_be_below_ceiling(agent: Agent, path: Path, limits: LimitSettings) -> N
 
 
 def _must_be_known(kind: str, setting: str, names: tuple[str, ...], existing: tuple[str, ...], path: Path) -> None:
-    if name := next((name for name in names if name not in existing), None):
-        message = f"there is no {kind} {name!r}{meant(name, existing)}; the {kind}s are: {', '.join(existing)}"
-        raise ProjectError(f"{place_in(path, setting, item=name)}: {message}")
+    for name in names:
+        if name not in existing:
+            message = f"there is no {kind} {name!r}{meant(name, existing)}; the {kind}s are: {', '.join(existing)}"
+            raise ProjectError(f"{place_in(path, setting, item=name)}: {message}")
 
 
 def place_in(path: Path, *setting: str, item: str | None = None) -> str:

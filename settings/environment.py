@@ -83,11 +83,14 @@ def exports_spans(env: Mapping[str, str]) -> bool:
 
 def payloads_of(env: Mapping[str, str]) -> "PayloadStore | None":
     """Return the object store of large payloads. Raises ProjectError."""
-    if not (url := env.get("PERDURE_PAYLOADS")):
-        return None
-    from activities.storage.payloads import PayloadStore
 
-    return on_object_store("PERDURE_PAYLOADS", url, PayloadStore.at)
+    def connect(url: str) -> "PayloadStore":
+        from activities.storage.payloads import PayloadStore  # it needs the optional package obstore
+
+        return PayloadStore.at(url)
+
+    url = env.get("PERDURE_PAYLOADS")
+    return on_object_store("PERDURE_PAYLOADS", url, connect) if url else None
 
 
 def on_object_store(variable: str, url: str, connect: Callable[[str], S]) -> S:

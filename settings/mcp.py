@@ -72,7 +72,7 @@ def _server(path: Path, name: str, entry: Any, env: Mapping[str, str]) -> McpSer
     place = f"{path}: mcpServers.{name[:100]}"
     if not is_server_name(name):
         expected = "expected a name of letters, digits and -, with single _ between them"
-        raise ProjectError(f"{place}: {expected}; it is the prefix of its tools' names")
+        raise ProjectError(f"{place}: {expected}; rename the server")
     if not isinstance(entry, dict):
         raise ProjectError(f"{place}: expected an object with a command, or with a type and a url")
     kind = entry.get("type", "http" if "url" in entry and "command" not in entry else "stdio")

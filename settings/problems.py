@@ -32,7 +32,7 @@ def resolved(path: Path) -> Path:
     try:
         return path.resolve()
     except RuntimeError:  # a link loop, up to Python 3.12
-        raise ProjectError(f"{path}: the link points to itself") from None
+        raise ProjectError(f"{path}: a loop of links") from None
 
 
 def path_from(text: str) -> Path:

@@ -282,7 +282,7 @@ def test_a_link_that_leads_back_to_itself_is_one_line(
 ) -> None:
     project = make_project()
     (project.folder / "loop").symlink_to("loop")
-    row: Row = ({}, command, env, 1, ("loop: the link points to itself",))
+    row: Row = ({}, command, env, 1, ("loop: a loop of links",))
     check(outcome(project, row), row)
 
 
