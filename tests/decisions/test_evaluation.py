@@ -86,7 +86,7 @@ def test_a_question_is_expected_or_it_is_the_reason(facts: Facts, expect: dict[s
 
 
 def test_a_pattern_that_is_none_is_refused() -> None:
-    with pytest.raises(ValidationError, match="is no regular expression"):
+    with pytest.raises(ValidationError, match="is not a regular expression"):
         Expectation.model_validate({"matches": "("})
 
 

@@ -180,7 +180,7 @@ PROJECT: dict[str, Row] = {
         GO,
         {},
         1,
-        ("scribe.md", "lives outside", "takes no tools from here"),
+        ("scribe.md", "lives outside and takes no tools"),
     ),
     "a run of an agent that lives outside": (
         {"agents/scribe.md": "---\nmailbox: true\n---\n"},
@@ -282,7 +282,7 @@ def test_a_link_that_leads_back_to_itself_is_one_line(
 ) -> None:
     project = make_project()
     (project.folder / "loop").symlink_to("loop")
-    row: Row = ({}, command, env, 1, ("loop: a link that leads back to itself",))
+    row: Row = ({}, command, env, 1, ("loop: a loop of links",))
     check(outcome(project, row), row)
 
 

@@ -105,8 +105,8 @@ def test_two_builds_work_side_by_side_as_processes(served: Any, critique: str) -
     [
         ("shop", "", "TEMPORAL_DEPLOYMENT_NAME is set and TEMPORAL_WORKER_BUILD_ID is not"),
         ("", "7", "TEMPORAL_WORKER_BUILD_ID is set and TEMPORAL_DEPLOYMENT_NAME is not"),
-        ("shop.eu", "7", "no name with . or : in it"),
-        ("__shop", "7", "__ in front"),
+        ("shop.eu", "7", "a name without . and :"),
+        ("__shop", "7", "does not begin with __"),
         ("shop", "7" * 300, "up to 200 characters"),
     ],
 )
