@@ -1,4 +1,4 @@
-"""The kind `queue`: the workflow schedules the activity of another worker; here is what happens to a large result."""
+"""The kind `queue`: the workflow schedules another worker's activity; this module stores its large results."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ from decisions.ids import run_id_of
 
 
 class QueueTool:
-    """Offers the tool. Its calls never come here."""
+    """Offers the tool; the workflow makes its calls."""
 
     def __init__(self, route: ToolRoute, schema: ToolSchema) -> None:
         self.route = route
@@ -34,7 +34,7 @@ class QueueResults:
 
     @activity.defn
     async def keep_result(self, large: LargeResult) -> ToolOutcome:
-        """Makes an artifact of the result that the run holds, and gives an excerpt of it."""
+        """Store the result that the run holds as an artifact, and return an excerpt."""
         info = activity.info()
         async with beating(lambda: {"step": large.step, "tool": large.tool}):
             run = self._client.get_workflow_handle(info.workflow_id or "", run_id=info.workflow_run_id)

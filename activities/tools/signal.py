@@ -1,4 +1,4 @@
-"""The kind `signal`: the request is handed out, and the result comes back as the signal `tool_result`."""
+"""The kind `signal`: the request is sent out, and the result comes back as the signal `tool_result`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ HAND_OUT_TIMEOUT = 30.0  # seconds; the route's own timeout is how long the run 
 
 
 class SignalTool:
-    """With a `url` the request event is POSTed there; without one, whoever does the work reads it from the run."""
+    """A tool whose result arrives by signal. The request is POSTed to `url`, or read from the run if it is None."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class SignalTool:
         self._headers = headers
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
-        """Hands the request out. The outcome only says whether that worked."""
+        """Send the request. The outcome only reports whether that worked."""
         if self._url is None:
             return ToolOutcome(result="waiting for the result")
         event = asked(self.route.name, arguments, context)
