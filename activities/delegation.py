@@ -63,7 +63,7 @@ class Delegations:
 
     @activity.defn
     async def find_delegation(self, workflow_id: str) -> DelegationState | None:
-        """Return the state of a closed delegation, as failed if it was cut short; None if it cannot be read."""
+        """Return the state of a closed delegation if it can be read, as failed if it was cut short."""
         async with beating(lambda: {"of": workflow_id}):
             handle = self._client.get_workflow_handle(workflow_id)
             state = await _asked(handle, "state", DelegationState)
@@ -100,7 +100,7 @@ def _kept(workspaces: list[Workspace], folder: str, path: str, data: bytes) -> s
 
 
 async def _asked(handle: Handle, query: str, kind: type[V]) -> V | None:
-    """Query a closed workflow; return None if it cannot be read or has another type.
+    """Query a closed workflow, if it can be read and has the expected type.
 
     Each attempt queries once, since this worker may be shutting down and another one can answer.
     """

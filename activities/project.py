@@ -60,7 +60,7 @@ class Project:
         return self.window or min(window_of(provider_of(model, self.providers)[1]) for model in models)
 
     def price_of(self, model: str) -> Price | None:
-        """Return the project's price for the model, or Anthropic's if the provider charges it; None if unknown."""
+        """Return the project's price for the model, or Anthropic's if the provider charges it."""
         provider, bare = provider_of(model, self.providers)
         known = PRICES.get(bare) if provider in self.claude_priced else None
         return self.prices.get(model) or self.prices.get(bare) or known

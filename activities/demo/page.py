@@ -151,7 +151,7 @@ def count_words(text: str) -> int:
 
 
 def reading_ease(page: Page) -> int | None:
-    """Return the Flesch reading ease; None if the text is too short or not English."""
+    """Return the Flesch reading ease of an English text that is long enough."""
     words = [word.lower() for text in page.paragraphs for word in _WORD.findall(text)]
     if len(words) < 10 or sum(_COMMON.fullmatch(word) is not None for word in words) < 0.12 * len(words):
         return None

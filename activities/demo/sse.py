@@ -83,7 +83,7 @@ def _pieces(text: str, size: int) -> list[str]:
 
 
 def refusal(body: Any) -> str | None:
-    """Return the reason why the API would reject this request with 400, or None."""
+    """Return the reason, if any, why the API would reject this request with 400."""
     if not isinstance(body, dict):
         return "the body is not a JSON object"
     if error := _field_fault(body):
@@ -209,7 +209,7 @@ def blocks_of(message: Json) -> list[Json]:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """One tool use of a conversation, with its result (None while it is open)."""
+    """One tool use of a conversation, with its result once it has one."""
 
     name: str
     arguments: Json

@@ -31,7 +31,7 @@ _CARRIES_IPV4 = [ip_network("64:ff9b::/96"), ip_network("::/96")]  # NAT64, and 
 
 
 def literal(host: str) -> Address | None:
-    """Parse a literal address, including `inet_aton` forms (127.1, 0x7f000001). Return None for a name."""
+    """Parse an address, including `inet_aton` forms (127.1, 0x7f000001), unless `host` is a name."""
     try:
         return ip_address(host)
     except ValueError:

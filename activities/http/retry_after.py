@@ -10,7 +10,7 @@ MOST_WAIT = 60.0  # seconds
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the delay in seconds, from 0 to `MOST_WAIT`; None if the header is missing or not valid."""
+    """Return the delay in seconds, from 0 to `MOST_WAIT`, if the header is valid."""
     delay = _seconds(headers.get("retry-after", ""))
     return min(max(delay, 0.0), MOST_WAIT) if delay is not None and isfinite(delay) else None
 

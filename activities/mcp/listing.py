@@ -66,7 +66,7 @@ def _pinned(tool: Tool) -> Pin:
 
 
 def _fault(server: str, tool: Tool, size: int) -> str | None:
-    """Return the reason why this tool cannot be offered to a model; None if it can."""
+    """Return the reason, if any, why this tool cannot be offered to a model."""
     if reason := unfit(server, tool.name):
         return reason
     if size > MAX_DEFINITION:

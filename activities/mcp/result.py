@@ -99,7 +99,7 @@ def _kept(block: ContentBlock, number: int, stem: str, workspace: Workspace) -> 
 
 
 def _data_of(block: ContentBlock) -> tuple[str, bytes | None, str | None]:
-    """Return content type, bytes (None if they cannot be decoded), and the URI of a resource."""
+    """Return content type, bytes if they can be decoded, and the URI of a resource."""
     match block:
         case ImageContent() | AudioContent():
             return block.mime_type, _decoded(block.data), None

@@ -75,7 +75,7 @@ class Process:
                 await asyncio.sleep(QUIET)
 
     async def _line(self) -> bytes | None:
-        """Return the next line; None at the end, or if a line is too long to go on."""
+        """Return the next line, unless the stream ends or the line is too long."""
         while (end := self._pending.find(b"\n", self._searched)) < 0:
             self._searched = len(self._pending)
             if self._searched > MOST_LINE:

@@ -21,7 +21,7 @@ V = TypeVar("V", bound=BaseModel)
 
 
 def redacted(value: V, secrets: Secrets) -> V:
-    """Return the value without secrets; the same object if it holds none."""
+    """Return the value without secrets: the same object if nothing changes."""
     if not secrets:
         return value
     fields = value.model_dump()

@@ -84,7 +84,7 @@ _IN_JSON: tuple[tuple[Escapes, str | None], ...] = (
 
 
 class Secrets:
-    """Named values in all their encoded forms. `Secrets()` knows none, and costs nothing."""
+    """Named values in all their encoded forms. `Secrets()` is empty, and costs nothing."""
 
     def __init__(self, named: Iterable[tuple[str, str]] = ()) -> None:
         labels: dict[str, str] = {}
@@ -101,12 +101,9 @@ class Secrets:
             signs_in_json |= _signs(shapes)
         # The longest first, so that a secret inside another one leaves no remainder.
         self._labels = sorted(labels.items(), key=lambda pair: (-len(pair[0]), pair[0]))
-        # As text with one byte a character, which Python searches twice as fast as bytes.
-        self._labels_in_bytes = [(_bytewise(form), _bytewise(label)) for form, label in self._labels]
         self._shapes_in_json = list(shapes_in_json)
         # Search texts: each form, and its shape in JSON, contains one of them.
         self._signs = _least(signs)
-        self._signs_in_bytes = [_bytewise(sign) for sign in self._signs]
         self._signs_in_json = _least(signs_in_json)
 
     def __repr__(self) -> str:
@@ -120,9 +117,9 @@ class Secrets:
         return _replaced(text, self._labels, signs) if signs else text
 
     def redact_bytes(self, data: bytes) -> bytes:
-        text = data.decode("latin-1")
-        signs = [sign for sign in self._signs_in_bytes if sign in text]
-        return _replaced(text, self._labels_in_bytes, signs).encode("latin-1") if signs else data
+        text = data.decode(errors="surrogateescape")  # a variable that is not UTF-8 was decoded in the same way
+        clean = self.redact(text)
+        return data if clean is text else clean.encode(errors="surrogateescape")
 
     def redact_value(self, value: Any) -> Any:
         """Redact the strings and keys of a JSON value; return the same object if it holds no secret."""
@@ -202,10 +199,6 @@ def _replaced(text: str, labels: list[tuple[str, str]], signs: list[str]) -> str
         if _has_one(form, signs):
             text = text.replace(form, label)
     return text
-
-
-def _bytewise(text: str) -> str:
-    return text.encode(errors="surrogatepass").decode("latin-1")
 
 
 NO_SECRETS = Secrets()

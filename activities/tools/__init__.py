@@ -12,5 +12,5 @@ printing       A flag that is set while a tool runs in this process
 python         The kind `python`: a typed function with a docstring, from which the schema is derived
 queue          The kind `queue`: another worker's activity, scheduled by the workflow
 result_budget  The bound on large results in memory
-signal         The kind `signal`: the result comes back as the signal `tool_result`
+signal         The kind `signal`: the result arrives as the signal `tool_result`
 """

@@ -46,7 +46,7 @@ class Tangled(Exception):
 
 @dataclass(frozen=True)
 class Webpage:
-    """A page as text. `text` is None if the body is not text; `title` is None if the page has none."""
+    """A page as text. Not every page has a title, and not every body is text."""
 
     title: str | None
     text: str | None
@@ -68,7 +68,7 @@ def read_webpage(body: bytes, content_type: str, url: str, patience: timedelta) 
 
 
 def _decoded(body: bytes, media_type: str, declared: str | None) -> str | None:
-    """Decode by byte order mark, header or meta tag, else as UTF-8. Return None if the body is not text."""
+    """Decode a text body by byte order mark, header or meta tag, else as UTF-8."""
     if media_type not in _UNSAID and not _TEXT_TYPES.fullmatch(media_type):
         return None
     mark = next((encoding for mark, encoding in _MARKS if body.startswith(mark)), None)
@@ -213,7 +213,7 @@ def _shortened(blank: re.Match[str]) -> str:
 
 
 def _joined(base: str, reference: str) -> str | None:
-    """Return the absolute address of a reference; None if it cannot be followed."""
+    """Return the absolute address of a reference, if it can be followed."""
     with suppress(ValueError):
         address = urljoin(base, reference.strip())
         if not address.lower().startswith(("javascript:", "data:", "vbscript:")):

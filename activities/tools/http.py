@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
@@ -38,29 +38,22 @@ def asked(tool: str, arguments: dict[str, Any], context: CallContext) -> ToolReq
     return request_event(payload, context.idempotency_key, context.nonce)
 
 
+@dataclass(eq=False, repr=False)
 class HttpTool:
     """A tool at a URL. A 2xx response is the result (JSON or text).
 
     Timeouts, refused connections, 408, 425, 429 and 5xx are transient; the model sees any other status.
     """
 
-    def __init__(
-        self,
-        route: ToolRoute,
-        schema: ToolSchema,
-        url: str,
-        client: httpx.AsyncClient,
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> None:
-        self.route = route
-        self.schema = schema
-        self._url = url
-        self._client = client
-        self._headers = headers
+    route: ToolRoute
+    schema: ToolSchema
+    url: str
+    client: httpx.AsyncClient
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
         event = asked(self.route.name, arguments, context)
-        answer = await post(self._client, self._url, event, self.route.timeout.total_seconds(), self._headers)
+        answer = await post(self.client, self.url, event, self.route.timeout.total_seconds(), self.headers)
         if refusal := answer.refusal(self.route.name):
             return refusal
         if len(answer.body) <= SMALL_BYTES:
@@ -78,7 +71,7 @@ class HttpAnswer:
     unreadable: str = ""
 
     def refusal(self, tool: str) -> ToolOutcome | None:
-        """Return the error outcome of an unsuccessful or unreadable response; None for a success."""
+        """Return the error outcome of an unsuccessful or unreadable response."""
         if not 200 <= self.status < 300:
             return failed(ToolFault.http_error, f"{self.status} from {tool}: {self.excerpt()}")
         if self.unreadable:
@@ -101,7 +94,7 @@ async def post(
     url: str,
     event: ToolRequestEvent,
     timeout: float,
-    headers: Mapping[str, str] = NO_HEADERS,
+    headers: Mapping[str, str],
 ) -> HttpAnswer:
     """POST the event to `url`, without following redirects. Raises TransientFailure if the call may be retried."""
     own = {"idempotency-key": in_ascii(event.dedupe_key), "content-type": "application/json", **IDENTITY}

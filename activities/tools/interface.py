@@ -57,7 +57,7 @@ class Guarded(ABC):
 
     @abstractmethod
     async def refusal(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
-        """Return the error outcome if the call must not be made now, else None.
+        """Return an error outcome if the call must not be made now.
 
         `effect` is the tool's effect when the run began; `accepts` is as in `contracts.tool.ToolCall`.
 

@@ -32,7 +32,7 @@ class NotApplicable(Exception):
 
 
 def schema_fault(schema: dict[str, Any]) -> str | None:
-    """Return the reason a schema is not a valid JSON Schema; None if it is."""
+    """Return the reason why a schema is not a valid JSON Schema, if it is not."""
     try:
         Draft202012Validator.check_schema(schema)
     except (SchemaError, RecursionError) as error:
@@ -65,7 +65,7 @@ class Arguments:
         self._validator = _Bounded(schema)
 
     def fault(self, arguments: dict[str, Any]) -> str | None:
-        """Return the worst error as one line, `path: message`; None if there is none. Raises NotApplicable."""
+        """Return the worst error, if any, as one line: `path: message`. Raises NotApplicable."""
         _until.set(thread_time() + WITHIN)
         try:
             wrong = best_match(self._validator.iter_errors(arguments))
@@ -95,7 +95,7 @@ class Arguments:
         return changed if depth(changed) <= MOST_DEPTH else arguments
 
     def _read_wanted(self, wrong: ValidationError) -> dict[str, Any] | list[Any] | None:
-        """Return the object or list that an invalid text holds; None if the schema does not accept it there."""
+        """Return the object or list that an invalid text holds, if the schema accepts it there."""
         if wrong.validator not in _KINDS or not wrong.absolute_path or not isinstance(wrong.instance, str):
             return None
         try:
