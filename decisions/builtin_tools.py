@@ -1,4 +1,4 @@
-"""The tools that are decisions themselves: settled inside the workflow, at the cost of no activity."""
+"""The built-in tools that the workflow settles itself, without an activity."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -16,13 +16,13 @@ WORKFLOW_CREATE, WORKFLOW_TASK_CREATE = "workflow_create", "workflow_task_create
 WORKFLOW_WAIT_FOR_REPLY = "workflow_wait_for_reply"
 DELEGATE = "delegate"
 
-# Settled after the other calls of their turn, since they judge what those brought.
+# Settled after the other calls of their turn, since they judge those results.
 CONTROL = (FINISH, ESCALATE, REFRAME)
 JOURNAL = (GET_JOURNAL, UPDATE_JOURNAL, APPEND_JOURNAL)
 FOLLOW_UP = (WORKFLOW_CREATE, WORKFLOW_TASK_CREATE, WORKFLOW_WAIT_FOR_REPLY)
 
-# In results, since tools and prompt stay the same for the provider's cache. Small models repeat a call whose result
-# does not say what comes next.
+# Part of results, since tools and prompt must not change, for the provider's cache. Small models repeat a call whose
+# result does not state the next step.
 GO_ON = "Go on with the task: call the tool that it needs next, or write your answer as text without a tool call."
 
 TEXT_SECTIONS = ("objective", "current_state", "handoff_next_action")
@@ -200,7 +200,7 @@ SCHEMAS = (
     ),
 )
 
-# Only for agents that have peers, and where depth is left.
+# Only for agents that have peers, if the depth limit allows it.
 DELEGATE_SCHEMA = ToolSchema(
     name=DELEGATE,
     description=(
@@ -251,21 +251,21 @@ ALL_SCHEMAS = (*SCHEMAS, DELEGATE_SCHEMA)
 ROUTES = tuple(_route(schema) for schema in ALL_SCHEMAS)
 
 NAMES = frozenset(schema.name for schema in ALL_SCHEMAS)
-NOTIFY = "notify"  # no tool: a task of this kind, by which an agent sends a message
+NOTIFY = "notify"  # not a tool: a kind of task, by which an agent sends a message
 GATED = (*FOLLOW_UP, DELEGATE, NOTIFY)  # may wait for an approval, as they reach beyond the run
 
 
 def offered(*, delegates: bool, journal: bool, follow_ups: bool) -> tuple[ToolSchema, ...]:
-    """The built-in tools of an agent."""
+    """Return the built-in tools of an agent."""
     optional = ((delegates, (DELEGATE,)), (journal, JOURNAL), (follow_ups, FOLLOW_UP))
     left_out = {name for is_allowed, names in optional if not is_allowed for name in names}
     return tuple(schema for schema in ALL_SCHEMAS if schema.name not in left_out)
 
 
 def gated_routes(gates: Mapping[str, timedelta | None]) -> tuple[ToolRoute, ...]:
-    """The built-in routes, where `gates` names those that need an approval, each with the time that it may take.
+    """Return the built-in routes. `gates` names those that need an approval, each with the approval's time limit.
 
-    A gate of `notify` stands before the tasks of that kind only.
+    A gate of `notify` applies only to tasks of that kind.
     """
     return tuple(_gated(route, gates) for route in ROUTES)
 
