@@ -48,7 +48,8 @@ def _end_faults(expect: Expectation, facts: Facts) -> Iterator[str]:
             yield f"it does not match {_short(pattern)!r}: {_short(facts.text)!r}"
     for pattern in expect.artifact:
         if not any(fnmatchcase(file, pattern) for file in facts.files):
-            yield f"there is no file {_short(pattern)}; there are: {_short(', '.join(facts.files) or 'none')}"
+            files = ", ".join(facts.files) or "none"
+            yield f"there is no file {_short(pattern)}; there are: {_short(files)}"
 
 
 def _call_faults(expect: Expectation, facts: Facts) -> Iterator[str]:

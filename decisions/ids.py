@@ -39,16 +39,12 @@ def start_of(first_execution: str, continued: str | None, *, is_retry: bool) -> 
 
     All ticks have one first execution, but each continues another one. A retry by Temporal is the same run again.
     """
-    return first_execution if continued is None or is_retry else _start_digest(continued)
-
-
-def _start_digest(continued: str) -> str:
-    return blake2b(f"tick\0{continued}".encode(), digest_size=6).hexdigest()
+    return first_execution if continued is None or is_retry else _digest("tick", continued, size=6)
 
 
 def key_id(run_id: str, start: str) -> str:
     """Return the id that replaces `run_id` in keys and ids if an earlier run had that id: unique over time."""
-    return f"{run_id}~{blake2b(start.encode(), digest_size=6).hexdigest()}"
+    return f"{run_id}~{_digest(start, size=6)}"
 
 
 def without_start(key_id: str) -> str:
@@ -67,8 +63,7 @@ def conversation_id_of(workflow_id: str) -> str:
 
 def turn_run_id(conversation_id: str, request_id: str) -> str:
     """Return the run id of a request's turn. A repeated request finds its run, even if its lane has forgotten it."""
-    named = f"{conversation_id}\0{request_id}".encode("utf-8", "surrogatepass")
-    return "c-" + blake2b(named, digest_size=10).hexdigest()
+    return "c-" + _digest(conversation_id, request_id)
 
 
 def follow_up_workflow_id(workflow_id: str) -> str:
@@ -83,16 +78,11 @@ def schedule_id(name: str) -> str:
 
 def follow_up_id(run_id: str, step: int) -> str:
     """Return the id of the follow-up that a run creates in a step: the same on every attempt."""
-    return "f-" + _short("follow-up", run_id, step)
+    return "f-" + _digest("follow-up", run_id, str(step), size=6)
 
 
 def task_id(run_id: str, step: int) -> str:
-    return "t-" + _short("task", run_id, step)
-
-
-def _short(kind: str, run_id: str, step: int) -> str:
-    named = f"{kind}\0{run_id}\0{step}".encode("utf-8", "surrogatepass")
-    return blake2b(named, digest_size=6).hexdigest()
+    return "t-" + _digest("task", run_id, str(step), size=6)
 
 
 def resume_request_id(workflow_id: str, seq: int) -> str:
@@ -108,7 +98,7 @@ def notify_key(workflow_id: str, task: str) -> str:
 def topic_key(platform: str, channel: str, message: str) -> str:
     """Return the key of the topic for replies to a message."""
     key = ":".join(quote(part, safe="", errors="surrogatepass") for part in (platform, channel, message))
-    return key if len(key) <= MOST_KEY else blake2b(key.encode(), digest_size=16).hexdigest()
+    return key if len(key) <= MOST_KEY else _digest(key, size=16)
 
 
 def topic_workflow_id(key: str) -> str:
@@ -118,7 +108,7 @@ def topic_workflow_id(key: str) -> str:
 def delegation_workflow_id(run_id: str, step: int) -> str:
     """Return the id of a step's delegation. A step delegates once, so a repeat finds the same one.
 
-    A run that another client started under a long id is replaced by its `stand_in`: an id that is too long would leave
+    A run that another client started under a long id is replaced by a placeholder: an id that is too long would leave
     the run stuck.
     """
     plain = f"{run_workflow_id(run_id)}{_DELEGATION}{step}"
@@ -126,7 +116,7 @@ def delegation_workflow_id(run_id: str, step: int) -> str:
 
 
 def delegating_run_id(workflow_id: str) -> str | None:
-    """Return the run that made this delegation, or its `stand_in`. Other workflows have no such run."""
+    """Return the run that made this delegation, or its placeholder. Other workflows have no such run."""
     owner, mark, _ = workflow_id.rpartition(_DELEGATION)
     return without_start(run_id_of(owner)) if mark else None
 
@@ -148,7 +138,7 @@ def _bytes(text: str) -> int:
 
 def run_id_for(dedupe_key: str) -> str:
     """Return the run id of a dedupe key: two starts with one key find the same run (A10)."""
-    return "k-" + blake2b(dedupe_key.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
+    return "k-" + _digest(dedupe_key)
 
 
 def run_id_for_caller(caller: str, key: str) -> str:
@@ -209,17 +199,12 @@ def trace_id(namespace: str, workflow_id: str) -> str:
 
     It depends on the namespace: several installations may report to one place, and their run ids may be equal.
     """
-    return _hex("trace", namespace, workflow_id, 16)
+    return _digest("trace", namespace, workflow_id, size=16)
 
 
 def root_span_id(namespace: str, workflow_id: str) -> str:
     """Return the id of a run's root span, 16 hex digits: known before that span is made, at the end."""
-    return _hex("span", namespace, workflow_id, 8)
-
-
-def _hex(kind: str, namespace: str, workflow_id: str, digest_size: int) -> str:
-    named = f"{kind}\0{namespace}\0{workflow_id}".encode("utf-8", "surrogatepass")
-    return blake2b(named, digest_size=digest_size).hexdigest()
+    return _digest("span", namespace, workflow_id, size=8)
 
 
 def call_digest(tool: str, arguments: Mapping[str, Any]) -> str:
@@ -274,8 +259,8 @@ def delegated_task_id(run_id: str, step: int) -> str:
     return f"{run_id}.{step}"
 
 
-def _digest(*named: str) -> str:
-    return blake2b("\0".join(named).encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
+def _digest(*names: str, size: int = 10) -> str:
+    return blake2b("\0".join(names).encode("utf-8", "surrogatepass"), digest_size=size).hexdigest()
 
 
 def named(attribute: str, value: str) -> str:

@@ -158,10 +158,11 @@ def overdue(state: RunState, now: datetime) -> Finding | None:
     for pending in state.pending:
         timeout = timeouts.get(pending.tool)
         if pending.outside and timeout is not None and now >= pending.since + timeout + TOOL_MARGIN:
+            late = _hours(now - pending.since)
             return Finding(
                 problem=Problem.overdue,
                 run_id=state.run_id,
-                found=f"waits for {pending.tool} (step {pending.step}) past its timeout: {_hours(now - pending.since)}",
+                found=f"waits for {pending.tool} (step {pending.step}) past its timeout: {late}",
                 advice=f"send its result, or perdure cancel {state.run_id}",
             )
     return None

@@ -46,7 +46,7 @@ RETRY_AFTER = 5.0  # seconds; about the time of a short turn
 @dataclass(frozen=True)
 class Refusal:
     kind: LaneFault
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ def text_of(content: Iterable[dict[str, Any]]) -> str:
 def calls_of(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
     """Return every tool use of a reply, in the model's order.
 
-    Steps continue from the run's last one and are never reused. A call that cannot be made is settled here, with an
-    error that the model can act on, so the allow-list holds whatever the prompt says (A12). Only the first `MOST_CALLS`
-    calls are made.
+    Steps continue from the run's last one and are never reused. A call that cannot be made, or that exceeds the limit
+    of calls per reply, is settled here, with an error that the model can act on. So the allow-list holds whatever the
+    prompt says (A12).
     """
     routes = {route.name: route for route in state.tools}
     calls: list[Call] = []

@@ -107,7 +107,7 @@ class Looked:
 
     state: RunState
     seen: tuple[Thrash, ...] = ()
-    climbed: Rung | None = None
+    escalated_to: Rung | None = None
     note: str | None = None
 
 

@@ -92,11 +92,6 @@ def overflowed(state: RunState, full: ContextFull) -> RunState:
     return escalated(state, Escalation.context, detail)
 
 
-def violated(state: RunState, reason: Escalation, detail: str) -> RunState:
-    """Escalate: a result from outside broke the protocol (A5)."""
-    return escalated(state, reason, detail)
-
-
 def out_of_time(state: RunState, outcome: str = "", artifacts: tuple[str, ...] = ()) -> RunState:
     """Complete with a partial outcome: the agent's text, or else what is known of its work."""
     reached = state.journal.current_state or state.last_finding or f"{state.step} steps taken, and nothing summed up"

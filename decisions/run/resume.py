@@ -127,8 +127,10 @@ def journal_of(journal: Journal, goal: str, finding: str) -> Part:
     return journal_part(render(whole), digest(whole))
 
 
-def forked(origin: RunState, kept: Sequence[Part], step: int, run_id: str, execution: str, now: datetime) -> RunState:  # noqa: PLR0913 - facts
-    """Return the state for the conversation of `cut_after`. The origin's costs are not counted again."""
+def forked(  # noqa: PLR0913 - facts
+    origin: RunState, kept: Sequence[Part], step: int, run_id: str, execution: str, now: datetime
+) -> RunState:
+    """Return the state that belongs to the conversation up to `step`. The origin's costs are not counted again."""
     own = kept[latest_goal(kept) :]
     reframes = sum(p.about.get("tool") == REFRAME and not p.content[0].get("is_error") for p in own)
     changes = {

@@ -196,9 +196,9 @@ def _pending(state: RunState) -> list[str]:
     for action in state.pending:
         again = f", attempt {action.attempt}" if action.attempt > 1 else ""
         since = f"since {action.since:%H:%M:%S} UTC"
-        line = f"- step {action.step}: {markdown(cut(lines.get(action.step, action.tool), 110))}, {since}{again}"
+        call = markdown(cut(lines.get(action.step, action.tool), 110))
         if action.step != asked:
-            (outside if action.outside else running).append(line)
+            (outside if action.outside else running).append(f"- step {action.step}: {call}, {since}{again}")
     blocks = (("Running", running), ("Waiting for results from outside", outside))
     return [f"**{title}**\n\n" + "\n".join(actions[:8]) for title, actions in blocks if actions]
 
