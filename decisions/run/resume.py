@@ -102,10 +102,10 @@ def cut_after(origin: RunState, parts: Sequence[Part], step: int, say: str | Non
     origin: a turn of a conversation keeps everything before it. Raises NoSuchStep.
     """
     own = latest_goal(parts)
-    kept = [*parts[:own], *_through(parts[own:], step)]
-    journal = refolded(kept, origin.goal)
+    prefix = [*parts[:own], *_through(parts[own:], step)]
+    journal = refolded(prefix, origin.goal)
     shown_journal = [journal_of(journal, origin.goal, "")] if is_written(journal) else []
-    return (*kept, *shown_journal, note_part(_told(origin, parts[own:], step, say)))
+    return (*prefix, *shown_journal, note_part(_told(origin, parts[own:], step, say)))
 
 
 def continued(origin: RunState, parts: Sequence[Part]) -> tuple[Part, ...]:
@@ -128,10 +128,10 @@ def journal_of(journal: Journal, goal: str, finding: str) -> Part:
 
 
 def forked(  # noqa: PLR0913 - facts
-    origin: RunState, kept: Sequence[Part], step: int, run_id: str, execution: str, now: datetime
+    origin: RunState, prefix: Sequence[Part], step: int, run_id: str, execution: str, now: datetime
 ) -> RunState:
     """Return the state that belongs to the conversation up to `step`. The origin's costs are not counted again."""
-    own = kept[latest_goal(kept) :]
+    own = prefix[latest_goal(prefix) :]
     reframes = sum(p.about.get("tool") == REFRAME and not p.content[0].get("is_error") for p in own)
     changes = {
         "step": step,
@@ -143,7 +143,7 @@ def forked(  # noqa: PLR0913 - facts
         "cost_usd": 0.0,
         "delegated": Spent(),
         "artifacts": (),
-        "journal": refolded(kept, origin.goal),
+        "journal": refolded(prefix, origin.goal),
         "last_finding": "",
         "results": (),
         # Only for the lineage: later steps are this run's own, whatever their numbers in the origin.
@@ -165,12 +165,12 @@ def _through(parts: Sequence[Part], step: int) -> list[Part]:
     if at is None:
         last = max((part.about.get("step") or 0 for part in parts), default=0)
         raise NoSuchStep(f"there is no finished step {step} to fork after; the steps are 0 to {last}")
-    kept = list(parts[: at + 1])
+    result = list(parts[: at + 1])
     for part in parts[at + 1 :]:
         if part.kind is not PartKind.result:
             break
-        kept.append(_not_made(part) if (part.about.get("step") or 0) > step else part)
-    return kept
+        result.append(_not_made(part) if (part.about.get("step") or 0) > step else part)
+    return result
 
 
 def _not_made(part: Part) -> Part:
