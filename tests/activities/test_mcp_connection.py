@@ -460,7 +460,7 @@ async def test_tools_that_no_model_could_call_are_refused_by_name(rig: Rig) -> N
     assert "lies outside" in refused["outside"]
     assert "anyOf is not supported at the root" in refused["either"]
     assert "names of properties must match" in refused["brackets"]
-    assert "no server's name is short enough" in refused["n" * 62]
+    assert "no server name is short enough" in refused["n" * 62]
 
 
 async def test_more_definitions_than_any_model_takes_are_looked_at_up_to_a_bound(rig: Rig) -> None:

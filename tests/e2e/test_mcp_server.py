@@ -243,7 +243,7 @@ async def test_what_is_wrong_is_said_in_one_line(clerk: Any) -> None:
         "seconds: Input should be less than or equal to 50",
         "is a follow-up",
         "dedupe_key: String should have at least 1 character",
-        "and 480,000 is the most",
+        "the limit is 480,000",
         "there is no run nobody",
         "there is no run nobody",
         "there is no run x",

@@ -245,7 +245,7 @@ async def test_a_start_that_no_run_could_begin_with_is_refused(door: Door) -> No
     body = {"payload": {"goal": "x", "context": {"notes": "x" * 500_000}}}
     answer = await door.post("/v1/runs", body, **{"Idempotency-Key": uuid4().hex})
     assert (answer.status_code, answer.headers["Content-Type"]) == (413, PROBLEM)
-    assert "480,000 is the most" in answer.json()["detail"]
+    assert "the limit is 480,000" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(

@@ -268,7 +268,7 @@ async def test_an_approval_that_nobody_gives_in_time_is_denied_and_a_late_one_re
         question = (await it.until_state(run, question=True))["question"]
         assert "expires_at" in question
         await it.until_pending(run, 2)
-        expired = "question q1 has expired: nobody answered it in time"
+        expired = "question q1 has expired without an answer"
         assert await refused(run, {"question_id": "q1", "decision": "approve"}) == expired
         await run.signal("human_input", {"decision": "approve"})
         state = await it.state(run)

@@ -218,7 +218,7 @@ class LiveRun:
         elif verdict in ESCALATES:
             reason = Escalation(verdict.value)
             detail = f"a result came for step {result.step}, tool {formatting.cut(result.tool, 80)}"
-            self.state = endings.violated(self.state, reason, detail)
+            self.state = endings.escalated(self.state, reason, detail)
             self.halt.request(detail)
         else:
             self.ignore("tool_result", tool_results.format_notice(verdict, self.state, result))

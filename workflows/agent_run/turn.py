@@ -30,11 +30,11 @@ def close_turn(run: LiveRun) -> None:
     run.state = closed.state
     for thrash in closed.seen:
         figures = {"tier": thrash.tier, "tool": thrash.tool, "count": thrash.count, "level": run.state.rung}
-        advanced = thrash.is_barren and closed.climbed is not None
+        advanced = thrash.is_barren and closed.escalated_to is not None
         is_news = advanced or sighting(thrash) not in before
         events.emit(run, "agent.loop.detected", is_traced=is_news, **figures, advanced=advanced)
-    if closed.climbed is not None:
-        events.emit(run, "agent.guardrail.escalated", ladder="thrash", rung=run.state.rung, stage=closed.climbed)
+    if closed.escalated_to is not None:
+        events.emit(run, "agent.guardrail.escalated", ladder="thrash", rung=run.state.rung, stage=closed.escalated_to)
     if closed.note:
         run.transcript.append(note_part(closed.note))
 

@@ -128,7 +128,7 @@ class Conversation:
             raise _refused(LaneFault.lane_closing, f"the conversation is being cancelled: {live.halt.reason}")
         admission = lane.admit(live.state, read(SubmitRequest, args), workflow.now())
         if isinstance(admission, lane.Refusal):
-            raise _refused(admission.kind, admission.why)
+            raise _refused(admission.kind, admission.reason)
         return admission
 
     @workflow.signal(description="As the update `submit`, for senders that need no answer")
