@@ -1,10 +1,9 @@
-"""How: the only I/O. Each activity does one outside thing; its clients are given in.
+"""Activities: the only I/O. Each one performs a single outside action, with clients that are passed in.
 
-conversation  `join_conversation` and `answer_turn`: what turns of a conversation hand on to each other
-delegation    `collect` and `find_delegation`: what became of a subtask, or of a whole delegation
-project       what a worker offers: agents, tools, model settings
-update        one that is answered in time
-with_start    an update of a lane or a mailbox that is opened where there is none
+conversation       `join_conversation`, `open_turn` and `answer_turn`: the parts and journal that turns share
+delegation         `collect` and `find_delegation`: the outcome of a subtask, or of a whole delegation
+project            a worker's project: agents, tools, model settings
+update_with_start  updates with a deadline, and updates that start their workflow if needed
 demo/         The demo model: a rule-based stand-in for a provider
 effects/      Side effects: attempts, heartbeats, and the ledger that keeps `once` calls from repeating
 followup/     Follow-ups: topics, outgoing messages, and the lane that resumes the work

@@ -1,7 +1,7 @@
-"""What turns of a conversation hand on to each other, in the store that they share: its parts, and the journal.
+"""The parts and the journal that turns of a conversation share, in the conversation's store.
 
-A turn leaves a record, which names stretches of the conversation. A later one begins with a reference to that record,
-so a turn costs as much history in a long conversation as in a short one.
+A turn leaves a record that lists segments of the conversation. The next turn begins with a reference to that record,
+so its history does not grow with the conversation.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from activities.run.snapshot import snapshot_of
 from activities.security.private import make_private
 from activities.storage.store import Store
 from activities.storage.workspace import ARTIFACTS
-from activities.with_start import update_with_start
+from activities.update_with_start import update_with_start
 from contracts.conversation import Joined, JoinRequest, Queued, SubmitRequest, Submitted, TurnAnswer, TurnRecord
 from contracts.run.journal import Journal
 from contracts.run.signals import HumanInput
@@ -53,19 +53,18 @@ from decisions.run.resume import journal_of
 from decisions.run.transcript import Transcript, call_part
 from decisions.text.formatting import cut, markdown
 
-# Requests to one lane on their way from this process. The server takes ten updates of a workflow in flight, and with
-# the eleventh it may drop the others: then all of them try again, together. Two are as fast as a lane has use for, and
-# leave other lanes room.
+# Concurrent requests of this process to one lane. The server allows ten updates of a workflow in flight; an eleventh
+# may drop the others, and all of them are retried together. Two keep a lane busy and leave room for other processes.
 AT_ONCE = 2
 _turnstiles: WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str], asyncio.Semaphore] = WeakValueDictionary()
 
-_UNANSWERED = {  # ends that the run itself does not know
+_UNANSWERED = {  # ends that the run itself does not record
     WorkflowExecutionStatus.TERMINATED: TERMINATED,
     WorkflowExecutionStatus.TIMED_OUT: TIMED_OUT,
     WorkflowExecutionStatus.FAILED: "Failed",
 }
-JOINED = "+joined"  # in the name of a record that a turn begins with, and no turn left
-LATEST = "latest"  # of the conversation's store: the record of its latest turn, for a lane that begins anew
+JOINED = "+joined"  # in the name of a record that was written for the start of a turn, not at the end of one
+LATEST = "latest"  # in the conversation's store: the record of its latest turn, for a new lane
 
 
 class Conversations:
@@ -76,7 +75,7 @@ class Conversations:
 
     @activity.defn
     async def join_conversation(self, request: JoinRequest) -> Joined:
-        """What a turn goes on with: the conversation as the latest turn left it, its journal, and its files."""
+        """Return the conversation as the latest turn left it, with its journal, and copy that turn's files."""
         owner = conversation_workflow_id(request.conversation_id)
         store = self._project.stores.of(owner)
         async with beating(lambda: {"conversation": request.conversation_id}):
@@ -111,7 +110,7 @@ class Conversations:
         return None
 
     async def _left_by(self, run_id: str, owner: str) -> TurnRecord | None:
-        """Of a turn that could write nothing down any more, as its history tells."""
+        """Write, from its history, the record of a turn that ended without writing one."""
         handle = self._client.get_workflow_handle(run_workflow_id(run_id))
         try:
             described = await handle.describe()
@@ -119,10 +118,10 @@ class Conversations:
                 return None
             snapshot = await snapshot_of(handle)
         except WorkflowQueryFailedError:
-            return None  # it was refused at its start
+            return None  # it was rejected at its start
         except RPCError as error:
             if error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION):
-                return None  # FAILED_PRECONDITION: it was terminated before a worker had taken it on
+                return None  # FAILED_PRECONDITION: it was terminated before a worker accepted it
             raise
         if snapshot.length == 0 or snapshot.state.status is RunStatus.queued:
             return None  # it had not joined the conversation yet
@@ -141,7 +140,7 @@ class Conversations:
         return await keep_turn(self._project, run_id, turn, whole)
 
     def _copy_files(self, before: str, own: str) -> None:
-        """The conversation speaks of them by their paths."""
+        """Copy the artifacts, which the conversation refers to by path."""
         theirs, ours = self._project.workspace(before), self._project.workspace(own)
         ours.create()
         source = theirs.root / ARTIFACTS
@@ -151,7 +150,7 @@ class Conversations:
 
     @activity.defn
     async def open_turn(self, conversation_id: str) -> Queued | None:
-        """The turn that an earlier lane of this conversation has left open."""
+        """Return the turn that an earlier lane of this conversation left open, if any."""
         parent = conversation_workflow_id(conversation_id)
         query = f"WorkflowType = 'AgentRun' AND ExecutionStatus = 'Running' AND {named('ParentWorkflowId', parent)}"
         async for run in self._client.list_workflows(query):
@@ -161,7 +160,7 @@ class Conversations:
             try:
                 state = (await handle.query("snapshot", result_type=Snapshot)).state  # a page of it is enough
             except WorkflowQueryFailedError:
-                continue  # it was refused at its start
+                continue  # it was rejected at its start
             request_id = state.headers.request_id or state.run_id
             request = SubmitRequest(request_id=request_id, goal=state.goal, agent=state.agent)
             return Queued(request=request, run_id=state.run_id, size=len(to_json(request)), at=state.created_at)
@@ -169,7 +168,7 @@ class Conversations:
 
     @activity.defn
     async def answer_turn(self, request: TurnAnswer) -> bool:
-        """Whether the run took the answer to its question."""
+        """Answer the run's question; return True if the run accepted the answer."""
         handle = self._client.get_workflow_handle(run_workflow_id(request.run_id))
         body = HumanInput(**request.model_dump(include={"question_id", "text", "sender", "signature"}))
         said = body.model_dump(mode="json", exclude_none=True)
@@ -193,12 +192,12 @@ async def submit(  # noqa: PLR0913 - the last two say how a lane is opened
     closes: bool = False,
     fairness_key: str | None = None,
 ) -> Submitted:
-    """Hands a request to a lane, which is opened where there is none: one that `closes`, if asked.
+    """Submit a request to a lane, and start the lane if needed, as one that `closes` when idle.
 
-    Lanes of one `fairness_key` (64 bytes at most) share workers evenly with those of another.
+    Lanes with different fairness keys (64 bytes at most) share the workers evenly.
 
-    Raises WorkflowUpdateFailedError with the lane's reason, and RPCError. After most of the latter it may have been
-    accepted: it can be sent again, since the lane knows it by its id.
+    Raises WorkflowUpdateFailedError with the lane's reason, and RPCError, after which the request may have been
+    accepted. It can be sent again: the lane deduplicates by request id.
     """
     start = {
         "workflow": "Conversation",
@@ -215,7 +214,7 @@ async def submit(  # noqa: PLR0913 - the last two say how a lane is opened
 
 
 def _turnstile(conversation_id: str) -> asyncio.Semaphore:
-    """Lets few callers of this process into the lane at once."""
+    """Return the semaphore that bounds this process's concurrent requests to a lane."""
     lane = (asyncio.get_running_loop(), conversation_id)
     turnstile = _turnstiles.get(lane)
     if turnstile is None:
@@ -224,16 +223,16 @@ def _turnstile(conversation_id: str) -> asyncio.Semaphore:
 
 
 def _copy(source: str, target: str) -> None:
-    """A file of the same name stays. It is no link: a workspace takes no file that has another name elsewhere."""
+    """Copy a file unless the target exists. Not a hard link: a workspace rejects those."""
     if not Path(target).exists():
         shutil.copy2(source, target)
 
 
 async def keep_turn(project: Project, run_id: str, turn: TurnClose, whole: Transcript) -> TurnRecord:
-    """Writes down how a turn leaves its conversation, which shows no more of it what never had an answer.
+    """Write the record of a turn that ended. Unanswered parts are closed with a note and not shown again.
 
-    Stretches are joined where the later ones have grown as long as the one before, so there are few of them, and each
-    part is written a few times only, however long the conversation gets.
+    A segment is merged with the one before when it is as long, so there are few segments, and each part is rewritten
+    only a few times, however long the conversation gets.
     """
     store = project.stores.of(turn.owner)
     make_private(project.workspace(turn.owner).root)
@@ -249,7 +248,7 @@ async def keep_turn(project: Project, run_id: str, turn: TurnClose, whole: Trans
 async def _put_record(
     store: Store, run_id: str, kept: list[Segment], whole: Transcript, journal: Journal | None
 ) -> TurnRecord:
-    """Writes what of the conversation is not in `kept` yet, and the record of all of it, under the name of `run_id`."""
+    """Write the parts that are not in `kept` yet, and the record of all parts under the name of `run_id`."""
     start = kept[-1].end if kept else 0
     while kept and kept[-1].end - kept[-1].start <= whole.length - start:
         start = kept.pop().start
@@ -266,13 +265,13 @@ async def _put_record(
 
 
 async def _forget(store: Store, record: TurnRecord, forget: tuple[str, ...], own: str) -> TurnRecord:
-    """Leave these turns out of the conversation that a turn goes on with: with a record of its own."""
+    """Write a new record without the turns in `forget`, for the next turn."""
     whole = Transcript()
     for segment in record.segments:
         for part in await read_segment(store, segment):
             whole.append(part)
     for run_id in forget:
-        with suppress(FileNotFoundError):  # a turn that left no record has said nothing
+        with suppress(FileNotFoundError):  # a turn without a record has no parts
             end = (await read_record(store, record_name(run_id))).segments[-1]
             if whole.head_at(end.end) == end.head and (note := forget_turn(whole.parts, end.end)):
                 whole.append(note)

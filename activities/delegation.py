@@ -1,4 +1,4 @@
-"""`collect` and `find_delegation`: what became of a subtask, or of a whole delegation, as the server has it."""
+"""`collect` and `find_delegation`: the outcome of a subtask, or of a whole delegation, read from the server."""
 
 import asyncio
 from contextlib import suppress
@@ -42,7 +42,7 @@ class Delegations:
 
     @activity.defn
     async def collect(self, request: CollectRequest) -> Collected:
-        """The end of a subtask's run, its figures, and its artifacts where others can read them."""
+        """Collect a subtask's end and figures, and copy its artifacts to the runs that may read them."""
         handle = self._client.get_workflow_handle(run_workflow_id(request.run_id), result_type=dict)
         async with beating(lambda: {"of": request.run_id}):
             end = await outcome_of(handle)
@@ -50,8 +50,8 @@ class Delegations:
                 return Collected(status=SubtaskStatus.cancelled, outcome="it was not started")
             view = await _asked(handle, "state", RunView)
             if view is not None and view.parent != request.into[0]:
-                why = f"there was a run {request.run_id} already, which is no subtask of this run"
-                return Collected(status=SubtaskStatus.failed, outcome=why)
+                reason = f"there was a run {request.run_id} already, which is no subtask of this run"
+                return Collected(status=SubtaskStatus.failed, outcome=reason)
             named = view.artifacts if view else ()
             copied = await asyncio.to_thread(self._copy, request, named, end.text)
         return Collected(
@@ -63,7 +63,7 @@ class Delegations:
 
     @activity.defn
     async def find_delegation(self, workflow_id: str) -> DelegationState | None:
-        """How a closed delegation stands; one that was cut short has failed. None where nobody can tell."""
+        """Return the state of a closed delegation, if it is known; failed if it was cut short."""
         async with beating(lambda: {"of": workflow_id}):
             handle = self._client.get_workflow_handle(workflow_id)
             state = await _asked(handle, "state", DelegationState)
@@ -72,25 +72,25 @@ class Delegations:
             return state.model_copy(update={"status": DelegationStatus.failed, "why": "the delegation was cut short"})
 
     def _copy(self, request: CollectRequest, named: tuple[str, ...], outcome: str) -> tuple[str, ...]:
-        """What was named and is a regular file there. An outcome that is cut lies beside it as a whole."""
-        theirs, copied = self._project.workspace(request.run_id), list[str]()
-        ours = [self._project.workspace(run_id) for run_id in request.into]
-        for workspace in ours:
+        """Copy the named regular files; if the outcome is too long, add its full text as `outcome.md`."""
+        copied = list[str]()
+        targets = [self._project.workspace(run_id) for run_id in request.into]
+        for workspace in targets:
             workspace.create()
-        below = f"{ARTIFACTS}/{request.subtask}"
-        for path, data in files_of(theirs, named):
-            target = f"{below}/{path}"
-            if len("".join([*copied, target]).encode("utf-8", "replace")) > request.most:
-                break  # their names are told, too
+        folder = f"{ARTIFACTS}/{request.subtask}"
+        for path, data in files_of(self._project.workspace(request.run_id), named):
+            if len("".join([*copied, f"{folder}/{path}"]).encode("utf-8", "replace")) > request.most:
+                break  # the model is told their names
             with suppress(OSError, OutsideWorkspace):
-                copied.append(_kept(ours, below, path, data))
-        if len(outcome.encode("utf-8", "replace")) > request.most:
-            copied.append(_kept(ours, below, "outcome.md", outcome.encode("utf-8", "replace")))
+                copied.append(_kept(targets, folder, path, data))
+        whole = outcome.encode("utf-8", "replace")
+        if len(whole) > request.most:
+            copied.append(_kept(targets, folder, "outcome.md", whole))
         return tuple(copied)
 
 
 def _kept(workspaces: list[Workspace], folder: str, path: str, data: bytes) -> str:
-    """Where it lies for all of them: what an earlier subtask of the same name has brought stays as it was told."""
+    """Write a file into each workspace, and return its path. Files of an earlier subtask with this name stay."""
     target = f"{folder}/{path}"
     if any(workspace.is_taken(target, data) for workspace in workspaces):
         target = f"{folder}-{blake2b(data, digest_size=4).hexdigest()}/{path}"
@@ -100,9 +100,9 @@ def _kept(workspaces: list[Workspace], folder: str, path: str, data: bytes) -> s
 
 
 async def _asked(handle: Handle, query: str, kind: type[V]) -> V | None:
-    """What a closed workflow says of itself, from its history; None where it cannot be read, or is another kind's.
+    """Query a closed workflow, if its history can be replayed and it is of the expected type.
 
-    An attempt asks once: the worker that it runs on may be leaving, and another one can answer.
+    An attempt queries once: its worker may be stopping, and a retry can reach another one.
     """
     try:
         answer: V = await handle.query(query, result_type=kind, rpc_timeout=QUERY_PATIENCE)
@@ -113,13 +113,13 @@ async def _asked(handle: Handle, query: str, kind: type[V]) -> V | None:
             return None
         if error.status not in (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
             raise
-        silent = f"{handle.id} does not answer now"
-        raise ApplicationError(silent, type="Silent", category=ApplicationErrorCategory.BENIGN) from None
+        message = f"{handle.id} does not answer now"
+        raise ApplicationError(message, type="Silent", category=ApplicationErrorCategory.BENIGN) from None
     return answer
 
 
 def _spent(view: RunView | None, share: Share) -> Spent:
-    """With all that it delegated itself. Where nobody can tell, the whole share: too much rather than nothing."""
+    """Return what a subtask spent, including its own delegations; if unknown, its whole share."""
     if view is None:
         return all_of(share)
     own = Spent(steps=view.step, tokens=view.usage.total, usd=view.cost_usd, follow_ups=view.follow_ups)

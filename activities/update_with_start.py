@@ -1,13 +1,15 @@
-"""An update of a workflow that is started where there is none."""
+"""Updates with a deadline, and updates that start their workflow if it does not run.
+
+The SDK raises the same error for a deadline and for the caller's own cancellation; these functions separate the two.
+"""
 
 import asyncio
+from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from temporalio.client import Client, WithStartWorkflowOperation, WorkflowUpdateRPCTimeoutOrCancelledError
 from temporalio.service import RPCError
-
-from activities.update import must_not_be_cancelled
 
 MOMENT = 0.05  # seconds; the future is done by then, or never will be
 
@@ -15,7 +17,7 @@ T = TypeVar("T")
 
 
 async def update_with_start(client: Client, name: str, body: Any, start: dict[str, Any], result_type: type[T]) -> T:
-    """`start` are the arguments of WithStartWorkflowOperation.
+    """Send an update, and start the workflow if needed. `start` holds the arguments of WithStartWorkflowOperation.
 
     Raises WorkflowUpdateFailedError, WorkflowUpdateRPCTimeoutOrCancelledError, RPCError.
     """
@@ -25,10 +27,29 @@ async def update_with_start(client: Client, name: str, body: Any, start: dict[st
             name, body, start_workflow_operation=operation, result_type=result_type
         )
     except (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError):
-        # The SDK keeps the error in a future, too, which would tell the log, with a traceback, that nobody looked.
+        # The SDK also keeps the error in a future; if that is never awaited, asyncio logs it with a traceback.
         with suppress(TimeoutError):
             async with asyncio.timeout(MOMENT):
                 await asyncio.gather(operation.workflow_handle(), return_exceptions=True)
-        must_not_be_cancelled()
+        _must_not_be_cancelled()
         raise
     return answer
+
+
+async def answered(update: Awaitable[T], seconds: float) -> T:
+    """Await an update's answer. Raises TimeoutError after `seconds`, and the update's own errors."""
+    try:
+        async with asyncio.timeout(seconds):
+            try:
+                return await update
+            except WorkflowUpdateRPCTimeoutOrCancelledError:
+                _must_not_be_cancelled()
+                raise TimeoutError from None  # the server's timeout was shorter
+    except TimeoutError:
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
+
+
+def _must_not_be_cancelled() -> None:
+    """Raise CancelledError if the caller is being cancelled, whatever the SDK raised."""
+    if (caller := asyncio.current_task()) is not None and caller.cancelling():
+        raise asyncio.CancelledError from None

@@ -74,14 +74,14 @@ class Beneath:
             return file.read(most + 1)
 
     def status(self, *names: str) -> os.stat_result | None:
-        """Return the status, of a link itself and not of its target; None if nothing has that name."""
+        """Return the status of an existing name. Links are not followed."""
         *above, last = names
         with suppress(FileNotFoundError), self.folder(*above) as folder:
             return status_at(folder, last)
         return None
 
     def names(self, *names: str) -> list[str]:
-        """Return the names in a folder, sorted; none if the folder does not exist."""
+        """Return the sorted names in a folder; empty if it does not exist."""
         with suppress(FileNotFoundError), self.folder(*names) as folder, os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries)
         return []

@@ -41,7 +41,7 @@ class Store(Protocol):
         """Create a file; of several concurrent attempts, one succeeds. Raises FileExistsError."""
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder of the store, sorted; none if it does not exist."""
+        """Return the sorted names in a folder of the store; empty if it does not exist."""
 
     def clear(self) -> None:
         """Remove everything."""

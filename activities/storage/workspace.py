@@ -154,7 +154,7 @@ class Workspace:
             os.fsync(folder)
 
     def names_own(self, relative: str) -> list[str]:
-        """Return the visible names in a folder of the runtime, sorted; none if it does not exist."""
+        """Return the sorted visible names in a folder of the runtime; empty if it does not exist."""
         return [name for name in self._dir.names(*_parts(relative)) if not name.startswith(".")]
 
     def remove_own(self, relative: str) -> None:
@@ -228,7 +228,7 @@ def folder_name(run_id: str) -> str:
 
 
 def run_id_in(name: str) -> str | None:
-    """Return the id that `folder_name` encoded; None for a long id, or for another kind of name."""
+    """Return the id that `folder_name` encoded, if it can be decoded: long ids are hashed."""
     if not _CODED.fullmatch(name):
         return None
     try:
