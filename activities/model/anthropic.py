@@ -172,7 +172,7 @@ def request_of(call: ModelCall) -> dict[str, Any]:
 
 @dataclass
 class _Accumulated:
-    """A reply under construction. The SDK's own accumulator fails on broken tool arguments; here the model sees the error."""
+    """A reply under construction. Unlike the SDK's accumulator, it accepts broken tool arguments and lists them."""
 
     on_text: Callable[[str], object]
     content: list[dict[str, Any]] = field(default_factory=list)
