@@ -40,7 +40,7 @@ from activities.run.snapshot import snapshot_of
 from activities.security.private import make_private
 from activities.storage.store import Store, StoredFileChangedError
 from activities.storage.workspace import ARTIFACTS
-from activities.update import update_with_start
+from activities.update_with_start import update_with_start
 from contracts.conversation import Joined, JoinRequest, Queued, SubmitRequest, Submitted, TurnAnswer, TurnRecord
 from contracts.run.journal import Journal
 from contracts.run.signals import HumanInput
@@ -300,11 +300,6 @@ async def _put_record(
     )
     await asyncio.to_thread(store.put, record_name(run_id), record.model_dump_json().encode())
     return record
-
-
-JOINED = "+joined"  # suffix of a record that is made for the start of a turn, not by its end
-LATEST = "latest"  # the name of the latest turn's record, for a lane that starts again
-MOST_LOOKED_AT = 20  # closed turns that a new lane compares with `LATEST`
 
 
 def _copy_of(parts: Iterable[Part]) -> Transcript:

@@ -15,7 +15,7 @@ from activities.mailbox.message import NotAMessage, read
 from activities.mailbox.pages import Pages
 from activities.mailbox.writer import Told
 from activities.storage.workspace import ARTIFACTS, OutsideWorkspace, Workspace, folder_name
-from activities.update import answered
+from activities.update_with_start import answered
 from contracts.conversation import Choice, LaneFault, SubmitRequest
 from contracts.mail.commands import Done
 from contracts.mail.delivery import Ack, Letter, LetterEnding, TaskState, Transition

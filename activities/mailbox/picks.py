@@ -12,7 +12,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.mailbox.result import LOOK_WITHIN
 from activities.mailbox.writer import REQUEST, Told
 from activities.storage.safe_dir import NotThere
-from activities.update import answered
+from activities.update_with_start import answered
 from contracts.run.question import QuestionKind
 from contracts.run.signals import HumanInput
 from contracts.run.state import QuestionView, RunStatus, RunView

@@ -20,7 +20,7 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.run.outcome import RunEnd, end_of
-from activities.update import answered
+from activities.update_with_start import answered
 from contracts.followup import FollowUpState
 from contracts.models import printable
 from contracts.run.events import ResumeEvent, ResumePayload, StartEvent, ToolResultEvent
