@@ -1,6 +1,6 @@
 """`perdure`: start agent runs, watch them, answer their questions, and run their workers.
 
-Every command prints for a person, or JSON where a program reads (`--json`). An error is one line on standard error.
+Commands print text for people, or JSON with `--json`. An error is one line on standard error.
 """
 
 import io
@@ -15,50 +15,50 @@ from perdure.process.shutdown import leave
 from perdure.process.streams import guard_streams, open_closed
 from perdure.process.variables import normalize
 
-# Where each command is, and the first line of its help: to list them must not take the time to load them.
+# The module and the summary of each command: `perdure --help` must not load the commands.
 SECTIONS = {
-    "Work": {
-        "run": ("run:run", "Start an agent run and follow it to its end."),
-        "chat": ("chat:chat", "Talk to an agent; the conversation goes on where it was left."),
-        "watch": ("run:watch", "Follow a run: what has happened, and what happens."),
-        "cancel": ("answer:cancel_", "Stop a run."),
-        "resume": ("run:resume", "Go on with a failed or timed-out run, from its last safe point."),
-        "fork": ("run:fork", "Start a new run from what a run was after one of its steps."),
-        "schedule": ("schedule:schedule", "Start runs by the clock."),
-        "event": ("event:event_", "Publish what happened outside, for what waits for it."),
-        "mail": ("mail:mail", "Take tasks and replies that come as files in a folder."),
+    "Runs": {
+        "run": ("run:run_command", "Start an agent run and follow it to its end."),
+        "chat": ("chat:chat_command", "Chat with an agent in a persistent conversation."),
+        "watch": ("run:watch_command", "Follow a run: past events, then new ones as they happen."),
+        "cancel": ("answer:cancel_command", "Cancel a run."),
+        "resume": ("run:resume_command", "Resume a failed or timed-out run from its last safe point."),
+        "fork": ("run:fork_command", "Start a new run from a step of another run."),
+        "schedule": ("schedule:schedule_command", "Start runs on a schedule."),
+        "event": ("event:event_command", "Publish an external event."),
+        "mail": ("mail:mail_command", "Run the bridge between a folder and an agent's mailbox."),
     },
-    "People": {
-        "answer": ("answer:answer_", "Answer the open question of a run."),
-        "approve": ("answer:approve", "Let a call be made that a run asks approval for."),
-        "deny": ("answer:deny", "Refuse a call that a run asks approval for; the run goes on."),
+    "Questions": {
+        "answer": ("answer:answer_command", "Answer the open question of a run."),
+        "approve": ("answer:approve_command", "Approve the tool call a run is waiting on."),
+        "deny": ("answer:deny_command", "Deny the tool call a run is waiting on; the run continues."),
     },
-    "Look": {
-        "list": ("show:list_", "List runs: what waits for a person first, then the latest."),
-        "show": ("show:show", "Show one run: status, question, steps, cost, and its files."),
-        "trace": ("show:trace", "Print what a run did so far: each turn, each call, each result."),
+    "Inspection": {
+        "list": ("show:list_runs_command", "List runs: those that wait for a person first, then the latest."),
+        "show": ("show:show_command", "Show a run: status, question, steps, cost and files."),
+        "trace": ("show:trace_command", "Print the turns, calls and results of a run so far."),
     },
     "Projects": {
-        "new": ("new:new", "Make a project in FOLDER: an agent, two tools and a test."),
-        "agents": ("agents:agents", "Show the agents of the project: models, tools, peers, limits."),
-        "tools": ("show:tools", "Show the tools: what each does to the world, whether it asks."),
-        "eval": ("evaluate.evaluate:evaluate", "Run a table of goals, and say how many came out as expected."),
+        "new": ("new:new_command", "Create a project in FOLDER: an agent, two tools and a test."),
+        "agents": ("agents:agents_command", "List the project's agents: models, tools, peers and limits."),
+        "tools": ("show:tools_command", "List the project's tools: effects, approvals and timeouts."),
+        "eval": ("evaluate.evaluate:eval_command", "Run a table of test goals and report the pass rate."),
     },
-    "Operate": {
-        "worker": ("control:worker", "Run a worker against the configured Temporal."),
-        "dev": ("control:dev", "Run Temporal, its Web UI and a worker here, until Ctrl-C."),
-        "gateway": ("gateway:gateway", "Serve runs over HTTP, with a page for people, until Ctrl-C."),
-        "token": ("token:token", "Make, list and revoke the bearer tokens of the gateway."),
-        "mcp": ("mcp.server:mcp_", "Serve runs to an MCP client over standard input and output."),
-        "doctor": ("control:doctor", "Check that everything a run needs is there; say what to do."),
-        "completion": ("completion:completion", "Print the script that completes commands in a shell."),
+    "Operations": {
+        "worker": ("control:worker_command", "Run a worker for the configured Temporal server."),
+        "dev": ("control:dev_command", "Run Temporal, its Web UI and a worker until Ctrl-C."),
+        "gateway": ("gateway:gateway_command", "Serve runs over HTTP, with a web page, until Ctrl-C."),
+        "token": ("token:token_command", "Create, list and revoke bearer tokens for the gateway."),
+        "mcp": ("mcp.server:mcp_command", "Serve runs to an MCP client over standard input and output."),
+        "doctor": ("control:doctor_command", "Check everything a run needs, and say how to fix it."),
+        "completion": ("completion:completion_command", "Print the shell completion script."),
     },
 }
-COMMANDS = {name: where for section in SECTIONS.values() for name, (where, _) in section.items()}
+COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 
 class Commands(click.Group):
-    """A command is loaded where it is named, and not before. Help lists them by section."""
+    """The command group. It loads a command on first use, and lists commands by section."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return list(COMMANDS)
@@ -66,7 +66,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - same
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name].partition(":")
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(import_module(f"perdure.commands.{module}"), name)
         return command
 
@@ -81,29 +81,29 @@ class Commands(click.Group):
         widest = max(map(len, COMMANDS))
         for title, section in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(widest), told) for name, (_, told) in section.items()])
+                formatter.write_dl([(name.ljust(widest), summary) for name, (_, summary) in section.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list["click.shell_completion.CompletionItem[str]"]:
-        """The names of the commands, without loading any; options are click's business."""
+        """Complete command names without loading the commands; click completes options."""
         if incomplete.startswith("-"):
             return click.Command.shell_complete(self, ctx, incomplete)
         from click.shell_completion import CompletionItem
 
-        lines = {name: told for section in SECTIONS.values() for name, (_, told) in section.items()}
-        return [CompletionItem(name, help=told) for name, told in lines.items() if name.startswith(incomplete)]
+        matches = [name for name in COMMANDS if name.startswith(incomplete)]
+        return [CompletionItem(name, help=COMMANDS[name][1]) for name in matches]
 
 
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Exit codes: 0 completed, 1 failed, 2 wrong usage, 3 escalated to a person, 4 cancelled, 130 left.",
+    epilog="Exit codes: 0 completed, 1 failed, 2 usage error, 3 escalated to a person, 4 cancelled, 130 detached.",
 )
 @click.version_option(package_name="perdure", message="perdure %(version)s")
 def app() -> None:
     """LLM agents that outlast their processes, on Temporal.
 
-    With no Temporal configured (TEMPORAL_ADDRESS or a profile), a command brings an embedded server; its state lies
-    in .perdure, beside perdure.toml.
+    If no Temporal server is configured (TEMPORAL_ADDRESS or a profile), commands start an embedded one. Its state is
+    in .perdure, next to perdure.toml.
 
     \b
     Examples:
@@ -116,7 +116,7 @@ def app() -> None:
 def main() -> NoReturn:
     open_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Who reads a pipe sees each line as it comes, and a terminal with few signs a ? for the others.
+        # Readers of a pipe get each line at once; a character that the encoding lacks becomes "?".
         sys.stdout.reconfigure(line_buffering=True, errors="replace")
     guard_streams()
     normalize(os.environ)
@@ -130,14 +130,14 @@ def main() -> NoReturn:
         from perdure.terminal.command import complain
 
         command = error.ctx.command_path if error.ctx else "perdure"
-        hint = "; what begins with - and is no option comes after --" if isinstance(error, click.NoSuchOption) else ""
+        hint = "; put arguments that begin with - after --" if isinstance(error, click.NoSuchOption) else ""
         complain(f"{' '.join(error.format_message().split())}{hint} (see {command} --help)")
         code = 2
     except (click.Abort, KeyboardInterrupt):
         code = 130
-    except SystemExit as end:  # click's: of a completion, or where a reader has seen enough, whose output it then swaps
+    except SystemExit as end:  # from click: after a completion, or a closed pipe, for which it swaps stdout
         code = end.code if isinstance(end.code, int) and sys.stdout is out else 0
-    except OSError as error:  # standard output's: a command's own is told where it runs
+    except OSError as error:  # on standard output; `run_async` handles a command's own
         from perdure.terminal.command import complain
 
         complain(str(error))

@@ -21,7 +21,7 @@ from perdure.client.errors import NotReachable
 from perdure.codec import VARIABLE
 from perdure.process.mcp_tools import Standing, standings
 from perdure.process.reconcile_schedule import latest_look
-from perdure.session import Needs, session
+from perdure.session import Needs, open_session
 from settings import Deployment, ProjectError, Settings, load
 
 MOST_TOLD = 5  # findings in a line
@@ -195,7 +195,7 @@ def _standing(standing: Standing) -> str:
 async def _server(settings: Settings) -> AsyncIterator[Check]:
     try:
         where = configured_address() or "embedded"
-        async with session(settings, Needs.answers) as here:
+        async with open_session(settings, Needs.answers) as here:
             address = here.client.service_client.config.target_host
             yield Check("Temporal", ok=True, found=f"{where}: answers at {address}, namespace {here.client.namespace}")
             await register_search_attributes(here.client)

@@ -123,7 +123,7 @@ def _is_locked(path: Path) -> bool:
 
 
 @asynccontextmanager
-async def session(
+async def open_session(
     settings: Settings, needs: Needs, *, port: int | None = None, ui_port: int | None = None
 ) -> AsyncIterator[Session]:
     """Raises NotReachable, ProjectError, devserver.ServerDidNotStart."""

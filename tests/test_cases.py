@@ -44,8 +44,8 @@ def test_a_case_starts_with_its_own_agent_or_the_one_for_all(tmp_path: Path) -> 
     [
         ("cases.txt", "", ": expected a .yaml or .jsonl file"),
         ("cases.yaml", "", ": expected a list of cases, each with a goal"),
-        ("cases.yaml", "[]", ": there are no cases in it"),
-        ("cases.jsonl", "\n\n", ": there are no cases in it"),
+        ("cases.yaml", "[]", ": it has no cases"),
+        ("cases.jsonl", "\n\n", ": it has no cases"),
         ("cases.yaml", "goal: x", ": expected a list of cases, each with a goal"),
         ("cases.yaml", "- just words", ", case 1: expected a case with a goal"),
         ("cases.yaml", "- goal: x\n- agent: y", ", case 2: goal: Field required"),

@@ -123,11 +123,11 @@ def test_what_was_answered_here_is_not_told_again() -> None:
     [
         (Crowded(ContextFull(tokens=15_000, window=20_000, messages=30)), "about 15,000 of 20,000"),
         (Shortened(SUMMARY), "30 → 13 messages, about 15,000 → 4,000 tokens: summarised by small"),
-        (Shortened(SUMMARY.model_copy(update={"model": ""})), "cut down without a summary"),
+        (Shortened(SUMMARY.model_copy(update={"model": ""})), "truncated without a summary"),
         (Shortened(SUMMARY.model_copy(update={"tail": 0})), "nothing to summarise"),
         (
             Noticed({"event": "agent.guardrail.escalated", "ladder": "thrash", "stage": "nudge"}),
-            "goes in circles: told",
+            "loop detected: the model is asked to try something else",
         ),
         (Noticed({"event": "agent.exhaustion.soft_limit"}), "one last turn"),
         (Noticed({"event": "agent.guardrail.escalated", "ladder": "recovery", "stage": "prune"}), ""),
@@ -195,7 +195,7 @@ def test_where_no_person_is_the_question_is_one_line() -> None:
     [
         (ASKS, "type a number from 1 to 2 or your own words; Ctrl-D leaves the question open"),
         (APPROVAL, "type a number from 1 to 3; Ctrl-D leaves the question open"),
-        (NUMBERS, "type one of them as it stands or your own words; Ctrl-D leaves the question open"),
+        (NUMBERS, "type an option as shown or your own words; Ctrl-D leaves the question open"),
         (ASKS.model_copy(update={"options": ()}), "type your own words; Ctrl-D leaves the question open"),
         (ASKS.model_copy(update={"kind": "choice"}), "type a number from 1 to 2; Ctrl-D leaves the question open"),
     ],

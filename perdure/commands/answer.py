@@ -1,4 +1,4 @@
-"""What people say to a run: `perdure answer`, `approve`, `deny` and `cancel`."""
+"""`perdure answer`, `approve`, `deny` and `cancel`."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,28 +14,28 @@ from decisions.run.question import TEXTUAL
 from perdure.client.errors import NoSuchRun, Refused
 from perdure.client.run_list import find
 from perdure.client.runs import answer, cancel, ended, state
-from perdure.session import Needs, session
-from perdure.terminal.command import console, examples, go, run_argument, wrong_usage
+from perdure.session import Needs, open_session
+from perdure.terminal.command import async_command, console, examples, run_argument, wrong_usage
 from perdure.terminal.free_text import FreeText
 from settings import load
 from settings.problems import meant
 
-DECISIONS = [each.value for each in Decision]  # of an enum, click would take the names
+DECISIONS = [decision.value for decision in Decision]  # for an enum, click offers the names
 
 
 class DecisionType(click.Choice[str]):
-    """Another word is no usage error yet: the question that is open tells which of these it takes."""
+    """A choice that accepts any word here: the error for a wrong one names the options of the open question."""
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002 - click's signature
         return str(value)
 
 
 def names_what_it_answers(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options by which an answer says what it is an answer to, and whose it is."""
+    """Add the options that identify the question, the call and the person."""
     for option in (
-        click.option("--by", help="Who answers."),
-        click.option("--call", metavar="DIGEST", help="Answer only if it is this call that waits for approval."),
-        click.option("--question", "question_id", metavar="ID", help="Answer only if this question is the open one."),
+        click.option("--by", help="Name of the person who answers."),
+        click.option("--call", metavar="DIGEST", help="Answer only if this call is the one to approve."),
+        click.option("--question", "question_id", metavar="ID", help="Answer only if this question is open."),
     ):
         command = option(command)
     return command
@@ -46,97 +46,90 @@ def names_what_it_answers(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @run_argument
 @click.argument("text", required=False)
-@click.option("--decision", type=DecisionType(DECISIONS), help="What the question takes, where that is no text.")
+@click.option("--decision", type=DecisionType(DECISIONS), help="The decision, for a question that takes one.")
 @names_what_it_answers
-def answer_(run_id: str, text: str | None, decision: str | None, **named: str | None) -> None:
+@async_command()
+async def answer_command(run_id: str, text: str | None, decision: str | None, **named: str | None) -> int:
     """Answer the open question of a run.
 
-    TEXT is the answer in words, or the result for the decision use_result. A word that begins with "-" comes after
-    "--".
+    TEXT is the answer in words, or the result for the decision use_result. A TEXT that begins with "-" goes after "--".
     """
     if decision is not None and decision not in DECISIONS:
-        go(lambda: _refuse(run_id, decision))
-    _send(run_id, text=text, decision=decision, **named)
+        await _refuse(run_id, decision)
+    return await _send(run_id, text=text, decision=decision, **named)
 
 
-async def _refuse(run_id: str, decision: str) -> int:
-    """Raises click.UsageError with the decisions that the open question takes; with all of them where none is open."""
+async def _refuse(run_id: str, decision: str) -> None:
+    """Raise click.UsageError with the decisions that the open question takes, or with all if no question is open."""
     question = None
-    async with session(load(), Needs.answers) as here:
+    async with open_session(load(), Needs.answers) as session:
         with suppress(NoSuchRun, Refused):
-            found = await find(here.client, run_id)
-            view = await state(here.client, found.run_id) if found.is_open else None
+            run = await find(session.client, run_id)
+            view = await state(session.client, run.run_id) if run.is_open else None
             question = view.question if view else None
     if question is None:
-        takes, words = "there are", DECISIONS
+        valid, words = "the decisions are", DECISIONS
     elif question.kind in TEXTUAL:
-        takes, words = f"question {question.id} takes", ["a text"]
+        valid, words = f"question {question.id} takes", ["a text"]
     else:
-        takes, words = f"question {question.id} takes one of", list(question.options)
-    raise click.UsageError(f"--decision {decision!r} is none{meant(decision, words)}; {takes}: {', '.join(words)}")
+        valid, words = f"question {question.id} takes one of", list(question.options)
+    raise click.UsageError(f"invalid --decision {decision!r}{meant(decision, words)}; {valid}: {', '.join(words)}")
 
 
-@click.command(epilog=examples("approve RUN", "approve RUN --call DIGEST", "approve RUN --tool"))
+@click.command("approve", epilog=examples("approve RUN", "approve RUN --call DIGEST", "approve RUN --tool"))
 @run_argument
-@click.option("--tool", "for_the_run", is_flag=True, help="This tool, for the rest of the run.")
+@click.option("--tool", "for_the_run", is_flag=True, help="Approve this tool for the rest of the run.")
 @names_what_it_answers
-def approve(run_id: str, *, for_the_run: bool, **named: str | None) -> None:
-    """Let a call be made that a run asks approval for.
+@async_command()
+async def approve_command(run_id: str, *, for_the_run: bool, **named: str | None) -> int:
+    """Approve the tool call a run is waiting on.
 
-    This once, and with the arguments that are shown.
+    The approval is for one call, with the arguments shown.
     """
-    _send(run_id, decision=Decision.approve_tool if for_the_run else Decision.approve, **named)
+    return await _send(run_id, decision=Decision.approve_tool if for_the_run else Decision.approve, **named)
 
 
-@click.command(epilog=examples('deny RUN --reason "too dear"'))
+@click.command("deny", epilog=examples('deny RUN --reason "too expensive"'))
 @run_argument
-@click.option("--reason", "text", help="Why; told to the agent.")
+@click.option("--reason", "text", help="The reason, for the agent.")
 @names_what_it_answers
-def deny(run_id: str, text: str | None, **named: str | None) -> None:
-    """Refuse a call that a run asks approval for; the run goes on.
-
-    The agent is told, and why.
-    """
-    _send(run_id, text=text, decision=Decision.deny, **named)
+@async_command()
+async def deny_command(run_id: str, text: str | None, **named: str | None) -> int:
+    """Deny the tool call a run is waiting on; the run continues."""
+    return await _send(run_id, text=text, decision=Decision.deny, **named)
 
 
-def _send(run_id: str, **said: str | None) -> None:
+async def _send(run_id: str, **fields: str | None) -> int:
     try:
-        body = HumanInput.model_validate(said)
+        body = HumanInput.model_validate(fields)
     except ValidationError as error:
         raise wrong_usage(error) from None
 
-    async def main() -> int:
-        async with session(load(), Needs.answers) as here:
-            await answer(here.client, run_id, body, here.settings.answer_keys)
-            lack = await here.no_worker(run_id)
-        console.print(escape(f"accepted; {lack}" if lack else "accepted"), soft_wrap=True)
-        return 0
-
-    go(main)
+    async with open_session(load(), Needs.answers) as session:
+        await answer(session.client, run_id, body, session.settings.answer_keys)
+        warning = await session.no_worker(run_id)
+    console.print(escape(f"accepted; {warning}" if warning else "accepted"), soft_wrap=True)
+    return 0
 
 
 @click.command("cancel", epilog=examples('cancel RUN --reason "not needed"'))
 @run_argument
-@click.option("--reason", help="Why; kept with the run.")
-def cancel_(run_id: str, reason: str | None) -> None:
-    """Stop a run.
+@click.option("--reason", help="The reason, stored with the run.")
+@async_command()
+async def cancel_command(run_id: str, reason: str | None) -> int:
+    """Cancel a run.
 
-    A side effect that is running is finished first, and its result kept.
+    A side effect that is in progress finishes first, and its result is kept.
     """
     try:
         body = CancelRequest(reason=reason, by="perdure cancel")
     except ValidationError as error:
         raise wrong_usage(error) from None
-
-    async def main() -> int:
-        async with session(load(), Needs.work) as here:
-            await cancel(here.client, run_id, body)
-            console.print("asked to stop; waiting for what is running …")
-            if lack := await here.no_worker():
-                console.print(f"[yellow]{lack}[/]")
-            end = await ended(here.client, run_id)
-        console.print(end.status)
-        return 0 if end.status == RunStatus.cancelled else 1
-
-    go(main)
+    async with open_session(load(), Needs.work) as session:
+        await cancel(session.client, run_id, body)
+        console.print("cancel requested; waiting for running calls …")
+        if warning := await session.no_worker():
+            console.print(f"[yellow]{warning}[/]")
+        end = await ended(session.client, run_id)
+    console.print(end.status)
+    return 0 if end.status == RunStatus.cancelled else 1

@@ -1,4 +1,4 @@
-"""`perdure chat`: a conversation in the terminal. What is typed goes to its lane; its turns are shown as they run."""
+"""`perdure chat`: a conversation in the terminal."""
 
 import asyncio
 import dataclasses
@@ -31,111 +31,109 @@ from perdure.client.run_list import find
 from perdure.client.runs import answer, cancel, ended
 from perdure.client.watch import Watch
 from perdure.process.shutdown import own
-from perdure.session import Needs, Session, session
+from perdure.session import Needs, Session, open_session
 from perdure.terminal.chat_view import Page
-from perdure.terminal.command import as_json_option, complain, console, examples, go, utf8
+from perdure.terminal.command import as_json_option, async_command, complain, console, examples, utf8
 from perdure.terminal.completion import agent_names
 from perdure.terminal.follow import DETACHED, exit_code, stopping
 from perdure.terminal.prompt import read_answer
 from perdure.terminal.report import ways_to_answer
 from settings import load
 
-LOOKS_EVERY = 0.2  # seconds between looks at what became of a message
-BEGINS_WITHIN = 3.0  # seconds that a cancel waits for the turn it is meant for
-OTHERS_EVERY = 1.0  # seconds between looks whether somebody else has said something here
+LOOKS_EVERY = 0.2  # seconds between polls for the fate of a message
+BEGINS_WITHIN = 3.0  # seconds that a cancel waits for the turn to start
+OTHERS_EVERY = 1.0  # seconds between polls for messages of others
 HELP = """\
-  /cancel             stop the running turn
-  /steer TEXT         say it to the running turn, for its next model call
-  /interrupt TEXT     stop the running turn, and ask this next
-  /forget [RUN]       leave the latest turn that has ended, or that of RUN, out of the conversation
-  /journal            what the agent has written down
-  /history            the latest turns
-  /quit               leave; what runs goes on"""
+  /cancel             cancel the active turn
+  /steer TEXT         send TEXT to the active turn, for its next model call
+  /interrupt TEXT     cancel the active turn and ask TEXT next
+  /forget [RUN]       remove the latest finished turn, or that of RUN, from the conversation
+  /journal            print the agent's journal
+  /history            print the latest turns
+  /quit               exit; the active turn continues"""
 
 
-@click.command(epilog=examples("chat", 'chat orders --agent clerk -m "where is A-1001?"'))
+@click.command("chat", epilog=examples("chat", 'chat orders --agent clerk -m "where is A-1001?"'))
 @click.argument("conversation_id", metavar="[CONVERSATION]", default="chat", callback=utf8)
 @click.option(
-    "--agent", shell_complete=agent_names, help="The agent of agents/*.md to speak to; else the one spoken to last."
+    "--agent", shell_complete=agent_names, help="The agent in agents/*.md to chat with; by default the previous one."
 )
-@click.option("--message", "-m", help="Say this, print the answer, and leave.")
+@click.option("--message", "-m", help="Send this message, print the reply, and exit.")
 @click.option(
     "--when-busy",
-    type=click.Choice([each.value for each in WhenBusy]),
+    type=click.Choice([policy.value for policy in WhenBusy]),
     default=WhenBusy.queue.value,
-    help="What becomes of the message where a turn is running.",
+    help="Action if a turn is active.",
 )
 @as_json_option
-def chat(conversation_id: str, agent: str | None, message: str | None, when_busy: str, as_json: bool) -> None:
-    """Talk to an agent; the conversation goes on where it was left.
+@async_command()
+async def chat_command(
+    conversation_id: str, agent: str | None, message: str | None, when_busy: str, as_json: bool
+) -> int:
+    """Chat with an agent in a persistent conversation.
 
-    CONVERSATION is its name, "chat" where none is given. Lines that come while a turn runs wait their turn, or answer
-    its question. /help tells the commands.
+    CONVERSATION is its name, by default "chat". Lines typed during a turn are queued, or answer its question. /help
+    lists the commands.
     """
     if as_json and message is None:
         raise click.UsageError("--json needs a --message")
     if not 0 < len(conversation_id) <= MAX_ID_LENGTH:
-        raise click.UsageError(f"the name of a conversation has 1 to {MAX_ID_LENGTH} characters")
-
-    async def main() -> int:
-        settings = load()
-        settings.check_agent(agent)
-        async with session(settings, Needs.work) as here:
-            talk = Talk(here, conversation_id, agent, console)
-            if message is not None:
-                return await talk.once(message, WhenBusy(when_busy), as_json=as_json)
-            if here.rehearsal:
-                console.print(f"[yellow]{escape(here.rehearsal)}[/]", soft_wrap=True)
-            return await talk.on()
-
-    go(main)
+        raise click.UsageError(f"the name of a conversation must have 1 to {MAX_ID_LENGTH} characters")
+    settings = load()
+    settings.check_agent(agent)
+    async with open_session(settings, Needs.work) as session:
+        talk = Talk(session, conversation_id, agent, console)
+        if message is not None:
+            return await talk.once(message, WhenBusy(when_busy), as_json=as_json)
+        if session.rehearsal:
+            console.print(f"[yellow]{escape(session.rehearsal)}[/]", soft_wrap=True)
+        return await talk.on()
 
 
 class Talk:
-    """A conversation as this terminal has it: turns are shown one after the other, in the order they run."""
+    """A conversation in this terminal. It shows one turn after another, in the order in which they run."""
 
-    def __init__(self, here: Session, conversation_id: str, agent: str | None, console: Console) -> None:
-        self._here = here
+    def __init__(self, session: Session, conversation_id: str, agent: str | None, console: Console) -> None:
+        self._session = session
         self._id = conversation_id
         self._agent = agent
         self._console = console
         self._page = Page(console)
-        self._speaking = asyncio.Lock()  # what is being sent just now is nobody else's
-        self._turns: asyncio.Queue[str] = asyncio.Queue()  # run ids that are to be shown
+        self._speaking = asyncio.Lock()  # held while sending, so that the message is not taken for another person's
+        self._turns: asyncio.Queue[str] = asyncio.Queue()  # run ids to show
         self._known: set[str] = set()
-        self._open = 0  # turns that are shown, or will be
-        self._now: str | None = None  # the run that is shown
-        self._is_shown = asyncio.Event()  # set while there is one
+        self._open = 0  # turns shown now or later
+        self._now: str | None = None  # the run shown now
+        self._is_shown = asyncio.Event()  # set while a run is shown
         self._asks: tuple[str, QuestionView] | None = None  # the run that waits for a person, and its question
 
     async def once(self, message: str, when_busy: WhenBusy, *, as_json: bool) -> int:
-        """One message, and its answer. Gives the exit code that tells how it ended."""
+        """Send a message, print the reply, and return the exit code."""
         submitted, own = await self._send(message, when_busy)
         run_id = submitted.run_id
         if not as_json:
-            if self._here.rehearsal:
-                complain(self._here.rehearsal)
+            if self._session.rehearsal:
+                complain(self._session.rehearsal)
             code = await self._show(run_id)
             return code if await self._has_joined(run_id, own) else await self._show(own)
         if not await self._has_joined(run_id, own):
             run_id = own
         await self._begun(run_id)
-        end = await ended(self._here.client, run_id)
-        told = {"conversation_id": self._id, "run_id": run_id, **dataclasses.asdict(end)}
-        click.echo(json.dumps(told))
+        end = await ended(self._session.client, run_id)
+        click.echo(json.dumps({"conversation_id": self._id, "run_id": run_id, **dataclasses.asdict(end)}))
         return exit_code(end)
 
     async def on(self) -> int:
-        """Until the person leaves, or standard input ends and all of it is answered."""
+        """Run the conversation until the person leaves, or until all of a piped input is answered."""
         await self._greet()
         lines, stop = _lines(), stopping()
         showing, noticing = asyncio.create_task(self._show_all()), asyncio.create_task(self._notice())
-        left = asyncio.create_task(stop.wait())
+        stopped = asyncio.create_task(stop.wait())
         code = 0
         while True:
             typed = asyncio.create_task(lines.get())
-            await asyncio.wait({typed, left, showing, noticing}, return_when=asyncio.FIRST_COMPLETED)
-            if left.done():
+            await asyncio.wait({typed, stopped, showing, noticing}, return_when=asyncio.FIRST_COMPLETED)
+            if stopped.done():
                 code = DETACHED
                 break
             for task in (showing, noticing):
@@ -143,29 +141,29 @@ class Talk:
                     task.result()
             line = typed.result()
             if line is None:
-                await self._finish(showing, left)
+                await self._finish(showing, stopped)
                 break
             if line.strip() in ("/quit", "/exit"):
                 break
             await self._typed(line)
         for task in (showing, noticing):
             task.cancel()
-        self._console.print(f"\n[dim]left; go on with: perdure chat {escape(self._id)}[/]")
+        self._console.print(f"\n[dim]left; to continue: perdure chat {escape(self._id)}[/]")
         return code
 
-    async def _finish(self, showing: asyncio.Task[None], left: asyncio.Task[bool]) -> None:
-        """A pipe that has ended is answered to its end; at a terminal, Ctrl-D leaves."""
+    async def _finish(self, showing: asyncio.Task[None], stopped: asyncio.Task[bool]) -> None:
+        """Wait until all of a piped input is answered. At a terminal, Ctrl-D exits at once."""
         if not _is_person():
             done = asyncio.create_task(self._turns.join())
-            await asyncio.wait({done, showing, left}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({done, showing, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if showing.done():
-                showing.result()  # it ends by an error only
+                showing.result()  # it ends only with an error
 
     async def _greet(self) -> None:
-        """History, and what is going on: whoever comes back sees where they are."""
-        self._console.print(f"[bold]conversation[/]  {escape(self._id)}   [dim]/help tells the commands[/]")
+        """Print the history, and show active turns."""
+        self._console.print(f"[bold]conversation[/]  {escape(self._id)}   [dim]/help lists the commands[/]")
         try:
-            view = await look(self._here.client, self._id)
+            view = await look(self._session.client, self._id)
         except NoSuchRun:
             view = None
         if view is not None:
@@ -175,32 +173,30 @@ class Talk:
         self._ready()
 
     async def _notice(self) -> None:
-        """What others say here, a follow-up that goes on with its work for one, is shown too; and what was said too
-        late to be part of a turn.
-        """
+        """Show turns that this terminal did not start, such as those of follow-ups."""
         while True:
             await asyncio.sleep(OTHERS_EVERY)
             with suppress(NoSuchRun, Refused):
                 async with self._speaking:
-                    if view := await look(self._here.client, self._id):
+                    if view := await look(self._session.client, self._id):
                         self._follow_new(view)
 
     def _follow_new(self, view: LaneView) -> None:
-        over = [turn for turn in view.recent if turn.end not in NO_TURN]
-        for each in (*over, *((view.active,) if view.active else ()), *view.waiting):
-            if each.run_id not in self._known:
-                self._console.print(f"[bold]> {escape(cut(each.asked, 400))}[/]")
-                self._follow(each.run_id)
+        ended_turns = [turn for turn in view.recent if turn.end not in NO_TURN]
+        for turn in (*ended_turns, *((view.active,) if view.active else ()), *view.waiting):
+            if turn.run_id not in self._known:
+                self._console.print(f"[bold]> {escape(cut(turn.asked, 400))}[/]")
+                self._follow(turn.run_id)
 
     def _history(self, view: LaneView) -> None:
         for turn in view.recent:
             self._console.print(f"[bold]> {escape(turn.asked)}[/]")
             colour = "dim" if turn.end is TurnEnd.completed else "yellow"
-            said = turn.said if turn.end is TurnEnd.completed else f"{turn.end}: {turn.said}".rstrip(": ")
-            self._console.print(Padding(Text(said, style=colour), (0, 0, 0, 2), expand=False))
+            text = turn.said if turn.end is TurnEnd.completed else f"{turn.end}: {turn.said}".rstrip(": ")
+            self._console.print(Padding(Text(text, style=colour), (0, 0, 0, 2), expand=False))
 
     def _ready(self) -> None:
-        """A prompt, where nothing is about to be printed over it."""
+        """Print the prompt, unless more output follows."""
         if not self._open and _is_person() and self._console.is_terminal:
             self._console.print("[bold]> [/]", end="")
 
@@ -215,42 +211,42 @@ class Talk:
                 case "/cancel":
                     await self._cancel()
                 case "/forget":
-                    gone = await forget(self._here.client, self._id, rest.strip() or None)
-                    told = f"left out from the next turn on: {cut(gone.asked, 80)}"
-                    self._console.print(f"[dim]{escape(told)} · run {escape(gone.run_id)}[/]")
+                    turn = await forget(self._session.client, self._id, rest.strip() or None)
+                    line = f"removed from the next turn on: {cut(turn.asked, 80)} · run {turn.run_id}"
+                    self._console.print(f"[dim]{escape(line)}[/]")
                 case "/steer" | "/interrupt" if rest:
                     await self._ask(rest, WhenBusy(word[1:]))
                 case "/journal":
                     await self._journal()
                 case "/history":
-                    if view := await look(self._here.client, self._id):
+                    if view := await look(self._session.client, self._id):
                         self._history(view)
                 case _ if word.startswith("/"):
                     self._console.print(f"[red]there is no {escape(cut(word, 40))}[/]\n{HELP}")
                 case _:
                     await self._said(line.strip())
-        except (Refused, NoSuchRun) as refused:
-            self._console.print(f"[red]{escape(str(refused))}[/]")
+        except (Refused, NoSuchRun) as error:
+            self._console.print(f"[red]{escape(str(error))}[/]")
         self._ready()
 
     async def _cancel(self) -> None:
-        """The turn that the person sees, or else the one that is just beginning: the lane may be at a later one."""
+        """Cancel the turn on the screen, or the one about to start; the lane may be at a later one."""
         if self._open:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_shown.wait(), BEGINS_WITHIN)
         if self._now is None:
-            raise Refused("the turn has not begun yet" if self._open else "no turn runs now")
-        await cancel(self._here.client, self._now, CancelRequest(by="perdure chat"))
+            raise Refused("the turn has not started yet" if self._open else "no turn is active")
+        await cancel(self._session.client, self._now, CancelRequest(by="perdure chat"))
 
     async def _said(self, text: str) -> None:
-        """An answer, where the turn has asked; else the next request."""
+        """Send text as the answer to the turn's question, or as the next request."""
         if self._asks is not None:
             run_id, question = self._asks
             try:
-                said = read_answer(question, text)
+                body = read_answer(question, text)
             except ValidationError as error:
                 raise Refused(fault_line(error)) from None
-            await answer(self._here.client, run_id, self._page.says(said), self._here.settings.answer_keys)
+            await answer(self._session.client, run_id, self._page.says(body), self._session.settings.answer_keys)
         else:
             await self._ask(text, WhenBusy.queue)
 
@@ -258,25 +254,25 @@ class Talk:
         async with self._speaking:
             submitted, _ = await self._send(text, when_busy)
             if submitted.position and self._open:
-                self._console.print(f"[dim]{submitted.position} before it[/]")
+                self._console.print(f"[dim]queued; {submitted.position} ahead[/]")
             self._follow(submitted.run_id)
 
     async def _has_joined(self, run_id: str, own: str) -> bool:
-        """Whether a message is part of the run it was said to, or else the run `own`; waits until that is known."""
+        """Return whether a message joined the active run, instead of starting the run `own`; wait until it is known."""
         while run_id != own:
-            if (view := await look(self._here.client, self._id)) is not None:
+            if (view := await look(self._session.client, self._id)) is not None:
                 ends = {turn.run_id: turn.end for turn in view.recent}
                 if own in ends:
                     return ends[own] in (TurnEnd.steered, TurnEnd.answered)
-                if any(each.run_id == own for each in (view.active, *view.waiting) if each):
+                if any(turn.run_id == own for turn in (view.active, *view.waiting) if turn):
                     return False
                 if view.active is None or view.active.run_id != run_id:
-                    break  # so long ago that the lane tells of it no more
+                    break  # the lane has dropped it from its recent turns
             await asyncio.sleep(LOOKS_EVERY)
         return True
 
     async def _send(self, text: str, when_busy: WhenBusy) -> tuple[Submitted, str]:
-        """Its run is the one that it becomes, or joins. Beside it, the run that it becomes if it joins none."""
+        """Submit a message. Return the result, and the id of the run that it starts if it joins no other."""
         try:
             request = SubmitRequest(
                 request_id=secrets.token_hex(6),
@@ -287,7 +283,7 @@ class Talk:
             )
         except ValidationError as error:
             raise Refused(fault_line(error)) from None
-        submitted = await submit(self._here.client, self._here.settings.task_queue, self._id, request)
+        submitted = await submit(self._session.client, self._session.settings.task_queue, self._id, request)
         return submitted, ids.turn_run_id(self._id, request.request_id)
 
     def _follow(self, run_id: str) -> None:
@@ -306,28 +302,28 @@ class Talk:
 
     async def _show(self, run_id: str) -> int:
         if not await self._begun(run_id):
-            self._console.print("[dim]it was taken back[/]")
+            self._console.print("[dim]the message was dropped[/]")
             return 1
         self._now = run_id
         self._is_shown.set()
         try:
-            async for at, happening in Watch(self._here.client, run_id).positioned():
+            async for at, happening in Watch(self._session.client, run_id).positioned():
                 self._page.show(happening, at.time if at else None)
                 self._note_question(run_id, happening)
         finally:
             self._now = self._asks = None
             self._is_shown.clear()
-        end = await ended(self._here.client, run_id)
+        end = await ended(self._session.client, run_id)
         self._page.end(end)
         return exit_code(end)
 
     async def _begun(self, run_id: str) -> bool:
-        """Waits for a turn to begin; False where it was dropped."""
+        """Wait for a turn to start; return False if it was dropped."""
         while True:
             with suppress(NoSuchRun):
-                await find(self._here.client, run_id)
+                await find(self._session.client, run_id)
                 return True
-            view = await look(self._here.client, self._id)
+            view = await look(self._session.client, self._id)
             if view is not None and any(turn.run_id == run_id and turn.end is TurnEnd.dropped for turn in view.recent):
                 return False
             await asyncio.sleep(LOOKS_EVERY)
@@ -342,12 +338,12 @@ class Talk:
                 self._console.print(f"  answer it with: {escape(ways)}", soft_wrap=True)
 
     async def _journal(self) -> None:
-        view = await look(self._here.client, self._id)
+        view = await look(self._session.client, self._id)
         latest = (view.active.run_id if view.active else view.recent[-1].run_id) if view and view.accepted else None
         if latest is None:
-            self._console.print("[dim]nothing was said yet[/]")
+            self._console.print("[dim]no turns yet[/]")
             return
-        run = self._here.client.get_workflow_handle(ids.run_workflow_id(latest))
+        run = self._session.client.get_workflow_handle(ids.run_workflow_id(latest))
         journal: Journal = await run.query("journal", result_type=Journal)
         self._console.print(Text(render(journal)))
 
@@ -357,17 +353,15 @@ def _is_person() -> bool:
 
 
 def _lines() -> asyncio.Queue[str | None]:
-    """What is typed, line by line, from now on; None at the end, whatever that was. A thread reads, since files and
-    pipes cannot be waited for in one way.
-    """
+    """Return a queue of input lines; None marks the end. A thread reads, as asyncio cannot wait for a file."""
     loop, lines = asyncio.get_running_loop(), asyncio.Queue[str | None]()
 
     def read() -> None:
         with suppress(RuntimeError, ValueError, OSError):  # the loop, or standard input, is closed or gone
             try:
                 for line in own(sys.stdin).buffer if sys.stdin else ():
-                    said = line.decode(own(sys.stdin).encoding, errors="replace")  # one bad byte must not cost the rest
-                    loop.call_soon_threadsafe(lines.put_nowait, said)
+                    text = line.decode(own(sys.stdin).encoding, errors="replace")
+                    loop.call_soon_threadsafe(lines.put_nowait, text)
             finally:
                 loop.call_soon_threadsafe(lines.put_nowait, None)
 

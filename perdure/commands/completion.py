@@ -1,4 +1,4 @@
-"""`completion`: the script that completes commands in a shell."""
+"""`perdure completion`."""
 
 import click
 from click.shell_completion import get_completion_class
@@ -10,14 +10,14 @@ Examples:
   perdure completion fish > ~/.config/fish/completions/perdure.fish"""
 
 
-@click.command(epilog=EXAMPLES)
+@click.command("completion", epilog=EXAMPLES)
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 @click.pass_context
-def completion(ctx: click.Context, shell: str) -> None:
-    """Print the script that completes commands in a shell.
+def completion_command(ctx: click.Context, shell: str) -> None:
+    """Print the shell completion script.
 
-    It completes commands, options, agents, and the ids of runs where a server is up; it starts none.
+    It completes commands, options, agents and, while a server is running, run ids. It never starts a server.
     """
-    of_shell = get_completion_class(shell)
-    if of_shell is not None:
-        click.echo(of_shell(ctx.find_root().command, {}, "perdure", "_PERDURE_COMPLETE").source())
+    script = get_completion_class(shell)
+    if script is not None:
+        click.echo(script(ctx.find_root().command, {}, "perdure", "_PERDURE_COMPLETE").source())

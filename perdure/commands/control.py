@@ -1,4 +1,4 @@
-"""`worker`, `dev`, `doctor`: what runs need to go on, and whether it is there."""
+"""`perdure worker`, `dev` and `doctor`."""
 
 import dataclasses
 import json
@@ -6,68 +6,65 @@ import json
 import click
 from rich.markup import escape
 
-from perdure.session import Needs, session
-from perdure.terminal.command import as_json_option, console, examples, go
+from perdure.session import Needs, open_session
+from perdure.terminal.command import as_json_option, async_command, console, examples
 from perdure.terminal.follow import stopping
 from settings import load
 
 
-@click.command(epilog=examples("worker"))
-def worker() -> None:
-    """Run a worker against the configured Temporal.
+@click.command("worker", epilog=examples("worker"))
+def worker_command() -> None:
+    """Run a worker for the configured Temporal server.
 
-    The same as `python worker.py`.
+    Same as `python worker.py`.
     """
     from worker import main
 
     main()
 
 
-@click.command(epilog=examples("dev", "dev --port 7233 --ui-port 8233"))
-@click.option("--port", type=click.IntRange(1, 65535), help="Of the Temporal server; 7233 or a free one.")
-@click.option("--ui-port", type=click.IntRange(1, 65535), help="Of the Web UI; 8233 or a free one.")
-def dev(port: int | None, ui_port: int | None) -> None:
-    """Run Temporal, its Web UI and a worker here, until Ctrl-C.
+@click.command("dev", epilog=examples("dev", "dev --port 7233 --ui-port 8233"))
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Port of the Temporal server; by default 7233, or a free one."
+)
+@click.option("--ui-port", type=click.IntRange(1, 65535), help="Port of the Web UI; by default 8233, or a free one.")
+@async_command(stays=True)
+async def dev_command(port: int | None, ui_port: int | None) -> int:
+    """Run Temporal, its Web UI and a worker until Ctrl-C.
 
-    The server is the embedded one, unless one is configured.
+    The server is embedded, unless one is configured.
     """
-
-    async def main() -> int:
-        settings = load()
-        stop = stopping()  # a signal while it is still starting counts too
-        console.print("starting …")
-        async with session(settings, Needs.work, port=port, ui_port=ui_port) as here:
-            console.print(f"Temporal   {here.client.service_client.config.target_host}")
-            if here.ui:
-                console.print(f"Web UI     {here.ui}")
-            console.print(f"worker     task queue {settings.task_queue}, model {settings.model}")
-            console.print(f"state      {settings.home}", soft_wrap=True)
-            console.print("Ctrl-C stops all of it; runs go on at the next start.")
-            await stop.wait()
-            console.print("stopping …")
-        return 0
-
-    go(main, stays=True)
+    settings = load()
+    stop = stopping()  # before the start, which a signal can interrupt too
+    console.print("starting …")
+    async with open_session(settings, Needs.work, port=port, ui_port=ui_port) as session:
+        console.print(f"Temporal   {session.client.service_client.config.target_host}")
+        if session.ui:
+            console.print(f"Web UI     {session.ui}")
+        console.print(f"worker     task queue {settings.task_queue}, model {settings.model}")
+        console.print(f"state      {settings.home}", soft_wrap=True)
+        console.print("Ctrl-C stops everything; runs continue at the next start.")
+        await stop.wait()
+        console.print("stopping …")
+    return 0
 
 
-@click.command(epilog=examples("doctor"))
+@click.command("doctor", epilog=examples("doctor"))
 @as_json_option
-def doctor(as_json: bool) -> None:
-    """Check that everything a run needs is there; say what to do.
+@async_command()
+async def doctor_command(as_json: bool) -> int:
+    """Check everything a run needs, and say how to fix it.
 
-    The exit code is 1 where something is missing.
+    The exit code is 1 if a check fails.
     """
     from perdure.doctor import examine
 
-    async def main() -> int:
-        well = True
-        async for check in examine():
-            well = well and check.ok
-            if as_json:
-                click.echo(json.dumps(dataclasses.asdict(check)))
-            else:
-                mark = "[green]✓[/]" if check.ok else "[red]✗[/]"
-                console.print(f"{mark} {check.name:<18} {escape(check.found)}", soft_wrap=True)
-        return 0 if well else 1
-
-    go(main)
+    is_well = True
+    async for check in examine():
+        is_well = is_well and check.ok
+        if as_json:
+            click.echo(json.dumps(dataclasses.asdict(check)))
+        else:
+            mark = "[green]✓[/]" if check.ok else "[red]✗[/]"
+            console.print(f"{mark} {check.name:<18} {escape(check.found)}", soft_wrap=True)
+    return 0 if is_well else 1

@@ -1,4 +1,4 @@
-"""`perdure event`: what happened outside comes in, and meets the task that waits for it."""
+"""`perdure event`: publish external events to the follow-up tasks that wait for them."""
 
 import codecs
 import json
@@ -21,14 +21,14 @@ from decisions.errors import fault_line
 from decisions.followup.topic import event_id
 from decisions.text.formatting import cut
 from perdure.client.publish import publish
-from perdure.session import Needs, session
-from perdure.terminal.command import as_json_option, console, examples, go
+from perdure.session import Needs, open_session
+from perdure.terminal.command import as_json_option, async_command, console, examples
 from settings import ProjectError, load
 
 
 @dataclass(frozen=True)
 class Told:
-    """What became of one event: published to a topic, or why not. `line` is where it begins in what was read."""
+    """The result of one event: its topic, or why it was rejected. `line` is its first line in the input."""
 
     line: int
     event: str | None = None
@@ -39,26 +39,23 @@ class Told:
 @click.command("event", epilog=examples("event reply.json", "event - < events.jsonl"))
 @click.argument("file", metavar="[FILE|-]", default="-", type=click.Path(dir_okay=False, allow_dash=True))
 @as_json_option
-def event_(file: str, as_json: bool) -> None:
-    """Publish what happened outside, for what waits for it.
+@async_command()
+async def event_command(file: str, as_json: bool) -> int:
+    """Publish an external event.
 
-    FILE has one event as JSON, or one a line; "-" is standard input. An event is {"type":
-    "evt.adapter.message.created", "data": {"platform", "channelId", "messageId", "userId", "text", "ts", "raw"}}. Sent
-    again it counts once.
+    FILE has one event as JSON, or one per line; "-" is standard input. An event is {"type":
+    "evt.adapter.message.created", "data": {"platform", "channelId", "messageId", "userId", "text", "ts", "raw"}}. An
+    event that is sent again counts once.
     """
-
-    async def main() -> int:
-        settings = load()
-        data = _given(file)
-        well = True
-        async with session(settings, Needs.nothing) as here:
-            for line, written in _events(data):
-                told = await _published(here.client, settings.task_queue, line, written)
-                well = well and told.refused is None
-                _print(told, as_json=as_json)
-        return 0 if well else 1
-
-    go(main)
+    settings = load()
+    data = _given(file)
+    is_accepted = True
+    async with open_session(settings, Needs.nothing) as session:
+        for line, event in _events(data):
+            result = await _published(session.client, settings.task_queue, line, event)
+            is_accepted = is_accepted and result.refused is None
+            _print(result, as_json=as_json)
+    return 0 if is_accepted else 1
 
 
 def _given(file: str) -> bytes:
@@ -75,7 +72,7 @@ def _given(file: str) -> bytes:
 
 
 def _events(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Each event with its line: all of it where that is one JSON object, else what stands on each line."""
+    """Yield each event with its line number: the whole input if it is one JSON value, or each line."""
     if _is_json(data):
         yield 1, data
         return
@@ -90,37 +87,36 @@ def _is_json(data: bytes) -> bool:
     return True
 
 
-async def _published(client: Client, task_queue: str, line: int, written: bytes) -> Told:
-    """One that cannot be published is told, and the others go on."""
+async def _published(client: Client, task_queue: str, line: int, data: bytes) -> Told:
     try:
-        event = _read(written)
+        event = _read(data)
         return Told(line, event_id(event), await publish(client, task_queue, event))
-    except NotAwaited as why:
-        return Told(line, refused=str(why))
+    except NotAwaited as error:
+        return Told(line, refused=str(error))
     except RPCError as error:
-        return Told(line, refused=f"Temporal does not take it: {cut(error.message, 200)}")
+        return Told(line, refused=f"Temporal rejected it: {cut(error.message, 200)}")
 
 
-def _read(written: bytes) -> Event:
-    """Raises NotAwaited."""
+def _read(data: bytes) -> Event:
+    """Parse an event. Raises NotAwaited."""
     try:
-        found = read_json(written)
-        from_json(written)  # refuses what is nested too deep for a run
+        value = read_json(data)
+        from_json(data)  # rejects nesting that is too deep for a run
     except ValueError as error:
         raise NotAwaited(f"not JSON: {error}") from None
-    if not isinstance(found, dict) or found.get("type") != MESSAGE_CREATED:
-        kind = found.get("type") if isinstance(found, dict) else found
-        raise NotAwaited(f"only {MESSAGE_CREATED} is taken, not {cut(str(kind), 100)}")
+    if not isinstance(value, dict) or value.get("type") != MESSAGE_CREATED:
+        kind = value.get("type") if isinstance(value, dict) else value
+        raise NotAwaited(f"only {MESSAGE_CREATED} is accepted, not {cut(str(kind), 100)}")
     try:
-        return Event.model_validate(found)
+        return Event.model_validate(value)
     except ValidationError as error:
         raise NotAwaited(fault_line(error)) from None
 
 
-def _print(told: Told, *, as_json: bool) -> None:
+def _print(result: Told, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(asdict(told)))
-    elif told.refused is not None:
-        console.print(f"[red]line {told.line}:[/] {escape(told.refused)}", soft_wrap=True)
+        click.echo(json.dumps(asdict(result)))
+    elif result.refused is not None:
+        console.print(f"[red]line {result.line}:[/] {escape(result.refused)}", soft_wrap=True)
     else:
-        console.print(f"{escape(str(told.event))} → {escape(str(told.topic))}", soft_wrap=True)
+        console.print(f"{escape(str(result.event))} → {escape(str(result.topic))}", soft_wrap=True)

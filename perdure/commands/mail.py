@@ -1,4 +1,4 @@
-"""`perdure mail`: the bridge between a folder and an agent's mailbox, in the foreground."""
+"""`perdure mail`: the bridge between a folder and an agent's mailbox."""
 
 import asyncio
 import json
@@ -29,30 +29,30 @@ from decisions.mailbox.poll_mode import Patience
 from decisions.text.formatting import cut
 from perdure.process.mailbox_bridge import Bridge
 from perdure.process.shutdown import leave
-from perdure.session import Needs, Session, session
-from perdure.terminal.command import DurationType, as_json_option, console, examples, go
+from perdure.session import Needs, Session, open_session
+from perdure.terminal.command import DurationType, as_json_option, async_command, console, examples
 from perdure.terminal.completion import agent_names
 from perdure.terminal.follow import DETACHED, stopping
 from settings import Settings, load
 from settings.problems import resolved
 from telemetry import log_to
 
-LEAVES_WITHIN = 2.0  # seconds in which a cycle comes to its end
-LOOKS_EVERY = 0.5  # seconds between looks whether all is done
-MOST_DEAD = 1000  # dead letters that are shown
-GRACE = timedelta(seconds=5)  # for the orders that are being carried out when it leaves
-AT_ONCE = 4  # `carry` activities, each of several orders
+LEAVES_WITHIN = 2.0  # seconds for the current cycle to end
+LOOKS_EVERY = 0.5  # seconds between checks whether all work is done
+MOST_DEAD = 1000  # dead letters listed
+GRACE = timedelta(seconds=5)  # for tasks that are running when the bridge stops
+AT_ONCE = 4  # concurrent `carry` activities, each with several tasks
 
 
 @click.command("mail", epilog=examples("mail ~/Scribe --agent scribe", "mail ~/Scribe --agent scribe --dead"))
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
-    "--agent", required=True, shell_complete=agent_names, help="The agent of agents/*.md whose mailbox the folder is."
+    "--agent", required=True, shell_complete=agent_names, help="The agent in agents/*.md that owns the mailbox."
 )
 @click.option(
     "--once",
     is_flag=True,
-    help="Leave when nothing is left to come, and what is in hand waits for files, people or peers.",
+    help="Exit when no file is undelivered and all open work waits for files, people or peers.",
 )
 @click.option(
     "--idle-after",
@@ -60,19 +60,20 @@ AT_ONCE = 4  # `carry` activities, each of several orders
     default=3,
     show_default=True,
     metavar="N",
-    help="Looks without work until it is idle.",
+    help="Empty polls before the bridge goes idle.",
 )
 @click.option(
     "--dormant-after",
     type=DurationType(),
     default="5m",
     show_default=True,
-    help="Without work; then only a file wakes it.",
+    help="Time without work before the bridge goes dormant; then only a file wakes it.",
 )
-@click.option("--redeliver", metavar="ID|FILE|all", help="Bring dead letters back: of a message, a file, or all.")
-@click.option("--dead", is_flag=True, help="Show the dead letters and why they are, and leave.")
+@click.option("--redeliver", metavar="ID|FILE|all", help="Redeliver dead letters: of a message, a file, or all.")
+@click.option("--dead", is_flag=True, help="List dead letters with reasons, then exit.")
 @as_json_option
-def mail(
+@async_command()
+async def mail_command(
     folder: Path,
     agent: str,
     once: bool,
@@ -81,40 +82,35 @@ def mail(
     redeliver: str | None,
     dead: bool,
     as_json: bool,
-) -> None:
-    """Take tasks and replies that come as files in a folder.
+) -> int:
+    """Run the bridge between a folder and an agent's mailbox.
 
-    They come in FOLDER/inbox/PLAN/, and what becomes of them goes into outbox/PLAN/. Several may run on one folder:
-    each file is handled once. Ctrl-C leaves; what is at work goes on.
+    Tasks and replies arrive in FOLDER/inbox/PLAN/; results go to FOLDER/outbox/PLAN/. Several bridges can share a
+    folder: each file is handled once. Ctrl-C exits; active runs continue.
     """
-
-    async def main() -> int:
-        settings = load()
-        there = MailFolder(resolved(folder), agent, settings.agent(agent).mailbox)
-        there.open()
-        if dead:
-            _show_dead(there, as_json=as_json)
-            return 0
-        if redeliver is not None and not once:
-            async with session(settings, Needs.nothing) as here:
-                await _redeliver(here, redeliver, agent)
-            _say("ordered: a bridge of the folder brings them back", as_json=as_json, ordered=redeliver)
-            return 0
-        async with session(settings, Needs.work) as here:
-            if here.ui is None:
-                make_private(settings.home)
-                log_to(
-                    logging.FileHandler(create_private(settings.home / "mail.log"), encoding="utf-8"), settings.secrets
-                )
-            if redeliver is not None:
-                await _redeliver(here, redeliver, agent)
-            patience = Patience(idle_after=idle_after, dormant_after=dormant_after)
-            return await _bridge(here, there, patience, once=once, as_json=as_json)
-
-    go(main)
+    settings = load()
+    mail_folder = MailFolder(resolved(folder), agent, settings.agent(agent).mailbox)
+    mail_folder.open()
+    if dead:
+        _show_dead(mail_folder, as_json=as_json)
+        return 0
+    if redeliver is not None and not once:
+        async with open_session(settings, Needs.nothing) as session:
+            await _redeliver(session, redeliver, agent)
+        _say("requested: a bridge of this folder redelivers them", as_json=as_json, ordered=redeliver)
+        return 0
+    async with open_session(settings, Needs.work) as session:
+        if session.ui is None:
+            make_private(settings.home)
+            log = create_private(settings.home / "mail.log")
+            log_to(logging.FileHandler(log, encoding="utf-8"), settings.secrets)
+        if redeliver is not None:
+            await _redeliver(session, redeliver, agent)
+        policy = Patience(idle_after=idle_after, dormant_after=dormant_after)
+        return await _bridge(session, mail_folder, policy, once=once, as_json=as_json)
 
 
-async def _bridge(here: Session, folder: MailFolder, patience: Patience, *, once: bool, as_json: bool) -> int:
+async def _bridge(session: Session, folder: MailFolder, policy: Patience, *, once: bool, as_json: bool) -> int:
     stop, code = stopping(), 0
 
     def interrupted() -> None:
@@ -125,12 +121,12 @@ async def _bridge(here: Session, folder: MailFolder, patience: Patience, *, once
         stop.set()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted)
-    bridge = Bridge(here.client, here.settings.task_queue, folder, patience, keys=here.settings.answer_keys)
+    bridge = Bridge(session.client, session.settings.task_queue, folder, policy, keys=session.settings.answer_keys)
     _say(f"mailbox of {folder.agent}: {folder.root / folder.incoming}", as_json=as_json, folder=folder.id)
-    async with carrying(here.client, here.settings, folder):
+    async with carrying(session.client, session.settings, folder):
         running = asyncio.create_task(bridge.run(stop))
         telling = asyncio.create_task(_tell(bridge, as_json=as_json))
-        done = asyncio.create_task(_done(here.client, bridge) if once else stop.wait())
+        done = asyncio.create_task(_done(session.client, bridge) if once else stop.wait())
         await asyncio.wait({running, done}, return_when=asyncio.FIRST_COMPLETED)
         stop.set()
         telling.cancel()
@@ -138,17 +134,17 @@ async def _bridge(here: Session, folder: MailFolder, patience: Patience, *, once
         await asyncio.wait({running}, timeout=LEAVES_WITHIN)
         if running.done():
             running.result()
-        running.cancel()  # what it was delivering is delivered again by the next one
+        running.cancel()  # the next bridge delivers again what is in delivery now
     if once and (bridge.unread or folder.refused):
-        code = 1  # they stay where they are, and were told of
-    left = await in_hand(here.client, folder.agent)
-    _say(left.told(), as_json=as_json, **asdict(left)) if left else _say("left", as_json=as_json)
+        code = 1  # these files stay in place, and were reported
+    open_work = await in_hand(session.client, folder.agent)
+    _say(open_work.told() if open_work else "left", as_json=as_json, **(asdict(open_work) if open_work else {}))
     return code
 
 
 @asynccontextmanager
 async def carrying(client: Client, settings: Settings, folder: MailFolder) -> AsyncIterator[None]:
-    """Carries out the orders of this folder while the block runs."""
+    """Run a worker for the tasks of this folder while the block runs."""
     carrier = Carrier(client, folder, settings.workspaces, settings.task_queue)
     async with Worker(
         client,
@@ -162,7 +158,7 @@ async def carrying(client: Client, settings: Settings, folder: MailFolder) -> As
 
 
 async def _tell(bridge: Bridge, *, as_json: bool) -> None:
-    """What changes: the mode, and what keeps it from going on."""
+    """Print the bridge's mode and its last error after each change."""
     known: tuple[str, str] = ("", "")
     while True:
         await bridge.cycled.wait()
@@ -170,32 +166,32 @@ async def _tell(bridge: Bridge, *, as_json: bool) -> None:
         now = (bridge.pace.mode.value, bridge.hindrance)
         if now != known:
             known = now
-            why = f": {now[1]}" if now[1] else ""
-            _say(f"{now[0]}{why}", as_json=as_json, mode=now[0], trouble=now[1], open=bridge.open)
+            reason = f": {now[1]}" if now[1] else ""
+            _say(f"{now[0]}{reason}", as_json=as_json, mode=now[0], trouble=now[1], open=bridge.open)
 
 
 async def _done(client: Client, bridge: Bridge) -> bool:
-    """Returns when no file is left to be delivered, and what is in hand waits for files or for a person."""
-    quiet_since: int | None = None  # the cycle in which nothing was left to do
+    """Wait until no file is undelivered and all open work waits for files, people or peers."""
+    quiet_since: int | None = None  # the first cycle without work
     while quiet_since is None or bridge.cycle < quiet_since + 2:
         await asyncio.sleep(LOOKS_EVERY)
-        left = await in_hand(client, bridge.folder.agent) if bridge.is_quiet else None
-        is_quiet = left is not None and left.is_idle
+        open_work = await in_hand(client, bridge.folder.agent) if bridge.is_quiet else None
+        is_quiet = open_work is not None and open_work.is_idle
         quiet_since = None if not is_quiet else bridge.cycle if quiet_since is None else quiet_since
     return True
 
 
-async def _redeliver(here: Session, which: str, agent: str) -> None:
-    """A file is known by the mark that it was given when it was claimed."""
+async def _redeliver(session: Session, which: str, agent: str) -> None:
+    """Request redelivery of a file, a message or all. A file name starts with the mark of its claim."""
     is_file = re.match(r"\d{8}T\d{6}Z-[0-9a-f]{6}~", which) is not None
-    named = {} if which == "all" else {"file": which} if is_file else {"message_id": which}
+    selection = {} if which == "all" else {"file": which} if is_file else {"message_id": which}
     try:
-        body = Redeliver.model_validate({**named, "by": "perdure mail"})
+        body = Redeliver.model_validate({**selection, "by": "perdure mail"})
     except ValidationError:
         raise click.UsageError(
             f"--redeliver takes the id of a message, a file of .deadletter/, or all, not {cut(which, 80)!r}"
         ) from None
-    await tell(here.client, here.settings.task_queue, agent, "redeliver", body)
+    await tell(session.client, session.settings.task_queue, agent, "redeliver", body)
 
 
 def _show_dead(folder: MailFolder, *, as_json: bool) -> None:
@@ -205,15 +201,15 @@ def _show_dead(folder: MailFolder, *, as_json: bool) -> None:
             if file.endswith((".reason.json", ".envelope.json")) or shown == MOST_DEAD:
                 continue
             shown += 1
-            why = folder.reason(plan, file)
+            reason = folder.reason(plan, file)
             if as_json:
-                click.echo(json.dumps({"plan": plan, "file": file, "why": why}))
+                click.echo(json.dumps({"plan": plan, "file": file, "why": reason}))
             else:
-                console.print(f"{escape(plan)}  [bold]{escape(file)}[/]  {escape(why)}", soft_wrap=True)
+                console.print(f"{escape(plan)}  [bold]{escape(file)}[/]  {escape(reason)}", soft_wrap=True)
 
 
-def _say(line: str, *, as_json: bool, **told: object) -> None:
+def _say(line: str, *, as_json: bool, **fields: object) -> None:
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(fields))
     else:
         console.print(escape(line), soft_wrap=True)

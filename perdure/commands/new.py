@@ -1,4 +1,4 @@
-"""`new`: a project of one's own, with an agent, its tools and a test."""
+"""`perdure new`."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ from perdure.process.shutdown import leave
 from perdure.terminal.command import complain, console, examples
 from settings.problems import ProjectError, resolved
 
-# Where each file of `project/` goes.
+# The target of each file of `project/`.
 LAYOUT = {
     "perdure.toml": "perdure.toml",
     "agent.md": "agents/$agent.md",
@@ -27,13 +27,13 @@ LAYOUT = {
 MOST_NAME = 64
 
 
-@click.command(epilog=examples("new orders"))
+@click.command("new", epilog=examples("new orders"))
 @click.argument("folder", type=click.Path(path_type=Path))
-def new(folder: Path) -> None:
-    """Make a project in FOLDER: an agent, two tools and a test.
+def new_command(folder: Path) -> None:
+    """Create a project in FOLDER: an agent, two tools and a test.
 
-    The test has a scripted model; a README says how to go on. The folder must be empty, or not there yet; the agent has
-    its name.
+    The test uses a scripted model; a README lists the next steps. FOLDER must be empty or new, and gives the agent its
+    name.
     """
     try:
         title = resolved(folder).name
@@ -45,20 +45,22 @@ def new(folder: Path) -> None:
     except OSError as error:
         complain(f"{folder}: {error.strerror or error}")
         leave(1)
-    console.print(f"a project is in {escape(str(folder))}:")
+    console.print(f"created a project in {escape(str(folder))}:")
     for path in written:
         console.print(f"  {escape(path)}", soft_wrap=True)
-    console.print("go on with", style="dim")
+    console.print("next steps:", style="dim")
     run = f'perdure run --agent {agent} "where is order A-1001?"'
     for line in (f"cd {shlex.quote(str(folder))}", "pytest", "perdure doctor", run):
         console.print(f"  {escape(line)}", soft_wrap=True)
-    console.print("the last one needs a model: ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL of a server", style="dim")
+    console.print("the last step needs a model: set ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL", style="dim")
 
 
 def write_project(folder: Path, names: Mapping[str, str]) -> list[str]:
-    """What was written. Raises OSError, where the folder is no empty one too."""
+    """Write the project, and return the paths. Raises OSError, also if the folder is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"is {'not empty' if folder.is_dir() else 'a file'}; name an empty folder, or a new one")
+        raise FileExistsError(
+            f"{'it is not empty' if folder.is_dir() else 'it is a file'}; choose an empty or new folder"
+        )
     written = []
     for source, target in LAYOUT.items():
         path = folder / Template(target).substitute(names)

@@ -1,4 +1,4 @@
-"""`schedule`: runs that begin by the clock."""
+"""`perdure schedule`: runs that start at fixed times or intervals."""
 
 import dataclasses
 import json
@@ -15,12 +15,20 @@ from temporalio.client import Client
 from perdure.client import schedules
 from perdure.client.schedules import Scheduled, Wanted
 from perdure.commands.run import start_event
-from perdure.session import Needs, Session, session
-from perdure.terminal.command import DurationType, as_json_option, console, examples, go, name_on_server, utf8
+from perdure.session import Needs, Session, open_session
+from perdure.terminal.command import (
+    DurationType,
+    as_json_option,
+    async_command,
+    console,
+    examples,
+    name_on_server,
+    utf8,
+)
 from perdure.terminal.completion import agent_names
 from settings import load
 
-ONLY_WHILE = "It begins runs only while the embedded server is up: as long as `perdure dev` or another command runs."
+ONLY_WHILE = "Runs start only while the embedded server is up, that is, while `perdure dev` or another command runs."
 name_argument = click.argument("name", metavar="NAME", callback=name_on_server)
 
 
@@ -30,16 +38,16 @@ name_argument = click.argument("name", metavar="NAME", callback=name_on_server)
         'schedule add daily --cron "0 9 * * 1-5" --goal "look for new orders"', "schedule list", "schedule pause daily"
     ),
 )
-def schedule() -> None:
-    """Start runs by the clock.
+def schedule_command() -> None:
+    """Start runs on a schedule.
 
-    Temporal keeps the schedules and starts their runs, as NAME-TIME. Where the run before is still at work, waiting
-    for a person too, the default is to skip (--overlap). A start that was missed because the server was down is made
-    up for within 10 minutes, and not later.
+    Temporal stores the schedules and starts their runs, with ids NAME-TIME. If the previous run is still active, or
+    waits for a person, the new one is skipped by default (--overlap). A start missed while the server was down is made
+    up for within 10 minutes, and skipped after that.
     """
 
 
-@schedule.command(
+@schedule_command.command(
     "add",
     epilog=examples(
         'schedule add daily --cron "0 9 * * 1-5" --time-zone Europe/Berlin --goal "look for new orders"',
@@ -47,24 +55,23 @@ def schedule() -> None:
     ),
 )
 @name_argument
-@click.option("--cron", callback=utf8, help='Five fields: minute, hour, day, month, weekday, like "0 9 * * 1-5".')
-@click.option("--every", type=DurationType(), metavar="DURATION", help="Like 30m, 1h or 7d.")
-@click.option("--goal", required=True, help="What its runs have to do, in words.")
-@click.option("--agent", shell_complete=agent_names, help="The agent of agents/*.md that does it.")
+@click.option("--cron", callback=utf8, help='Minute, hour, day, month and weekday, as in "0 9 * * 1-5".')
+@click.option("--every", type=DurationType(), metavar="DURATION", help="An interval, such as 30m, 1h or 7d.")
+@click.option("--goal", required=True, help="The task of each run, in words.")
+@click.option("--agent", shell_complete=agent_names, help="The agent to run, from agents/*.md.")
 @click.option(
     "--overlap",
     type=click.Choice(list(schedules.OVERLAPS)),
     default="skip",
     show_default=True,
-    help="Where the run before is still at work: leave this one out, let one or all wait, or start it all the same.",
+    help="Action if the previous run is still active: skip this one, queue one, queue all, or run both.",
 )
-@click.option(
-    "--time-zone", callback=utf8, help="That a cron line is read in, like Europe/Berlin; UTC where it is left out."
-)
-@click.option("--jitter", type=DurationType(), metavar="DURATION", help="Start up to so much later, at random.")
-@click.option("--paused", is_flag=True, help="Make it, and start nothing before `perdure schedule resume`.")
+@click.option("--time-zone", callback=utf8, help="Time zone of the cron line, such as Europe/Berlin; UTC by default.")
+@click.option("--jitter", type=DurationType(), metavar="DURATION", help="Maximum random delay of each start.")
+@click.option("--paused", is_flag=True, help="Create it paused; `perdure schedule resume` starts it.")
 @as_json_option
-def add(
+@async_command()
+async def add_schedule_command(
     name: str,
     cron: str | None,
     every: timedelta | None,
@@ -75,138 +82,119 @@ def add(
     jitter: timedelta | None,
     paused: bool,
     as_json: bool,
-) -> None:
-    """Start a run by a cron line, or every so often."""
+) -> int:
+    """Create a schedule from a cron line or an interval."""
     if (cron is None) == (every is None):
         raise click.UsageError("give either --cron or --every")
     if cron is not None and not cron.strip():
         raise click.UsageError('--cron is empty; it takes five fields, like "0 9 * * 1-5"')
     if time_zone is not None and cron is None:
         raise click.UsageError("--time-zone is for --cron")
-    wanted = Wanted(name, start_event(goal, agent), cron, every, time_zone, jitter, overlap, paused)
-
-    async def main() -> int:
-        settings = load()
-        settings.check_agent(agent)
-        async with session(settings, Needs.nothing) as here:
-            made = await schedules.add(here.client, settings.task_queue, wanted)
-        if as_json:
-            click.echo(_json(made))
-            return 0
-        state = "paused; to start it: perdure schedule resume " + name if paused else f"next: {_moment(made)}"
-        console.print(f"[bold]{escape(name)}[/]  {escape(made.words)}, {escape(state)}, overlap {made.overlap}")
-        _say_when_it_works(here)
+    spec = Wanted(name, start_event(goal, agent), cron, every, time_zone, jitter, overlap, paused)
+    settings = load()
+    settings.check_agent(agent)
+    async with open_session(settings, Needs.nothing) as session:
+        created = await schedules.add(session.client, settings.task_queue, spec)
+    if as_json:
+        click.echo(_json(created))
         return 0
+    state = "paused; to start it: perdure schedule resume " + name if paused else f"next: {_moment(created)}"
+    console.print(f"[bold]{escape(name)}[/]  {escape(created.words)}, {escape(state)}, overlap {created.overlap}")
+    _say_when_it_works(session)
+    return 0
 
-    go(main)
 
-
-@schedule.command("list", epilog=examples("schedule list"))
+@schedule_command.command("list", epilog=examples("schedule list"))
 @as_json_option
-def list_(as_json: bool) -> None:
-    """List the schedules of this project: when they start what.
+@async_command()
+async def list_schedules_command(as_json: bool) -> int:
+    """List the project's schedules, with next start and latest run."""
+    settings = load()
+    async with open_session(settings, Needs.nothing) as session:
+        rows = [row async for row in schedules.every(session.client, settings.task_queue)]
+    rows.sort(key=lambda row: row.name)
+    if as_json:
+        for row in rows:
+            click.echo(_json(row))
+    elif not rows:
+        console.print('no schedules yet; create one: perdure schedule add NAME --every 1h --goal "…"')
+    else:
+        console.print(_table(rows))
+        _say_when_it_works(session)
+    return 0
 
-    It says what happens where the run before is at work, too.
-    """
 
-    async def main() -> int:
+def _command(name: str, summary: str, done: str, act: Callable[[Client, str, str], Awaitable[object]]) -> None:
+    """Add a command that calls `act` on one schedule."""
+
+    @schedule_command.command(name, help=summary, epilog=examples(f"schedule {name} daily"))
+    @name_argument
+    @async_command()
+    async def command(name: str) -> int:
         settings = load()
-        async with session(settings, Needs.nothing) as here:
-            found = [each async for each in schedules.every(here.client, settings.task_queue)]
-        found.sort(key=lambda each: each.name)
-        if as_json:
-            for each in found:
-                click.echo(_json(each))
-        elif not found:
-            console.print('no schedules yet; make one: perdure schedule add NAME --every 1h --goal "…"')
-        else:
-            console.print(_table(found))
-            _say_when_it_works(here)
+        async with open_session(settings, Needs.nothing) as session:
+            await act(session.client, settings.task_queue, name)
+        console.print(done)
         return 0
 
-    go(main)
+
+_command("remove", "Remove a schedule.\n\nActive runs continue.", "removed", schedules.remove)
+_command("pause", "Start no more runs until `perdure schedule resume`.", "paused", schedules.pause)
+_command("resume", "Resume a paused schedule.", "resumed", schedules.resume)
 
 
-def _command(
-    name: str, told: str, does: str, act: Callable[[Client, str, str], Awaitable[object]]
-) -> Callable[[str], None]:
-    """A command that does one thing with one schedule, and says in a word that it is done."""
-
-    @schedule.command(name, help=does, epilog=examples(f"schedule {name} daily"))
-    @name_argument
-    def command(name: str) -> None:
-        async def main() -> int:
-            settings = load()
-            async with session(settings, Needs.nothing) as here:
-                await act(here.client, settings.task_queue, name)
-            console.print(told)
-            return 0
-
-        go(main)
-
-    return command
-
-
-_command("remove", "removed", "Remove a schedule.\n\nThe runs that it has begun go on.", schedules.remove)
-_command("pause", "paused", "Begin no more runs until `perdure schedule resume`.", schedules.pause)
-_command("resume", "resumed", "Begin runs again by a schedule that was paused.", schedules.resume)
-
-
-@schedule.command(epilog=examples("schedule trigger daily"))
+@schedule_command.command("trigger", epilog=examples("schedule trigger daily"))
 @name_argument
 @as_json_option
-def trigger(name: str, as_json: bool) -> None:
-    """Start a run of a schedule now, as its overlap policy has it.
+@async_command()
+async def trigger_schedule_command(name: str, as_json: bool) -> int:
+    """Start a run of a schedule now, subject to its overlap policy.
 
-    One that is paused takes it too.
+    This also works while the schedule is paused.
     """
-
-    async def main() -> int:
-        settings = load()
-        async with session(settings, Needs.nothing) as here:
-            run_id = await schedules.trigger(here.client, settings.task_queue, name)
-        if as_json:
-            click.echo(json.dumps({"run_id": run_id}))
-        elif run_id is None:
-            console.print("it begins when the run before it has ended")
-        else:
-            console.print(f"{escape(run_id)}  follow it: perdure watch {escape(run_id)}", soft_wrap=True)
-        return 0
-
-    go(main)
+    settings = load()
+    async with open_session(settings, Needs.nothing) as session:
+        run_id = await schedules.trigger(session.client, settings.task_queue, name)
+    if as_json:
+        click.echo(json.dumps({"run_id": run_id}))
+    elif run_id is None:
+        console.print("it starts when the previous run has ended")
+    else:
+        console.print(f"{escape(run_id)}  follow it: perdure watch {escape(run_id)}", soft_wrap=True)
+    return 0
 
 
-def _say_when_it_works(here: Session) -> None:
-    if here.ui is not None:
+def _say_when_it_works(session: Session) -> None:
+    if session.ui is not None:
         console.print(f"[yellow]{ONLY_WHILE}[/]", soft_wrap=True)
 
 
-def _json(each: Scheduled) -> str:
-    told: dict[str, Any] = dataclasses.asdict(each)
-    return json.dumps({**told, "next": each.next.isoformat() if each.next else None})
+def _json(row: Scheduled) -> str:
+    fields: dict[str, Any] = dataclasses.asdict(row)
+    return json.dumps({**fields, "next": row.next.isoformat() if row.next else None})
 
 
-def _table(found: list[Scheduled]) -> Table:
+def _table(rows: list[Scheduled]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("schedule", no_wrap=True)
     for heading in ("when", "next", "overlap"):
         table.add_column(heading, overflow="fold")
     table.add_column("latest run", no_wrap=True)
     table.add_column("goal", overflow="ellipsis", no_wrap=True)
-    for each in found:
-        moment = "[yellow]paused[/]" if each.is_paused else _moment(each)
-        overlap = f"{each.overlap}{f', {each.skipped} skipped' if each.skipped else ''}"
-        latest = f"{each.latest or ''}{' …' if each.latest in each.at_work else ''}"
-        table.add_row(escape(each.name), escape(each.words), moment, overlap, escape(latest), escape(each.goal[:200]))
+    for row in rows:
+        moment = "[yellow]paused[/]" if row.is_paused else _moment(row)
+        overlap = f"{row.overlap}{f', {row.skipped} skipped' if row.skipped else ''}"
+        latest = f"{row.latest or ''}{' …' if row.latest in row.at_work else ''}"
+        table.add_row(escape(row.name), escape(row.words), moment, overlap, escape(latest), escape(row.goal[:200]))
     return table
 
 
 def _moment(schedule: Scheduled) -> str:
-    """The next start in the schedule's own time zone."""
+    """Format the next start in the schedule's time zone."""
     if schedule.next is None:
         return "never"
     try:
         zone: tzinfo = ZoneInfo(schedule.time_zone)
-    except (OSError, ValueError):  # this machine does not know it
+    except (OSError, ValueError):  # unknown on this machine
         zone = UTC
     return f"{schedule.next.astimezone(zone):%a %Y-%m-%d %H:%M:%S} {schedule.time_zone if zone is not UTC else 'UTC'}"

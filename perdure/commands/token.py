@@ -1,4 +1,4 @@
-"""`perdure token`: who may do what at the gateway."""
+"""`perdure token`: the gateway's bearer tokens and their scopes."""
 
 import json
 import os
@@ -13,25 +13,32 @@ from rich.table import Table
 
 from contracts.duration import Duration
 from gateway.tokens import VARIABLE, Scope, Token, Tokens, Unreadable, entry_of, new_token, tokens_of
-from perdure.terminal.command import as_json_option, console, examples, go
+from perdure.terminal.command import as_json_option, async_command, console, examples
 from settings import ProjectError, load
 
 SCOPES = [scope.value for scope in Scope]
 
 
-@click.group(epilog=examples("token create ci --scope runs:read --expires 30d", "token list", "token revoke ci"))
-def token() -> None:
-    """Make, list and revoke the bearer tokens of the gateway."""
+@click.group(
+    "token", epilog=examples("token create ci --scope runs:read --expires 30d", "token list", "token revoke ci")
+)
+def token_command() -> None:
+    """Create, list and revoke bearer tokens for the gateway."""
 
 
-@token.command(epilog=examples("token create ci --scope runs:read --expires 30d"))
+@token_command.command("create", epilog=examples("token create ci --scope runs:read --expires 30d"))
 @click.argument("name")
-@click.option("--scope", "scopes", multiple=True, required=True, type=click.Choice(SCOPES), help="May be repeated.")
-@click.option("--expires", metavar="TIME", help="As 30d or 12h; it does not expire where this is left out.")
-@click.option("--platform", "platforms", multiple=True, help="Whose events it may publish, as slack. May be repeated.")
-@click.option("--env", "for_environment", is_flag=True, help=f"Store nothing: print the entry for {VARIABLE} too.")
+@click.option(
+    "--scope", "scopes", multiple=True, required=True, type=click.Choice(SCOPES), help="A permission; repeatable."
+)
+@click.option("--expires", metavar="TIME", help="Lifetime, such as 30d or 12h; unlimited by default.")
+@click.option(
+    "--platform", "platforms", multiple=True, help="A platform whose events it may publish, such as slack; repeatable."
+)
+@click.option("--env", "for_environment", is_flag=True, help=f"Store nothing; also print the entry for {VARIABLE}.")
 @as_json_option
-def create(
+@async_command()
+async def create_token_command(
     name: str,
     scopes: tuple[str, ...],
     expires: str | None,
@@ -39,78 +46,68 @@ def create(
     *,
     for_environment: bool,
     as_json: bool,
-) -> None:
-    """Make a token and print it: this once.
+) -> int:
+    """Create a token and print it once.
 
-    Only its SHA-256 is kept.
+    Only its SHA-256 hash is stored.
     """
     if for_environment and expires:
-        raise click.UsageError(f"a token of {VARIABLE} does not expire: leave --expires out")
+        raise click.UsageError(f"a token in {VARIABLE} does not expire: omit --expires")
     if (Scope.publish in scopes) != bool(platforms):
         raise click.UsageError(
-            f"--scope {Scope.publish} and --platform belong together: name whose events it publishes"
+            f"--scope {Scope.publish} and --platform require each other: name the platforms whose events it may publish"
         )
     lifetime = _lifetime(expires)
-
-    async def main() -> int:
-        written, made = new_token(name, tuple(map(Scope, scopes)), lifetime, platforms)
-        if not for_environment:
-            _change(lambda tokens: tokens.add(made))
-        if as_json:
-            entry = {"entry": entry_of(made)} if for_environment else {}
-            click.echo(json.dumps({"token": written, **_row(made, "file" if not entry else "environment"), **entry}))
-            return 0
-        click.echo(written)
-        if for_environment:
-            click.echo(f"{VARIABLE}={entry_of(made)}")
+    secret, token = new_token(name, tuple(map(Scope, scopes)), lifetime, platforms)
+    if not for_environment:
+        _change(lambda tokens: tokens.add(token))
+    if as_json:
+        entry = {"entry": entry_of(token)} if for_environment else {}
+        click.echo(json.dumps({"token": secret, **_row(token, "environment" if entry else "file"), **entry}))
         return 0
+    click.echo(secret)
+    if for_environment:
+        click.echo(f"{VARIABLE}={entry_of(token)}")
+    return 0
 
-    go(main)
 
-
-@token.command("list", epilog=examples("token list"))
+@token_command.command("list", epilog=examples("token list"))
 @as_json_option
-def list_(as_json: bool) -> None:
-    """List the tokens, without what only their owners have."""
-
-    async def main() -> int:
-        tokens = _tokens()
-        try:
-            rows = [_row(each, "environment" if each in tokens.fixed else "file") for each in tokens.all()]
-        except Unreadable as error:
-            raise ProjectError(str(error)) from None
-        if as_json:
-            for row in rows:
-                click.echo(json.dumps(row))
-            return 0
-        table = Table(box=None, pad_edge=False)
-        for heading in ("name", "scopes", "expires", "from"):
-            table.add_column(heading)
+@async_command()
+async def list_tokens_command(as_json: bool) -> int:
+    """List the tokens, without their secrets."""
+    tokens = _tokens()
+    try:
+        rows = [_row(token, "environment" if token in tokens.fixed else "file") for token in tokens.all()]
+    except Unreadable as error:
+        raise ProjectError(str(error)) from None
+    if as_json:
         for row in rows:
-            until = "never" if row["expires_at"] is None else str(row["expires_at"])[:16].replace("T", " ") + " UTC"
-            ended = " [red](expired)[/]" if row["expired"] else ""
-            scopes = " ".join([*row["scopes"], *(f"({platform})" for platform in row["platforms"])])
-            table.add_row(escape(str(row["name"])), scopes, until + ended, row["from"])
-        console.print(table if rows else "no tokens; make one: perdure token create NAME --scope runs:read")
+            click.echo(json.dumps(row))
         return 0
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "scopes", "expires", "from"):
+        table.add_column(heading)
+    for row in rows:
+        until = "never" if row["expires_at"] is None else str(row["expires_at"])[:16].replace("T", " ") + " UTC"
+        expired = " [red](expired)[/]" if row["expired"] else ""
+        scopes = " ".join([*row["scopes"], *(f"({platform})" for platform in row["platforms"])])
+        table.add_row(escape(str(row["name"])), scopes, until + expired, row["from"])
+    console.print(table if rows else "no tokens; create one: perdure token create NAME --scope runs:read")
+    return 0
 
-    go(main)
 
-
-@token.command(epilog=examples("token revoke ci"))
+@token_command.command("revoke", epilog=examples("token revoke ci"))
 @click.argument("name")
-def revoke(name: str) -> None:
-    """End a token.
+@async_command()
+async def revoke_token_command(name: str) -> int:
+    """Revoke a token.
 
-    A gateway that runs sees it at its next request.
+    A running gateway rejects it from the next request on.
     """
-
-    async def main() -> int:
-        _change(lambda tokens: tokens.revoke(name))
-        console.print("revoked")
-        return 0
-
-    go(main)
+    _change(lambda tokens: tokens.revoke(name))
+    console.print("revoked")
+    return 0
 
 
 def _tokens() -> Tokens:

@@ -1,4 +1,4 @@
-"""A turn of `perdure chat` as it is printed: the answer grows while the model writes it."""
+"""The turns of `perdure chat` as printed text. An answer appears as the model writes it."""
 
 import re
 from datetime import datetime
@@ -13,26 +13,26 @@ from contracts.run.signals import HumanInput
 from decisions.run.calls import text_of
 from decisions.text.visible_text import render_visible
 from perdure.client.run_events import Failed, Happening, Held, Live, Retrying, Started, Thought
-from perdure.terminal.report import COLOURS
+from perdure.terminal.report import status_colour
 from perdure.terminal.run_view import Screen
 
 
 class Page:
-    """Prints a turn as it goes on. Nothing is drawn twice, so that what a person types meanwhile stays."""
+    """A printer of turns. It redraws nothing, so that the text a person is typing stays intact."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._screen = Screen(console)
-        self._written = ""  # of the answer that is being written
+        self._written = ""  # the printed part of the answer in progress
         self._lines = Wrapping(console.width)
-        self._said = ""  # the last whole one
+        self._said = ""  # the last complete answer
 
     def show(self, happening: Happening, time: datetime | None) -> None:
         match happening:
             case Started():
                 self._screen.hears(happening, time)
             case Live(text) if not isinstance(happening, Held):
-                if self._screen.is_live and self._screen.progress.is_thinking:  # elsewhere a line is a line
+                if self._screen.is_live and self._screen.progress.is_thinking:  # other outputs take whole lines
                     self._write(_rest(self._written, text))
             case Thought(reply=reply):
                 self._screen.hears(happening, time)
@@ -48,7 +48,7 @@ class Page:
                 self._screen.show(happening, time)
 
     def says(self, answer: HumanInput) -> HumanInput:
-        """An answer that is given here."""
+        """Note an answer that was typed at this terminal."""
         return self._screen.says(answer)
 
     def _write(self, text: str) -> None:
@@ -57,7 +57,7 @@ class Page:
         self._console.print(Text(self._lines.add(text) if self._screen.is_live else text), end="", soft_wrap=True)
 
     def _close(self) -> None:
-        """Ends the line, where one was begun."""
+        """End the line in progress, if any."""
         if self._written:
             self._console.print(Text(self._lines.end()), soft_wrap=True)
         self._written, self._lines = "", Wrapping(self._console.width)
@@ -72,27 +72,27 @@ class Page:
                 self._console.print(f"[dim]{self._screen.progress.facts}[/]")
         else:
             payload = end.event["payload"] if end.event else {"reason": end.kind, "detail": end.message}
-            why = f": {payload['reason']}: {render_visible(payload['detail'])}" if payload["detail"] else ""
-            colour = COLOURS.get(end.status, "white")
-            self._console.print(f"[{colour}]■ {end.status}[/]{escape(why)}")
-        self._screen = Screen(self._console)  # each turn is a run of its own
+            reason = f": {payload['reason']}: {render_visible(payload['detail'])}" if payload["detail"] else ""
+            colour = status_colour(end.status)
+            self._console.print(f"[{colour}]■ {end.status}[/]{escape(reason)}")
+        self._screen = Screen(self._console)  # each turn is a separate run
 
 
 def _rest(written: str, text: str) -> str:
-    """What is new in a text of which only the end is told where it is long."""
+    """Return the new part of a text. A long text arrives without its beginning."""
     if text.startswith(written):
         return text[len(written) :]
     tail = written[-80:]
-    at = text.rfind(tail)
-    return text[at + len(tail) :] if at >= 0 else f" … {text}"
+    index = text.rfind(tail)
+    return text[index + len(tail) :] if index >= 0 else f" … {text}"
 
 
-_TOKENS = re.compile(r"\s+|[⺀-￿]|[^\s⺀-￿]+")  # a word; East Asian characters stand for themselves
+_TOKENS = re.compile(r"\s+|[⺀-￿]|[^\s⺀-￿]+")  # a word; each East Asian character is one
 
 
 class Wrapping:
-    """Of lines of so many columns. A word is held back until it is whole; one that is too long for a line is left to
-    the terminal.
+    """Word wrap for streamed text. A word is held back until it is complete; the terminal wraps a word that is longer
+    than a line.
     """
 
     def __init__(self, width: int) -> None:
@@ -101,28 +101,28 @@ class Wrapping:
         self._held = ""
 
     def add(self, text: str) -> str:
-        """What can be printed now."""
+        """Add text, and return the part that can be printed."""
         tokens = _TOKENS.findall(self._held + text)
         self._held = tokens.pop() if tokens else ""
         return "".join(self._placed(token) for token in tokens)
 
     def end(self) -> str:
-        """What was held back."""
+        """Return the text that is held back."""
         held, self._held = self._held, ""
         return self._placed(held)
 
     def _placed(self, token: str) -> str:
         if token.isspace():
             return self._gap(token)
-        cells, begins = cell_len(token), self._column == 0
-        if begins or self._column + cells <= self._width:
+        cells = cell_len(token)
+        if self._column == 0 or self._column + cells <= self._width:
             self._column = (self._column + cells) % self._width if cells > self._width else self._column + cells
             return token
         self._column = cells % self._width if cells > self._width else cells
         return f"\n{token}"
 
     def _gap(self, space: str) -> str:
-        """Spaces at the end of a line are left out."""
+        """Return white space without the spaces at the end of a line."""
         lines, _, last = space.expandtabs(4).rpartition("\n")
         broken = "\n" * (lines.count("\n") + 1) if "\n" in space else ""
         if broken:

@@ -1,7 +1,4 @@
-"""What every command has in common: where it prints, what it takes, and how it ends.
-
-A failure that a person can mend becomes one line on standard error.
-"""
+"""The parts that all commands share: console, arguments, options, errors and exit codes."""
 
 import asyncio
 import logging
@@ -9,8 +6,9 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
+from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import click
 from pydantic import TypeAdapter, ValidationError
@@ -33,44 +31,48 @@ from perdure.terminal.follow import DETACHED
 from settings import ProjectError, current_folder, load
 from telemetry import NoMetrics, quiet_core
 
-G = TypeVar("G", bound=str | tuple[str, ...] | None)
-MOST_NAME_BYTES = 1000  # the server's bound of a workflow's id
+_P = ParamSpec("_P")
+_G = TypeVar("_G", bound=str | tuple[str, ...] | None)
+MOST_NAME_BYTES = 1000  # the server's limit for a workflow id
 console = SafeConsole(highlight=False, emoji=False)
 
 
-def utf8(ctx: click.Context, param: click.Parameter, value: G) -> G:  # noqa: ARG001 - click's signature
-    """Whatever bytes a shell hands on, only these can be told to the server: one text, several, or none."""
+def utf8(ctx: click.Context, param: click.Parameter, value: _G) -> _G:  # noqa: ARG001 - click's signature
+    """Reject values that cannot be sent to the server: a shell passes on any bytes."""
     texts = value if isinstance(value, tuple) else (value,)
     if not all(is_utf8(text) for text in texts if text is not None):
-        raise click.BadParameter("this is not UTF-8")
+        raise click.BadParameter("not valid UTF-8")
     return value
 
 
 def name_on_server(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """What a run began by itself may have a longer id than one that a person chooses."""
+    """Check an id that the server may have made: it can be longer than one that a person may choose."""
     value = utf8(ctx, param, value)
     if not value.strip() or len(value.encode()) > MOST_NAME_BYTES:
-        raise click.BadParameter(f"it has 1 to {MOST_NAME_BYTES:,} bytes")
+        raise click.BadParameter(f"the length must be 1 to {MOST_NAME_BYTES:,} bytes")
     return value
 
 
 run_argument = click.argument("run_id", metavar="RUN", shell_complete=run_ids, callback=name_on_server)
-as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for a program instead.")
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def examples(*commands: str) -> str:
-    """The end of a command's help."""
+    """Return the last paragraph of a command's help."""
     return "\b\nExamples:\n" + "\n".join(f"  perdure {command}" for command in commands)
 
 
 def go(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) -> NoReturn:
-    """Runs a command to its exit code; what a person can mend becomes one line. One that stays can be scraped."""
+    """Run a command, print an expected error as one line, and exit.
+
+    A command that stays serves metrics.
+    """
     if not console.is_terminal:
-        console.width = 120  # a pipe has no width; lines there should not break at 80
-    logging.getLogger().addHandler(logging.NullHandler())  # a command that works logs to a file of its own
+        console.width = 120  # the width of a pipe is unknown; do not wrap at 80
+    logging.getLogger().addHandler(logging.NullHandler())  # commands that run workers log to their own file
     try:
         if project := _project_above(current_folder()):
-            complain(f"no perdure.toml here, but in {project}: a command works on the project of its own folder")
+            complain(f"no perdure.toml in this folder, but one in {project}: run the command there")
         quiet_core(load().metrics if stays else None)
         speak_as(CLI)
         code = asyncio.run(command())
@@ -78,9 +80,9 @@ def go(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) 
         complain(str(error))
         code = 1
     except RPCError as error:
-        complain(f"Temporal does not do it: {cut(error.message, 300)}")
+        complain(f"Temporal rejected the request: {cut(error.message, 300)}")
         code = 1
-    except BrokenPipeError:  # who read our output has seen enough
+    except BrokenPipeError:  # the reader closed the pipe
         code = 0
     except OSError as error:
         complain(str(error))
@@ -90,20 +92,33 @@ def go(command: Callable[[], Coroutine[Any, Any, int]], *, stays: bool = False) 
     leave(code)
 
 
-def _project_above(here: Path) -> Path | None:
-    """Whoever stands in a folder of a project, and not in the project, would look for its runs in vain."""
-    if os.environ.get("PERDURE_CONFIG") or os.environ.get("PERDURE_HOME") or (here / "perdure.toml").exists():
+def async_command(*, stays: bool = False) -> Callable[[Callable[_P, Coroutine[Any, Any, int]]], Callable[_P, NoReturn]]:
+    """Make a command's callback of a coroutine function that returns the exit code."""
+
+    def decorate(command: Callable[_P, Coroutine[Any, Any, int]]) -> Callable[_P, NoReturn]:
+        @wraps(command)
+        def callback(*args: _P.args, **kwargs: _P.kwargs) -> NoReturn:
+            go(lambda: command(*args, **kwargs), stays=stays)
+
+        return callback
+
+    return decorate
+
+
+def _project_above(folder: Path) -> Path | None:
+    """Return the nearest parent folder with a project, if `folder` has none and none is configured."""
+    if os.environ.get("PERDURE_CONFIG") or os.environ.get("PERDURE_HOME") or (folder / "perdure.toml").exists():
         return None
-    return next((each for each in here.parents if (each / "perdure.toml").is_file()), None)
+    return next((parent for parent in folder.parents if (parent / "perdure.toml").is_file()), None)
 
 
 def wrong_usage(error: ValidationError) -> click.UsageError:
-    """What a contract does not take, by its field."""
+    """Convert a contract's validation error, with the name of the field."""
     return click.UsageError(fault_line(error, without="payload"))
 
 
 def complain(line: str) -> None:
-    """Errors are shown to others and pasted into tickets: no secret of the environment is in one."""
+    """Print an error, with the secrets of the environment redacted: people paste errors into tickets."""
     print(secrets_of(os.environ).redact(f"perdure: {line}"), file=sys.stderr)
 
 
@@ -114,4 +129,4 @@ class DurationType(click.ParamType[timedelta]):
         try:
             return TypeAdapter(Duration).validate_python(value)
         except ValidationError:
-            self.fail(f"{value!r} is no duration; write it as 30s, 5m, 1h or 7d, up to 366d", param, ctx)
+            self.fail(f"{value!r} is not a duration; use 30s, 5m, 1h or 7d, up to 366d", param, ctx)

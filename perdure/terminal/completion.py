@@ -12,29 +12,29 @@ if TYPE_CHECKING:
     from perdure.client.run_list import Found
     from settings import Settings
 
-PATIENCE = 0.3  # seconds for the server: a person has pressed a key and waits
+PATIENCE = 0.3  # seconds for the server: a person pressed a key and is waiting
 MOST_OFFERED = 50
 ANSWERING = ("answer", "approve", "deny")
-# Click's script for bash leaves what it is given unquoted: no spaces, and nothing that the shell would expand.
+# Click's script for bash does not quote completions: no spaces, and nothing that the shell expands.
 COMPLETABLE = re.compile(r"[\w.:@%+=/-]+", re.ASCII)
 
 
 def agent_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - click's
-    """The agents of the project that begin so."""
+    """Return the project's agents whose name starts with `incomplete`."""
     settings = _settings()
     return [name for name in settings.agents if name.startswith(incomplete)] if settings else []
 
 
 def run_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:  # noqa: ARG001
-    """The runs that begin so, the latest first: those that wait for a person, for a command that answers."""
+    """Return matching run ids, the latest first; for a command that answers, only runs that wait for a person."""
     settings = _settings()
     if settings is None:
         return []
-    found: list[Found] = []
-    with suppress(Exception):  # whatever it is, a person who completes a word is told nothing of it
-        asyncio.run(asyncio.wait_for(_listed(settings, found, waiting=ctx.info_name in ANSWERING), PATIENCE))
-    named = {each.run_id: each for each in found if each.run_id.startswith(incomplete)}
-    return [CompletionItem(run_id, help=each.status) for run_id, each in named.items() if COMPLETABLE.fullmatch(run_id)]
+    runs: list[Found] = []
+    with suppress(Exception):  # completion never prints an error
+        asyncio.run(asyncio.wait_for(_listed(settings, runs, waiting=ctx.info_name in ANSWERING), PATIENCE))
+    matches = {run.run_id: run for run in runs if run.run_id.startswith(incomplete)}
+    return [CompletionItem(run_id, help=run.status) for run_id, run in matches.items() if COMPLETABLE.fullmatch(run_id)]
 
 
 def _settings() -> "Settings | None":
@@ -46,8 +46,8 @@ def _settings() -> "Settings | None":
         return None
 
 
-async def _listed(settings: "Settings", found: "list[Found]", *, waiting: bool) -> None:
-    """Adds what there is to `found`, as it comes: what came in time counts."""
+async def _listed(settings: "Settings", runs: "list[Found]", *, waiting: bool) -> None:
+    """Append runs to `runs` as they arrive, so that a timeout keeps those already listed."""
     from devserver import address_of
     from perdure.client.connection import configured_address, connect
     from perdure.client.run_list import listing
@@ -56,5 +56,5 @@ async def _listed(settings: "Settings", found: "list[Found]", *, waiting: bool) 
     address = None if configured_address() else address_of(settings.home)
     if address or configured_address():
         quiet_core(None)
-        async for each in listing(await connect(address), waiting=waiting, limit=MOST_OFFERED):
-            found.append(each)
+        async for run in listing(await connect(address), waiting=waiting, limit=MOST_OFFERED):
+            runs.append(run)

@@ -1,4 +1,4 @@
-"""Where everything is printed: what models, tools and people wrote is shown there, and never obeyed by the terminal."""
+"""The console for all output. It neutralises control characters in texts of models, tools and people."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from rich.text import Text
 from decisions.text.visible_text import replace_hidden
 
 REPLACEMENT = "\ufffd"
-# Bell, backspace, tabs, line breaks and form feeds: rich drops those that are no blanks.
+# Bell, backspace, tabs, line breaks and form feeds: rich drops those that are not white space.
 _DROPPED = frozenset(range(7, 14))
 _PICTURES = {code: 0x2400 + code for code in range(32) if code not in _DROPPED} | {0x7F: 0x2421}  # ESC is ␛
 _SEPARATORS = dict.fromkeys((0x2028, 0x2029), 0x20)
@@ -19,19 +19,19 @@ _LEFT_TO_RICH = re.compile(r"([\x07-\x0d]+)")
 
 
 def harmless(text: str) -> str:
-    """The same text for the eye, of the same length, with nothing in it that a terminal acts upon.
+    """Replace each character that a terminal acts upon, so that the text keeps its length and its styles.
 
-    One for one, so that styles stay where they are: the net below `render_visible`, which writes code points.
+    A second line of defence after `render_visible`, which writes code points.
     """
     parts = _LEFT_TO_RICH.split(text.translate(_PICTURES | _SEPARATORS))
-    return "".join(part if at % 2 else replace_hidden(part, REPLACEMENT) for at, part in enumerate(parts))
+    return "".join(part if number % 2 else replace_hidden(part, REPLACEMENT) for number, part in enumerate(parts))
 
 
 class SafeConsole(Console):
-    """A console that prints `harmless` text only, whoever prints it."""
+    """A console that prints only `harmless` text, from any renderable."""
 
-    def render_str(self, text: str, **how: Any) -> Text:
-        return super().render_str(harmless(text), **how)
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(harmless(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         if isinstance(renderable, Text) and (plain := harmless(renderable.plain)) != renderable.plain:
@@ -41,12 +41,12 @@ class SafeConsole(Console):
 
 
 def is_plain(console: Console) -> bool:
-    """Whether a line is a line here: no terminal, or one that can only print."""
+    """Return whether output is not an interactive terminal: long lines stay whole, and nothing is redrawn."""
     return not console.is_terminal or console.is_dumb_terminal or not console.file.isatty()
 
 
 def fitted(text: str, cells: int) -> str:
-    """One line of at most `cells` columns; wide characters take two."""
+    """Return the text as one line of at most `cells` columns; wide characters take two."""
     line = Text(harmless(" ".join(text.split())))
     line.truncate(max(cells, 1), overflow="ellipsis")
     return line.plain

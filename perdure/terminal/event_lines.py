@@ -1,7 +1,7 @@
-"""What a happening says to a person, as lines. Pure: who prints them, and where, is `terminal`'s.
+"""Run events as lines for a person. Pure: `run_view` prints them.
 
-On a screen of `width` columns a turn and a call may have a block below their line. Where `width` is None no screen
-limits a line, and theirs says all there is to say, as in a log.
+On a screen of `width` columns, a turn and a call can have a block below their line. If `width` is None, as for a log,
+their line is complete.
 """
 
 import json
@@ -46,11 +46,11 @@ from perdure.client.run_events import (
 )
 from perdure.terminal.console import fitted
 from perdure.terminal.progress import cost_told, counted, joined, seconds_told, tokens_told
-from perdure.terminal.report import COLOURS
+from perdure.terminal.report import status_colour
 
 RUNGS = {
-    Rung.nudge: "told to try something else",
-    Rung.directive: "told to do something else, with a forced tool",
+    Rung.nudge: "the model is asked to try something else",
+    Rung.directive: "the model must do something else, with a forced tool",
     Rung.ask: "a person is asked",
 }
 TRIED = {"plan": "the model", "reflect": "the model", "summarize": "the summary", "call_tool": "the call"}
@@ -59,7 +59,7 @@ WITHOUT_A_SCREEN = 200  # characters of a preview
 
 @dataclass(frozen=True)
 class Line:
-    """`markup` is in our words; `text` is somebody else's and follows as it is."""
+    """A line: `markup`, then `text`, which is foreign and printed literally."""
 
     markup: str
     text: str = ""
@@ -68,7 +68,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Block:
-    """What may have many lines."""
+    """A text that may have many lines."""
 
     text: str
     indent: int = 2
@@ -85,51 +85,51 @@ def told(happening: Happening, width: int | None) -> Told:
         case Thought():
             yield from _thought(happening, width)
         case Answered(answer):
-            said = ": ".join(filter(None, (answer.decision, answer.text)))
-            who = format_sent_by(SentBy(sender=answer.sender, by=answer.by))
-            yield Line(f"  [yellow]←[/] {escape(cut(who, 60))}  ", cut(said, 300))
+            text = ": ".join(filter(None, (answer.decision, answer.text)))
+            sender = format_sent_by(SentBy(sender=answer.sender, by=answer.by))
+            yield Line(f"  [yellow]←[/] {escape(cut(sender, 60))}  ", cut(text, 300))
         case Crowded(full):
             yield Line(f"  [yellow]![/] the context is full: about {full.tokens:,} of {full.window:,} tokens")
         case Shortened(summary):
             yield Line(f"  [yellow]![/] {_shortened(summary)}")
         case Noticed(event):
-            if said := _noticed(event):
-                yield Line(f"  {said}")
+            if line := _noticed(event):
+                yield Line(f"  {line}")
         case Signalled(signal):
             yield Line(f"  [dim]signal {escape(cut(signal, 100))}[/]")
         case Rotated():
-            yield Line("  [dim]history was long: continued as new[/]")
+            yield Line("  [dim]the history was long: continued as new[/]")
         case Called():
             yield from _called(happening, width)
         case Delegating(request):
             yield from _delegating(request)
         case Delegated(state):
             yield from _delegated(state, width)
-        case Failed(what, why):
-            yield Line(f"  [red]✗[/] {escape(cut(what, 100))}  ", cut(why, 300))
-        case Retrying(what, attempt, why):
-            yield Line(f"  [yellow]↻[/] {escape(TRIED.get(what, what))}, attempt {attempt}: ", cut(why, 300))
+        case Failed(activity, reason):
+            yield Line(f"  [red]✗[/] {escape(cut(activity, 100))}  ", cut(reason, 300))
+        case Retrying(activity, attempt, reason):
+            yield Line(f"  [yellow]↻[/] {escape(TRIED.get(activity, activity))}, attempt {attempt}: ", cut(reason, 300))
         case Waiting(about=about):
             yield Line("  [yellow]…[/] waiting for ", cut(about, 300))
-        case Held(why):
-            yield Line("  [yellow]‖[/] ", cut(why, 300))
+        case Held(reason):
+            yield Line("  [yellow]‖[/] ", cut(reason, 300))
         case Started() | Thinking() | Calling() | Live() | Resumed() | Over():
             return  # the live area shows it
 
 
 def fallbacks(reply: ModelTurn) -> Told:
-    """The models that were passed over, and why."""
-    for each in reply.passed_over:
-        yield Line(f"  [yellow]↪[/] in place of {escape(cut(each.model, 60))}: ", cut(each.why, 300))
+    """Yield a line for each model that was skipped, with the reason."""
+    for skipped in reply.passed_over:
+        yield Line(f"  [yellow]↪[/] in place of {escape(cut(skipped.model, 60))}: ", cut(skipped.why, 300))
 
 
-def ended(end: RunEnd, facts: str, said: str, width: int | None) -> Told:
-    """How a run ended, and what it took. `said` is what the model has said last, and was shown."""
-    colour = COLOURS.get(end.status, "white")
+def ended(end: RunEnd, facts: str, shown: str, width: int | None) -> Told:
+    """Yield how a run ended, with its figures. `shown` is the model's last text, which is on the screen already."""
+    colour = status_colour(end.status)
     yield Line(f"[bold {colour}]■ {end.status}[/]  [dim]{facts}[/]")
     if end.event and end.event["type"] == "agent.completed":
         outcome = end.event["payload"]["outcome"]
-        if outcome != said or width is None:  # a reply without a call has just been shown
+        if outcome != shown or width is None:
             yield Block(outcome)
     elif end.event:
         payload = end.event["payload"]
@@ -141,7 +141,7 @@ def ended(end: RunEnd, facts: str, said: str, width: int | None) -> Told:
 
 
 def _thought(thought: Thought, width: int | None) -> Told:
-    reply, said = thought.reply, text_of(thought.reply.content)
+    reply, text = thought.reply, text_of(thought.reply.content)
     facts = joined(
         f"turn {thought.turn}",
         tokens_told(reply.usage),
@@ -149,11 +149,11 @@ def _thought(thought: Thought, width: int | None) -> Told:
         seconds_told(reply.duration_ms / 1000),
         cut(reply.model, 60),
     )
-    in_line = f": {' '.join(said.split())}" if width is None and said else ""
+    in_line = f": {' '.join(text.split())}" if width is None and text else ""
     yield Line(f"[bold cyan]◆ {thought.phase}[/]  [dim]{escape(facts)}[/]", in_line)
     yield from fallbacks(reply)
-    if said and width is not None:
-        yield Block(said)
+    if text and width is not None:
+        yield Block(text)
 
 
 def _called(called: Called, width: int | None) -> Told:
@@ -172,9 +172,9 @@ def _called(called: Called, width: int | None) -> Told:
 
 def _delegating(request: DelegationRequest) -> Told:
     yield Line(f"  [cyan]⇉[/] delegates {counted(len(request.subtasks), 'subtask')}  [dim]step {request.step}[/]")
-    for each in request.subtasks:
-        after = f", after {', '.join(each.depends_on)}" if each.depends_on else ""
-        yield Line("    ", f"{each.id} · {each.agent}{after}", "dim")
+    for subtask in request.subtasks:
+        after = f", after {', '.join(subtask.depends_on)}" if subtask.depends_on else ""
+        yield Line("    ", f"{subtask.id} · {subtask.agent}{after}", "dim")
 
 
 def _delegated(state: DelegationState, width: int | None) -> Told:
@@ -189,13 +189,13 @@ def _mark(*, is_good: bool) -> str:
 
 
 def _noticed(event: dict[str, Any]) -> str:
-    """A full context is told by what is done about it."""
+    """Format a notice. A full context has none: the compaction has its own line."""
     if event["event"] == "refused":
         step = f"  [dim]step {event['step']}[/]" if event["step"] else ""
         return f"[red]✗[/] {escape(cut(event['call'], 100))}{step}  {event['kind']}: {escape(cut(event['error'], 300))}"
     if event.get("ladder") == "thrash":
-        return f"[yellow]![/] goes in circles: {RUNGS[event['stage']]}"
-    return "" if "ladder" in event else "[yellow]![/] the time is used up: one last turn"
+        return f"[yellow]![/] loop detected: {RUNGS[event['stage']]}"
+    return "" if "ladder" in event else "[yellow]![/] the time limit is reached: one last turn"
 
 
 def _shortened(summary: Summary) -> str:
@@ -203,12 +203,12 @@ def _shortened(summary: Summary) -> str:
         return "there was nothing to summarise"
     messages = f"{summary.before_messages} → {summary.after_messages} messages"
     tokens = f"about {summary.before_tokens:,} → {summary.after_tokens:,} tokens"
-    how = f"summarised by {summary.model}" if summary.model else "cut down without a summary"
-    return escape(f"{messages}, {tokens}: {how}")
+    method = f"summarised by {summary.model}" if summary.model else "truncated without a summary"
+    return escape(f"{messages}, {tokens}: {method}")
 
 
 def _brought(outcome: ToolOutcome, width: int) -> str:
-    """What a call brought, in a line of so many columns; of an error more, as it says what is wrong."""
+    """Format a call's result as a line of `width` columns; an error may be longer."""
     if outcome.error:
         return f"{outcome.error.kind}: {cut(outcome.error.message, 300)}"
     if isinstance(outcome.result, dict) and "artifact_path" in outcome.result:

@@ -1,4 +1,4 @@
-"""Following a run in the terminal to its end, asking its questions, until the person leaves."""
+"""`follow`: show a run in the terminal to its end, and ask its questions, until the person leaves."""
 
 import asyncio
 import dataclasses
@@ -35,37 +35,37 @@ DETACHED = 130
 LEARNS_EVERY = 1.0  # seconds
 
 
-async def follow(here: Session, run_id: str, console: Console) -> int:
-    """Shows a run to its end. Gives the exit code that tells how it ended."""
+async def follow(session: Session, run_id: str, console: Console) -> int:
+    """Show a run to its end, and return the exit code for its end."""
     screen = Screen(console)
     console.print(f"[bold]run[/]   {escape(run_id)}")
-    if page := here.page_of(run_id):
+    if page := session.page_of(run_id):
         console.print(f"[bold]page[/]  {page}", soft_wrap=True)
-    if lack := await here.no_worker():
+    if lack := await session.no_worker():
         console.print(f"[yellow]{lack}[/]")
-    if await _left(here, _show(here, run_id, screen), run_id):
+    if await _left(session, _show(session, run_id, screen), run_id):
         return DETACHED
-    end = await ended(here.client, run_id)
+    end = await ended(session.client, run_id)
     screen.end(end)
     if end.status in RESUMABLE and end.kind not in NEVER_BEGUN:
-        console.print(f"  go on from here, once that is mended: perdure resume {escape(run_id)}")
-    folder = here.settings.workspaces / folder_name(run_id)
+        console.print(f"  to continue after the cause is fixed: perdure resume {escape(run_id)}")
+    folder = session.settings.workspaces / folder_name(run_id)
     for path in (end.event or {}).get("payload", {}).get("artifacts", ()):
         console.print(f"  → {near(folder / path)}", soft_wrap=True)
     return exit_code(end)
 
 
-async def follow_json(here: Session, run_id: str, *, every: bool) -> int:
-    """As `follow`, for a program: a line for `every` happening, and one for the end."""
+async def follow_json(session: Session, run_id: str, *, every: bool) -> int:
+    """Print the end of a run as a line of JSON; with `every`, each event before it too."""
 
     async def print_all() -> None:
-        async for happening in Watch(here.client, run_id).happenings():
+        async for happening in Watch(session.client, run_id).happenings():
             if every:
                 print(happening_json(happening), flush=True)
 
-    if await _left(here, print_all(), run_id):
+    if await _left(session, print_all(), run_id):
         return DETACHED
-    end = await ended(here.client, run_id)
+    end = await ended(session.client, run_id)
     print(json.dumps({"run_id": run_id, **dataclasses.asdict(end)}), flush=True)
     return exit_code(end)
 
@@ -74,36 +74,36 @@ def exit_code(end: RunEnd) -> int:
     return _EXIT_CODES.get(end.status, 1)
 
 
-async def _left(here: Session, following: Any, run_id: str) -> bool:
-    """Whether the person left before the end."""
+async def _left(session: Session, following: Any, run_id: str) -> bool:
+    """Return whether the person left before the end."""
     stop = stopping()
     showing, stopped = asyncio.create_task(following), asyncio.create_task(stop.wait())
     await asyncio.wait({showing, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if showing.done():
         stopped.cancel()
-        stop.set()  # while the worker is being stopped, the first signal ends the process
+        stop.set()  # while the worker stops, the first signal ends the process
         showing.result()
         return False
     showing.cancel()
     await asyncio.gather(showing, return_exceptions=True)
-    print(f"\nleft the run. Go on: perdure watch {run_id}   Stop it: perdure cancel {run_id}", file=sys.stderr)
-    if here.is_busy():
-        print("Finishing what is running now (Ctrl-C again leaves at once) …", file=sys.stderr)
+    print(f"\nleft the run. Follow it: perdure watch {run_id}   Stop it: perdure cancel {run_id}", file=sys.stderr)
+    if session.is_busy():
+        print("Waiting for running calls to finish (Ctrl-C again exits at once) …", file=sys.stderr)
     return True
 
 
-async def _show(here: Session, run_id: str, screen: Screen) -> None:
+async def _show(session: Session, run_id: str, screen: Screen) -> None:
     asking: asyncio.Task[None] | None = None
-    learning = asyncio.create_task(_learn(here, run_id, screen))
+    learning = asyncio.create_task(_learn(session, run_id, screen))
     try:
         async with screen.following():
-            async for at, happening in Watch(here.client, run_id).positioned():
+            async for at, happening in Watch(session.client, run_id).positioned():
                 if asking is not None and isinstance(happening, Resumed | Waiting | Over):
-                    await _given_up(asking)  # answered, by whomever
+                    await _given_up(asking)  # it has an answer, here or elsewhere
                     asking = None
                 screen.show(happening, at.time if at else None)
                 if isinstance(happening, Waiting) and happening.question is not None:
-                    asking = asyncio.create_task(_ask(here, run_id, screen, happening.question))
+                    asking = asyncio.create_task(_ask(session, run_id, screen, happening.question))
     finally:
         await _given_up(learning, *([asking] if asking else []))
 
@@ -114,32 +114,32 @@ async def _given_up(*tasks: asyncio.Task[None]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _learn(here: Session, run_id: str, screen: Screen) -> None:
-    """What only the run can tell, and only while somebody works on it: how many steps it may take."""
+async def _learn(session: Session, run_id: str, screen: Screen) -> None:
+    """Query the run for its step limit and plan. Retries until a worker answers."""
     while screen.is_live:
         with suppress(NoSuchRun, RPCError):
-            if view := await state(here.client, run_id):
-                run = here.client.get_workflow_handle(ids.run_workflow_id(run_id))
+            if view := await state(session.client, run_id):
+                run = session.client.get_workflow_handle(ids.run_workflow_id(run_id))
                 screen.knows(view, await run.query("journal", result_type=Journal) if view.origin else None)
                 return
         await asyncio.sleep(LEARNS_EVERY)
 
 
-async def _ask(here: Session, run_id: str, screen: Screen, question: QuestionView) -> None:
-    while said := await screen.ask(question):
+async def _ask(session: Session, run_id: str, screen: Screen, question: QuestionView) -> None:
+    while body := await screen.ask(question):
         try:
-            await answer(here.client, run_id, said, here.settings.answer_keys)
+            await answer(session.client, run_id, body, session.settings.answer_keys)
             return
-        except (Refused, NoSuchRun) as refused:
-            screen.console.print(f"  [red]{escape(str(refused))}[/]")
+        except (Refused, NoSuchRun) as error:
+            screen.console.print(f"  [red]{escape(str(error))}[/]")
     ways = " or ".join(ways_to_answer(run_id, question))
     screen.console.print(f"  answer it with: {escape(ways)}", soft_wrap=True)
 
 
 def stopping(*, is_read: bool = True) -> asyncio.Event:
-    """Set by the first SIGINT or SIGTERM from now on; the second ends the process.
+    """Return an event that the first SIGINT or SIGTERM sets; the second ends the process.
 
-    The command also ends when the reader of its output goes away, if that output `is_read`.
+    If the output `is_read`, the command also ends when its reader closes it.
     """
     if is_read:
         watch_reader()

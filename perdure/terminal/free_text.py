@@ -1,7 +1,6 @@
-"""Commands whose argument is a text in anybody's words: it may begin with "-", as "-5 degrees: is that cold?" does."""
+"""Commands with a free text as argument: it may begin with "-", as in "-5 degrees: is that cold?"."""
 
 import re
-from collections.abc import Iterator
 
 import click
 
@@ -9,7 +8,7 @@ _NUMBER = re.compile(r"-[\d.]")
 
 
 class FreeText(click.Command):
-    """Takes for text, not for an option, what begins with "-" and has a blank in it or is a number."""
+    """A command that takes an argument as text if it begins with "-" and contains a space or is a number."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options, texts = list[str](), list[str]()
@@ -23,7 +22,7 @@ class FreeText(click.Command):
                 options.append(arg)
                 if self._takes_next(arg):
                     if (value := next(rest, None)) is None:
-                        return super().parse_args(ctx, args)  # which says what is missing
+                        return super().parse_args(ctx, args)  # raises the error for the missing value
                     options.append(value)
         return super().parse_args(ctx, [*options, "--", *texts])
 
@@ -34,13 +33,11 @@ class FreeText(click.Command):
         return _NUMBER.match(arg) is not None or re.search(r"\s", arg) is not None
 
     def _takes_next(self, arg: str) -> bool:
-        """Whether the next argument is the value of the last option in this one."""
+        """Return whether the next argument is the value of the last option in this one."""
         names = [arg] if arg.startswith("--") else [f"-{letter}" for letter in arg[1:]]
-        first = next((place for place, name in enumerate(names) if self._has_value(name)), None)
+        first = next((index for index, name in enumerate(names) if self._has_value(name)), None)
         return first == len(names) - 1
 
     def _has_value(self, name: str) -> bool:
-        return any(name in option.opts and not option.is_flag for option in self._options())
-
-    def _options(self) -> Iterator[click.Option]:
-        return (param for param in self.params if isinstance(param, click.Option))
+        options = (param for param in self.params if isinstance(param, click.Option))
+        return any(name in option.opts and not option.is_flag for option in options)

@@ -1,4 +1,4 @@
-"""A goal that no conversation could hold: it goes into a file of the run, and its beginning says where it goes on."""
+"""Goals that are too long for a conversation: a file of the run holds the goal, and the run starts with an excerpt."""
 
 import os
 from contextlib import suppress
@@ -20,37 +20,37 @@ GOAL_SHOWN = 2000  # characters
 async def start_with_file(
     client: Client, task_queue: str, workspace: Workspace, event: StartEvent, goal: str, run_id: str
 ) -> WorkflowHandle[Any, Any]:
-    """As `runs.start`. The file is there before its run, which may read it at once; a refused start leaves none.
+    """Start a run as `runs.start` does, with its goal in a file.
 
-    A run of this id that is there already has its own goal, and is brought no file.
+    The file exists before the run starts. A rejected start leaves no file; an existing run of this id gets none.
     """
-    if why := unfit_id(run_id):
-        raise Refused(why)
+    if reason := unfit_id(run_id):
+        raise Refused(reason)
     data = goal.encode(errors="replace")
     file = f"{ARTIFACTS}/goal-{sha256(data).hexdigest()[:16]}.md"
-    told = f"{goal[:GOAL_SHOWN]}\n\n… The whole goal, {len(goal):,} characters, is in {file}: read it."
-    begun = event.model_copy(update={"payload": event.payload.model_copy(update={"goal": told})})
+    excerpt = f"{goal[:GOAL_SHOWN]}\n\n… The whole goal, {len(goal):,} characters, is in {file}: read it."
+    event = event.model_copy(update={"payload": event.payload.model_copy(update={"goal": excerpt})})
     if await _is_there(client, run_id):
-        return await start(client, task_queue, begun, run_id)
+        return await start(client, task_queue, event, run_id)
     new = _missing(workspace.root / file, workspace.root / ARTIFACTS, workspace.root)
     try:
         workspace.create()
         if workspace.root / file in new:
             workspace.write(file, data)
-        return await start(client, task_queue, begun, run_id)
+        return await start(client, task_queue, event, run_id)
     except (Refused, OSError):
-        if not await _is_there(client, run_id):  # else another start under this id has the same file
+        if not await _is_there(client, run_id):  # the file may belong to a concurrent start of this id
             _take_back(new)
         raise
 
 
 def _missing(*paths: Path) -> list[Path]:
-    """A link that leads nowhere is there, and stays."""
+    """Return the paths that do not exist; a dangling link exists."""
     return [path for path in paths if not os.path.lexists(path)]
 
 
 def _take_back(new: list[Path]) -> None:
-    """Of these paths what holds nothing of others."""
+    """Remove the created files and folders, except folders that others have used since."""
     with suppress(OSError):
         for path in new:
             path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)

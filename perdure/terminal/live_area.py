@@ -1,4 +1,4 @@
-"""The lines at the bottom of a terminal that change while a run goes on. What is printed meanwhile goes above them."""
+"""The status lines at the bottom of a terminal while a run is active. Other output appears above them."""
 
 import os
 import sys
@@ -15,24 +15,24 @@ from rich.text import Text
 
 from perdure.terminal.console import harmless
 
-Lines = Callable[[int, int], list[Text]]  # what stands there, for a width and a height at most
-SHARE = 3  # of the screen's height: a third
-_ECHO = 3  # index of the local modes in what termios tells
-# What stands between is drawn at once, and without a cursor that jumps about; unknown codes are ignored.
+Lines = Callable[[int, int], list[Text]]  # returns the status lines for a maximum width and height
+SHARE = 3  # the area takes at most a third of the screen's height
+_ECHO = 3  # index of the local modes in the attributes of termios
+# Synchronized output with a hidden cursor; terminals ignore codes that they do not know.
 _BEGIN, _END = "\x1b[?2026h\x1b[?25l", "\x1b[?25h\x1b[?2026l"
 
 
 class Area(RenderHook):
-    """Drawn anew only when it has changed, in one write. What is typed meanwhile is not shown, so that it cannot tear
-    the lines apart.
+    """A live area that redraws in one write, and only after a change. Keyboard echo is off, as typed text would break
+    up the lines.
     """
 
     def __init__(self, console: Console, lines: Lines) -> None:
         self._console = console
         self._lines = lines
         self._drawn: list[Text] = []
-        self._width = 0  # of the screen when it was drawn
-        self._modes: list[Any] | None = None  # of the keyboard, before
+        self._width = 0  # of the screen at the last drawing
+        self._modes: list[Any] | None = None  # terminal attributes to restore
         self._is_open = False
 
     def open(self) -> None:
@@ -53,7 +53,7 @@ class Area(RenderHook):
     def draw(self) -> None:
         if self._is_open and (self._now() != self._drawn or self._columns() != self._width):
             with self._console:
-                self._console.print(Control())  # the hook does the rest
+                self._console.print(Control())  # the render hook draws
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_code(_BEGIN), *self._erasing(), *renderables, self] if self._is_open else renderables
@@ -73,7 +73,7 @@ class Area(RenderHook):
         return lines
 
     def _columns(self) -> int:
-        """COLUMNS may say more than there are; a line that is too long would leave remains."""
+        """Return the screen's real width: COLUMNS may exceed it, and a wrapped line cannot be erased."""
         with suppress(OSError, ValueError):
             return min(self._console.width, os.get_terminal_size(self._console.file.fileno()).columns or sys.maxsize)
         return self._console.width
@@ -84,7 +84,7 @@ class Area(RenderHook):
         return [Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)), *up] if rows else []
 
     def _rows(self) -> int:
-        """Rows that are taken now: a terminal that became narrower has wrapped what was drawn, but for a few."""
+        """Return the number of rows in use: most terminals wrap existing lines when they become narrower."""
         columns = self._columns()
         if columns >= self._width or "XTERM_VERSION" in os.environ:
             return len(self._drawn)
@@ -93,7 +93,7 @@ class Area(RenderHook):
     def _quiet(self) -> None:
         with suppress(OSError, ValueError, termios.error, AttributeError):
             keyboard = sys.stdin.fileno()
-            if os.tcgetpgrp(keyboard) == os.getpgrp():  # in the background it would stop the process
+            if os.tcgetpgrp(keyboard) == os.getpgrp():  # in the background this would stop the process
                 self._modes = termios.tcgetattr(keyboard)
                 modes = termios.tcgetattr(keyboard)
                 modes[_ECHO] &= ~termios.ECHO
@@ -108,5 +108,5 @@ class Area(RenderHook):
 
 def _code(text: str) -> Control:
     control = Control()
-    control.segment = Segment(text, None, [(ControlType.HOME,)])  # whatever it names: the text is what is written
+    control.segment = Segment(text, None, [(ControlType.HOME,)])  # any control code: only the text is written
     return control

@@ -1,4 +1,4 @@
-"""How a run stands, as far as its happenings tell: counts for the last line, and what the live area shows."""
+"""The progress of a run, from its events: the figures of the last line, and the contents of the live area."""
 
 import re
 from dataclasses import dataclass, field
@@ -41,14 +41,14 @@ from perdure.client.run_events import (
 )
 from perdure.terminal.console import fitted, harmless
 
-MOST_TEXT = 6  # lines of the answer that is being written
-RULED = 10  # lines from which there is room for one that sets them apart
-MOST_AT_ONCE = 3  # things that run at the same time, each with a line
-# Joiners and variants: terminals disagree how wide these make a character. Without them it is two, or two of one.
+MOST_TEXT = 6  # lines of the answer in progress
+RULED = 10  # minimum height with room for a rule
+MOST_AT_ONCE = 3  # lines for concurrent activities
+# Joiners and variants: terminals disagree about the width of the combined character, so they are removed.
 _JOINERS = re.compile("[\u200d\ufe0e\ufe0f\U0001f3fb-\U0001f3ff]")
 _SPINS = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
-Doing = tuple[str, datetime]  # what, and since when
+Doing = tuple[str, datetime]  # a description, and the start
 
 
 @dataclass
@@ -63,22 +63,22 @@ class Progress:
     plan: tuple[str, ...] = ()
     journal: Journal = field(default_factory=Journal)
     doing: dict[str, Doing] = field(default_factory=dict)
-    text: str = ""  # of the answer that is being written
+    text: str = ""  # the answer in progress
 
     def at(self, time: datetime | None) -> datetime:
-        """Notes when something happened; what is not in history happens now."""
+        """Record the time of an event; an event that is not in the history happens now."""
         if time is not None:
             self.began, self.latest = self.began or time, time
         return time or now()
 
     def knows(self, view: RunView, journal: Journal | None) -> None:
-        """What only the run itself can tell; what it went on from is in the history of another."""
+        """Take over state that only the run has; the plan of a resumed run is in another run's history."""
         self.max_steps = view.max_steps
         if view.origin and not self.plan:
             self.plan, self.journal = items(view.plan), journal or self.journal
 
     def takes(self, happening: Happening, time: datetime | None) -> None:
-        """Takes into account what happened; `time` is when, where history tells."""
+        """Apply an event; `time` is its time in the history, if it has one."""
         at = self.at(time)
         match happening:
             case Thinking(phase, turn):
@@ -99,12 +99,12 @@ class Progress:
                 self.steps = max(self.steps, request.step)
                 subtasks = counted(len(request.subtasks), "subtask")
                 self.doing = {"delegation": (f"{subtasks} · step {request.step}", at)}
-            case Failed(what):
-                self._fails(what)
+            case Failed(activity):
+                self._fails(activity)
             case Waiting(about=about):
                 self.doing["waiting"] = (f"waiting for {about}", at)
-            case Held(why):
-                self.doing["held"] = (why, at)
+            case Held(reason):
+                self.doing["held"] = (reason, at)
             case Live(text):
                 self._writes(text)
             case Resumed():
@@ -112,7 +112,7 @@ class Progress:
             case Delegated() | Started() | Over():
                 self.doing.clear()
             case Noticed() | Signalled() | Answered() | Rotated() | Retrying():
-                pass  # a lasting line alone
+                pass  # it has only a permanent line
 
     def _thought(self, turn: int, reply: ModelTurn) -> None:
         self.turns, self.text = turn, ""
@@ -130,7 +130,7 @@ class Progress:
         return "model" in self.doing
 
     def _writes(self, text: str) -> None:
-        """The answer so far; what is looked at beside history may come when history has all of it already."""
+        """Show the answer in progress. It is polled, so it can arrive after the history has the whole answer."""
         self.doing.pop("held", None)
         self.text = text if self.is_thinking else ""
 
@@ -143,9 +143,9 @@ class Progress:
         self.steps = max(self.steps, call.step)
         self.doing[f"step {call.step}"] = (f"{call_line(call.tool, call.arguments or {})} · step {call.step}", since)
 
-    def _fails(self, what: str) -> None:
-        """An activity, or `<tool> · step <n>`; calls beside it go on."""
-        _, _, step = what.rpartition(" · ")
+    def _fails(self, activity: str) -> None:
+        """End an activity, or the call `<tool> · step <n>`; concurrent calls stay."""
+        _, _, step = activity.rpartition(" · ")
         for key in ("model", "held") if step not in self.doing else (step,):
             self.doing.pop(key, None)
 
@@ -155,38 +155,38 @@ class Progress:
 
     @property
     def facts(self) -> str:
-        """`2 steps · 3 turns · 12,345 (67% cached) → 1,234 tokens · USD 0.0123 · 42 s`."""
+        """The figures: `2 steps · 3 turns · 12,345 (67% cached) → 1,234 tokens · USD 0.0123 · 42 s`."""
         counts = (counted(self.steps, "step"), counted(self.turns, "turn"))
         return joined(*counts, tokens_told(self.usage), cost_told(self.cost_usd), seconds_told(self.seconds))
 
     def lines(self, console: Console, width: int, height: int) -> list[Text]:
-        """For the live area: what the model writes, the plan, what runs now, and the figures."""
+        """Return the lines of the live area: the answer in progress, the plan, current activities, and the figures."""
         running = self._running(width)[: max(min(MOST_AT_ONCE, height - 1), 0)]
         rule = [Text("─" * width, style="dim")] if height >= RULED else []
         room = height - 1 - len(running) - len(rule)
-        written = self._written(console, width, min(MOST_TEXT, room))
-        plan = self._plan(width, room - min(len(written), room // 2 + room % 2))
-        written = written[max(len(written) - (room - len(plan)), 0) :]
-        return [*rule, *written, *plan, *running, self._figures(width)]
+        text = self._written(console, width, min(MOST_TEXT, room))
+        plan = self._plan(width, room - min(len(text), room // 2 + room % 2))
+        text = text[max(len(text) - (room - len(plan)), 0) :]
+        return [*rule, *text, *plan, *running, self._figures(width)]
 
-    def _written(self, console: Console, width: int, most: int) -> list[Text]:
-        if not self.text.strip() or most < 1:
+    def _written(self, console: Console, width: int, limit: int) -> list[Text]:
+        if not self.text.strip() or limit < 1:
             return []
         text = Text(harmless(_JOINERS.sub("", self.text.strip())))
         lines = text.wrap(console, max(width - 2, 1))
-        return [Text.assemble(("│ ", "dim"), line) for line in lines[-most:]]
+        return [Text.assemble(("│ ", "dim"), line) for line in lines[-limit:]]
 
-    def _plan(self, width: int, most: int) -> list[Text]:
-        """As much of it as there is room for, from the last tick before the first item without one."""
-        if len(self.plan) < 2 or most < 2:
+    def _plan(self, width: int, limit: int) -> list[Text]:
+        """Return as much of the plan as fits, from the item before the first open one."""
+        if len(self.plan) < 2 or limit < 2:
             return []
         ticked = done(self.plan, self.journal)
         first = next((number for number in range(1, len(self.plan) + 1) if number not in ticked), len(self.plan))
-        start = max(min(first - 2, len(self.plan) - (most - 1)), 0)
-        shown = list(enumerate(self.plan, 1))[start : start + most - 1]
-        told = f"plan  {len(ticked)} of {len(self.plan)} done" if ticked else f"plan  {len(self.plan)} items"
-        left_out = len(self.plan) - len(shown)
-        lines = [Text(f"{told}{f', {left_out} not shown' if left_out else ''}", style="dim")]
+        start = max(min(first - 2, len(self.plan) - (limit - 1)), 0)
+        shown = list(enumerate(self.plan, 1))[start : start + limit - 1]
+        head = f"plan  {len(ticked)} of {len(self.plan)} done" if ticked else f"plan  {len(self.plan)} items"
+        hidden = len(self.plan) - len(shown)
+        lines = [Text(f"{head}{f', {hidden} not shown' if hidden else ''}", style="dim")]
         for number, item in shown:
             mark, style = ("✓", "green") if number in ticked else ("·", "dim")
             lines.append(Text.assemble((f"  {mark} ", style), fitted(f"{number} {_JOINERS.sub('', item)}", width - 4)))
@@ -195,20 +195,20 @@ class Progress:
     def _running(self, width: int) -> list[Text]:
         spin = _SPINS[int(now().timestamp() * 8) % len(_SPINS)]
         lines = []
-        for what, since in list(self.doing.values())[-MOST_AT_ONCE:]:
-            took = seconds_told((now() - since).total_seconds())
-            told = fitted(_JOINERS.sub("", what), width - len(took) - 5)
-            lines.append(Text.assemble((f"{spin} ", "cyan"), told, (f" · {took}", "dim")))
+        for activity, since in list(self.doing.values())[-MOST_AT_ONCE:]:
+            elapsed = seconds_told((now() - since).total_seconds())
+            line = fitted(_JOINERS.sub("", activity), width - len(elapsed) - 5)
+            lines.append(Text.assemble((f"{spin} ", "cyan"), line, (f" · {elapsed}", "dim")))
         return lines
 
     def _figures(self, width: int) -> Text:
-        """All of it where there is room; else without what matters least."""
+        """Return all figures, or the most important ones that fit."""
         step = f"step {self.steps} of {self.max_steps}" if self.max_steps else f"step {self.steps}"
         turn, tokens, cost = f"turn {self.turns}", tokens_told(self.usage), cost_told(self.cost_usd)
         since = seconds_told((now() - self.began).total_seconds()) if self.began else "0.0 s"
-        ways = ((step, turn, tokens, cost, since), (step, tokens, cost, since), (step, cost, since), (step, since))
-        told = [joined(*facts) for facts in ways]
-        return Text(next((line for line in told if len(line) <= width), fitted(told[-1], width)), style="dim")
+        choices = ((step, turn, tokens, cost, since), (step, tokens, cost, since), (step, cost, since), (step, since))
+        lines = [joined(*facts) for facts in choices]
+        return Text(next((line for line in lines if len(line) <= width), fitted(lines[-1], width)), style="dim")
 
 
 def now() -> datetime:
@@ -216,20 +216,20 @@ def now() -> datetime:
 
 
 def tokens_told(usage: Usage) -> str:
-    """`12,345 (67% cached) → 1,234 tokens`."""
-    taken = usage.total - usage.output
-    cached = f" ({usage.cache_read * 100 // taken}% cached)" if usage.cache_read else ""
+    """Format token counts: `12,345 (67% cached) → 1,234 tokens`."""
+    read = usage.total - usage.output
+    cached = f" ({usage.cache_read * 100 // read}% cached)" if usage.cache_read else ""
     about = "about " if usage.is_estimated else ""
-    return f"{about}{taken:,}{cached} → {usage.output:,} tokens"
+    return f"{about}{read:,}{cached} → {usage.output:,} tokens"
 
 
 def cost_told(cost_usd: float | None) -> str:
-    """Nothing where it was free."""
+    """Format a cost; the text is empty if it is zero."""
     return "USD unknown" if cost_usd is None else f"USD {cost_usd:.4f}" if cost_usd else ""
 
 
 def seconds_told(seconds: float) -> str:
-    """`0.3 s`, `42 s`, `3:05 min`, `2:03 h`: the longer, the rounder."""
+    """Format a duration: `0.3 s`, `42 s`, `3:05 min`, `2:03 h`."""
     whole = int(max(seconds, 0))
     if whole < 10:
         return f"{max(seconds, 0):.1f} s"

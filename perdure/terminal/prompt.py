@@ -1,4 +1,4 @@
-"""A run's question at the terminal: shown whole, and what a person types becomes the answer they meant."""
+"""Questions of a run at the terminal: printing a question, and parsing the answer that a person types."""
 
 import asyncio
 import codecs
@@ -23,20 +23,20 @@ from perdure.terminal.console import is_plain
 MEANS: dict[str, str] = {
     Decision.approve: "make this call, once",
     Decision.approve_tool: "this tool, for the rest of the run",
-    Decision.deny: "no; words after it are told to the agent",
+    Decision.deny: "no; any text after it goes to the agent",
     Decision.run_again: "make the call again",
-    Decision.use_result: "it has happened; its result is the words after it",
-    Decision.give_up: "neither; the agent is told that it may have happened",
-    Decision.use_new: "go on with the definition of now",
-    Decision.keep_old: "go on with the one that the run began with",
-    Decision.proceed: "go on",
+    Decision.use_result: "it was made; its result is the text after it",
+    Decision.give_up: "neither; the agent learns that it may have been made",
+    Decision.use_new: "continue with the current definition",
+    Decision.keep_old: "continue with the definition from the start",
+    Decision.proceed: "continue",
     Decision.stop: "end the run",
 }
 PROMPT = "  answer> "
 
 
 def print_question(console: Console, question: QuestionView) -> None:
-    """Print the question whole, introduced by its kind: its own words may imitate another one."""
+    """Print the whole question after its kind, as its text may imitate another kind."""
     if is_plain(console):
         console.print(Text(_format_line(question)), soft_wrap=True)
         return
@@ -55,7 +55,7 @@ def print_question(console: Console, question: QuestionView) -> None:
 
 
 def _split(question: QuestionView) -> tuple[str, str]:
-    """The kind and the first line, and what follows: for an approval, the arguments."""
+    """Return the kind with the first line, and the rest: the arguments of a call to approve."""
     head, _, body = render_visible(question.text).partition("\n")
     return f"{TITLES[QuestionKind(question.kind)]}: {head}", body.strip("\n")
 
@@ -63,40 +63,40 @@ def _split(question: QuestionView) -> tuple[str, str]:
 def _format_line(question: QuestionView) -> str:
     head, body = _split(question)
     options = f" · {', '.join(cut(option, 500) for option in question.options)}" if question.options else ""
-    line = re.sub(r"\s*\n\s*", " ", body)  # blanks inside a line are the question's own
+    line = re.sub(r"\s*\n\s*", " ", body)  # other spaces belong to the question
     return f"? {head} {line}".rstrip() + options
 
 
 def what_is_possible(question: QuestionView) -> str:
     count, numbered = len(question.options), _numbered(question)
-    choice = (f"a number from 1 to {count}" if count > 1 else "1") if numbered else "one of them as it stands"
+    choice = (f"a number from 1 to {count}" if count > 1 else "1") if numbered else "an option as shown"
     own_words = question.kind == QuestionKind.question or question.kind in DIRECTED
     ways = [*([choice] if count else []), *(["your own words"] if own_words else [])]
     return f"type {' or '.join(ways)}; Ctrl-D leaves the question open"
 
 
 def _numbered(question: QuestionView) -> bool:
-    """Options that are numbers themselves have none: a 2 would mean two things."""
+    """Return whether options are numbered; not if one is itself a number, as a typed 2 would be ambiguous."""
     return not any(re.fullmatch(r"\s*\d+\s*", option) for option in question.options)
 
 
-def read_answer(question: QuestionView, said: str) -> HumanInput:
-    """A typed line as an answer: an option's number or name, or a text; for a decision, the words after it are text."""
-    word, _, rest = said.strip().partition(" ")
+def read_answer(question: QuestionView, line: str) -> HumanInput:
+    """Parse a typed line: an option's number or name, a text, or a decision and its text."""
+    word, _, rest = line.strip().partition(" ")
     if _numbered(question) and word.isdecimal() and 0 < int(word) <= len(question.options):
         word = question.options[int(word) - 1]
     if question.kind in TEXTUAL:
-        return HumanInput(question_id=question.id, text=said.strip() if rest else word)
+        return HumanInput(question_id=question.id, text=line.strip() if rest else word)
     with suppress(ValueError):
         decision, text = Decision(word.lower()), rest.strip() or None
         return HumanInput(question_id=question.id, call=question.call, decision=decision, text=text)
-    return HumanInput(question_id=question.id, text=said)
+    return HumanInput(question_id=question.id, text=line)
 
 
 async def read_line(prompt: str = PROMPT) -> str | None:
-    """A line that is typed from now on; None at Ctrl-D. Given up without a trace when the task is cancelled.
+    """Read a line from the terminal; None at Ctrl-D.
 
-    What was typed before anything was asked is thrown away: it was no answer.
+    Input typed before the prompt is discarded. A cancelled read has no side effects.
     """
     keyboard = sys.stdin.fileno()
     with suppress(termios.error):
@@ -110,7 +110,7 @@ async def read_line(prompt: str = PROMPT) -> str | None:
     def take() -> None:
         try:
             data = os.read(keyboard, 65536)
-        except OSError:  # the terminal is gone
+        except OSError:  # the terminal was closed
             data = b""
         typed[0] += decoder.decode(data)
         if not ready.done() and (not data or "\n" in typed[0]):

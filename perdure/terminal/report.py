@@ -1,4 +1,4 @@
-"""Runs and tools as tables and pages in the terminal, and the same as JSON rows."""
+"""Runs, follow-ups and tools as text for the terminal and as rows for JSON."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,8 +41,12 @@ COLOURS = {
 }
 
 
+def status_colour(status: str) -> str:
+    return COLOURS.get(RunStatus(status), "white")
+
+
 def run_row(found: Found) -> dict[str, Any]:
-    """What the server knows of a run, for a program."""
+    """Return the JSON row of a run, from the server's record."""
     closed = found.execution.close_time
     return {
         "run_id": found.run_id,
@@ -56,21 +60,27 @@ def run_row(found: Found) -> dict[str, Any]:
 
 
 def subtask_row(depth: int, found: Found) -> dict[str, Any]:
-    """A run of the tree below another, for a program."""
+    """Return the JSON row of a subtask."""
     return {**run_row(found), "depth": depth, "parent": found.parent, "steps": found.steps, "cost_usd": found.cost_usd}
 
 
-def print_tree(console: Console, below: list[tuple[int, Found]]) -> None:
-    """What a run delegated: status, steps and cost of each."""
+def print_tree(console: Console, subtree: list[tuple[int, Found]]) -> None:
+    """Print the subtasks of a run, with their status, steps and cost."""
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     for _ in range(5):
         table.add_column(no_wrap=True)
     table.add_column(overflow="ellipsis", no_wrap=True)
-    for depth, each in below:
-        colour = COLOURS.get(RunStatus(each.status), "white")
-        cost = f"USD {each.cost_usd:.4f}" if each.cost_usd else ""
-        name, steps = "  " * (depth - 1) + escape(each.run_id), f"{each.steps} step{'' if each.steps == 1 else 's'}"
-        table.add_row(name, f"[{colour}]{each.status}[/]", escape(each.agent), steps, cost, escape(each.waiting_for))
+    for depth, run in subtree:
+        cost = f"USD {run.cost_usd:.4f}" if run.cost_usd else ""
+        name, steps = "  " * (depth - 1) + escape(run.run_id), f"{run.steps} step{'' if run.steps == 1 else 's'}"
+        table.add_row(
+            name,
+            f"[{status_colour(run.status)}]{run.status}[/]",
+            escape(run.agent),
+            steps,
+            cost,
+            escape(run.waiting_for),
+        )
     console.print("  delegated")
     console.print(Padding(table, (0, 0, 0, 4), expand=False))
 
@@ -85,7 +95,7 @@ def print_run(
     as_of: datetime | None = None,
     starter: SentBy | None = None,
 ) -> None:
-    colour, started = COLOURS.get(RunStatus(found.status), "white"), age(found.execution.start_time)
+    colour, started = status_colour(found.status), age(found.execution.start_time)
     console.print(f"[bold]{escape(found.run_id)}[/]  [{colour}]{found.status}[/]  started {started} ago")
     if starter is not None:
         console.print(f"  by       {escape(cut(format_sent_by(starter), 200))}", soft_wrap=True)
@@ -107,7 +117,7 @@ def print_run(
 
 
 def print_follow_up(console: Console, found: Found, state: FollowUpState | None) -> None:
-    colour, started = COLOURS.get(RunStatus(found.status), "white"), age(found.execution.start_time)
+    colour, started = status_colour(found.status), age(found.execution.start_time)
     about = f", {state.state}" if state else "  [yellow]no worker answers now[/]"
     console.print(f"[bold]{escape(found.run_id)}[/]  [{colour}]{found.status}[/]{about}  started {started} ago")
     if state is None:
@@ -119,10 +129,9 @@ def print_follow_up(console: Console, found: Found, state: FollowUpState | None)
         by = f" by {escape(cut(task.resolved_by, 80))}" if task.resolved_by else ""
         described = escape(cut(task.description, 200))
         console.print(f"  task     {escape(task.task_id)} {described} ({task.kind}): {task.state}{by}", soft_wrap=True)
-    for asked in questions(state):
-        console.print(
-            f'           perdure answer {found.run_id} --question {escape(asked.task_id)} "…"', soft_wrap=True
-        )
+    for question in questions(state):
+        line = f'           perdure answer {found.run_id} --question {escape(question.task_id)} "…"'
+        console.print(line, soft_wrap=True)
     for late in state.late[-3:]:
         console.print(f"  late     {escape(late.event)}, for task {escape(late.task_id)}")
     for notice in state.ignored[-3:]:
@@ -149,7 +158,7 @@ def _print_view(console: Console, view: RunView) -> None:
         spent = f", USD {view.delegated.usd:.4f}" if view.delegated.usd else ""
         console.print(f"  subtasks {view.delegated.steps} steps, {view.delegated.tokens:,} tokens{spent}")
     if view.answer_keys:
-        console.print(f"  answers  only signed ones, with key {escape(' or '.join(view.answer_keys))}")
+        console.print(f"  answers  must be signed with key {escape(' or '.join(view.answer_keys))}")
     for pending in view.pending:
         console.print(f"  pending  step {pending.step} {escape(pending.tool)}, since {age(pending.since)}")
     if view.question:
@@ -165,22 +174,22 @@ def _print_question(console: Console, run_id: str, question: QuestionView) -> No
         until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
         console.print(f"           {question.id}, call {question.call}{until}")
     if question.kind in TEXTUAL and question.options:
-        offered = "one of" if question.kind == QuestionKind.choice else "perhaps"
-        console.print(f"           {offered}: {escape(', '.join(question.options))}", soft_wrap=True)
+        label = "one of" if question.kind == QuestionKind.choice else "suggestions"
+        console.print(f"           {label}: {escape(', '.join(question.options))}", soft_wrap=True)
     for line in ways_to_answer(run_id, question):
         console.print(f"           {escape(line)}", soft_wrap=True)
 
 
 def ways_to_answer(run_id: str, question: QuestionView) -> tuple[str, ...]:
-    """The commands that answer a question."""
+    """Return the commands that answer a question."""
     if question.kind in TEXTUAL:
         return (f'perdure answer {run_id} --question {question.id} "…"',)
     if question.kind == QuestionKind.approval:
-        which = f"--question {question.id} --call {question.call}"
-        return (f"perdure approve {run_id} {which}", f'perdure deny {run_id} {which} --reason "…"')
-    named = f"perdure answer {run_id} --question {question.id}"
-    decide = f"{named} --decision {'|'.join(question.options)}"
-    return (decide, f'{named} "…"') if question.kind in DIRECTED else (decide,)
+        options = f"--question {question.id} --call {question.call}"
+        return (f"perdure approve {run_id} {options}", f'perdure deny {run_id} {options} --reason "…"')
+    command = f"perdure answer {run_id} --question {question.id}"
+    decide = f"{command} --decision {'|'.join(question.options)}"
+    return (decide, f'{command} "…"') if question.kind in DIRECTED else (decide,)
 
 
 def _print_end(console: Console, end: RunEnd, files: Path) -> None:
@@ -191,8 +200,8 @@ def _print_end(console: Console, end: RunEnd, files: Path) -> None:
         console.print(f"  [red]{end.kind}[/]  {escape(end.message)}")
     if end.handoff:
         rows = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-        for name, said in handoff_sections(end.handoff).items():
-            rows.add_row(f"[dim]{escape(name)}[/]", Text(render_visible(said)))
+        for name, text in handoff_sections(end.handoff).items():
+            rows.add_row(f"[dim]{escape(name)}[/]", Text(render_visible(text)))
         console.print("  handoff")
         console.print(Padding(rows, (0, 0, 0, 4), expand=False))
     for path in payload.get("artifacts", ()):
@@ -200,7 +209,7 @@ def _print_end(console: Console, end: RunEnd, files: Path) -> None:
 
 
 def tool_row(tool: "Tool", agents: list[Agent]) -> dict[str, Any]:
-    """One row of the static tool table (A7)."""
+    """Return a row of the static tool table (A7)."""
     route = tool.route
     return {
         "tool": route.name,
@@ -219,15 +228,15 @@ def tool_table(rows: list[dict[str, Any]]) -> Table:
     for heading in ("tool", "kind", "effect", "approval", "timeout", "agents"):
         table.add_column(heading)
     for row in rows:
-        within = row["approval_timeout_seconds"]
-        approval = f"{row['approval']}, in {within:g} s" if within else row["approval"]
+        timeout = row["approval_timeout_seconds"]
+        approval = f"{row['approval']}, in {timeout:g} s" if timeout else row["approval"]
         plain = (row["tool"], row["kind"], row["effect"], approval, f"{row['timeout_seconds']:g} s")
         table.add_row(*plain, ", ".join(row["agents"]))
     return table
 
 
 def age(since: datetime) -> str:
-    """How long ago: "12 s", "3 min", "5 h", "2 d"."""
+    """Format the time since `since`: "12 s", "3 min", "5 h", "2 d"."""
     seconds = (datetime.now(UTC) - since).total_seconds()
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
@@ -236,10 +245,10 @@ def age(since: datetime) -> str:
 
 
 def near(path: Path) -> str:
-    """A path as short as a person here needs it."""
+    """Format a path; below the current folder, relative to it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def on_one_line(text: str) -> str:
-    """Words of others on one line, with what is hidden in them written out."""
+    """Return foreign text on one line, with hidden characters written out."""
     return " ".join(render_visible(text).split())

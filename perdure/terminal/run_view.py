@@ -1,4 +1,4 @@
-"""A run on a person's screen: lasting lines as things happen, and below them what is going on right now."""
+"""A run on a person's screen: a permanent line for each event, and a live area below with current activity."""
 
 import asyncio
 import os
@@ -27,11 +27,11 @@ from perdure.terminal.live_area import Area
 from perdure.terminal.progress import Progress
 from perdure.terminal.prompt import can_ask, print_question, read_answer, read_line, what_is_possible
 
-LOOKS_EVERY = 0.1  # seconds between looks whether the live area says something new
+LOOKS_EVERY = 0.1  # seconds between updates of the live area
 
 
 class Screen:
-    """Prints happenings as they come. What comes while a person is being asked is printed after that."""
+    """A printer of run events. Events that arrive during a prompt are printed after it."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -43,7 +43,7 @@ class Screen:
         self._later: list[tuple[Happening, datetime | None]] = []
         self._held = False
         self._said = ""
-        self._own: HumanInput | None = None  # what was answered here: whoever typed it sees it
+        self._own: HumanInput | None = None  # the answer typed at this terminal: it is on the screen already
 
     @property
     def is_live(self) -> bool:
@@ -80,7 +80,7 @@ class Screen:
             self._area.close()
 
     def _suspend(self) -> None:
-        """Ctrl-Z gives the terminal back as it was; `fg` goes on here."""
+        """Restore the terminal and stop the process (Ctrl-Z); `fg` continues here."""
         is_shown = not self._asks
         self._area.close()
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -88,7 +88,7 @@ class Screen:
             self._area.open()
 
     def show(self, happening: Happening, time: datetime | None = None) -> None:
-        """`time` is when it happened, where history tells."""
+        """Print an event; `time` is its time in the history, if it has one."""
         if self._asks:
             self._later.append((happening, time))
             return
@@ -101,13 +101,13 @@ class Screen:
                 if own is None or (answer.decision, answer.text) != (own.decision, own.text):
                     self._print(event_lines.told(happening, self._width))
             case Held() if self._held:
-                pass  # a lasting line for the first of a turn; the live area tells how long it takes
+                pass  # only the first in a turn has a permanent line; the live area shows the waiting time
             case _:
                 self._held = isinstance(happening, Held) or (self._held and not isinstance(happening, Thinking))
                 self._print(event_lines.told(happening, self._width))
 
     def hears(self, happening: Happening, time: datetime | None) -> None:
-        """Takes what happened into account without printing it."""
+        """Apply an event to the progress without printing it."""
         self.progress.takes(happening, time)
         if isinstance(happening, Thought):
             self._said = text_of(happening.reply.content)
@@ -116,43 +116,42 @@ class Screen:
         self._print(event_lines.fallbacks(reply))
 
     def _print(self, told: Told) -> None:
-        """A line is wrapped on a screen, and whole elsewhere."""
-        for each in told:
-            match each:
+        """Print lines: wrapped on a screen, whole in other outputs."""
+        for item in told:
+            match item:
                 case Line(markup, text, style):
                     line = Text.from_markup(markup, emoji=False).append(render_visible(text), style)
                     self.console.print(line, soft_wrap=self._plain)
                 case Block(text, indent, style):
-                    said = Text(render_visible(text), style=style, overflow="fold")
-                    block = said if self._plain else Padding(said, (0, 0, 0, indent), expand=False)
+                    body = Text(render_visible(text), style=style, overflow="fold")
+                    block = body if self._plain else Padding(body, (0, 0, 0, indent), expand=False)
                     self.console.print(block, soft_wrap=self._plain)
 
     def says(self, answer: HumanInput) -> HumanInput:
-        """An answer that is given here."""
+        """Note an answer that was typed at this terminal."""
         self._own = answer
         return answer
 
     def end(self, end: RunEnd) -> None:
-        """How it ended, and what it took."""
         self._print(event_lines.ended(end, self.progress.facts, self._said, self._width))
 
     async def ask(self, question: QuestionView) -> HumanInput | None:
-        """The person's answer to what is shown already; None where nobody can be asked here, or they leave it open."""
+        """Ask the person for an answer to the printed question; None without a terminal, or if they leave it open."""
         if not can_ask(self.console):
             return None
-        self._asks, said = True, ""
+        self._asks, text = True, ""
         self._area.close()
         try:
-            while not said.strip():
+            while not text.strip():
                 self._print(iter([Line(f"  [dim]{what_is_possible(question)}[/]")]))
                 line = await read_line()
                 if line is None:
                     self.console.print()
                     return None
-                said = line
-            return self.says(read_answer(question, said))
+                text = line
+            return self.says(read_answer(question, text))
         except asyncio.CancelledError:
-            self.console.print()  # below the prompt that nobody needs any more
+            self.console.print()  # end the line of the abandoned prompt
             raise
         finally:
             self._asks = False

@@ -59,7 +59,7 @@ def test_each_agent_is_told_with_its_tools_and_what_they_do_to_the_world(office:
 def test_a_person_sees_the_same_in_a_table(office: Any) -> None:
     done = office.perdure("agents")
     assert (done.code, done.err) == (0, "")
-    for words in ("charge (once)", "scribe, default", "soft_limit 5m", "agents/clerk.md", "lives outside: a mailbox"):
+    for words in ("charge (once)", "scribe, default", "soft_limit 5m", "agents/clerk.md", "external: a mailbox"):
         assert words in " ".join(done.out.split()), words
 
 
@@ -101,6 +101,4 @@ def test_a_pipe_among_them_is_told_and_not_waited_for(office: Any) -> None:
 def test_a_folder_within_a_project_is_not_taken_for_it_without_a_word(office: Any) -> None:
     done = Project(office.folder / "agents").perdure("agents")
     assert done.code == 0
-    assert done.err == (
-        f"perdure: no perdure.toml here, but in {office.folder}: a command works on the project of its own folder\n"
-    )
+    assert done.err == (f"perdure: no perdure.toml in this folder, but one in {office.folder}: run the command there\n")

@@ -119,7 +119,7 @@ def test_a_line_of_a_pipe_that_is_no_text_costs_no_other(project: Project) -> No
 
 def test_a_conversation_at_the_terminal(project: Project) -> None:
     with at_terminal(project, "sea") as it:
-        it.until("/help tells the commands")
+        it.until("/help lists the commands")
         it.type("hello")
         it.until("you said hello")
         it.type("ask me")
@@ -133,16 +133,16 @@ def test_a_conversation_at_the_terminal(project: Project) -> None:
         it.type("take long")
         it.until("done at last")  # what is seen is cancelled, and before that it may be the turn before
         it.type("after it")
-        it.until("1 before it")
+        it.until("queued; 1 ahead")
         it.type("/cancel")
         it.until("■ cancelled")
         it.until("you said after it")
         it.type("/forget")
-        it.until("left out from the next turn on: after it")
+        it.until("removed from the next turn on: after it")
         it.type("/nonsense")
         it.until("there is no /nonsense")
         it.type("/quit")
-        it.until("go on with: perdure chat sea")
+        it.until("to continue: perdure chat sea")
         assert it.process.wait(PATIENCE) == 0
     with at_terminal(project, "sea") as it:
         it.until("> ask me")
@@ -160,7 +160,7 @@ def test_what_was_asked_a_moment_ago_can_be_cancelled(project: Project) -> None:
         it.type("/cancel")
         it.until("■ cancelled")
         it.type("/cancel")
-        it.until("no turn runs now")
+        it.until("no turn is active")
 
 
 def test_what_ran_when_the_person_left_is_shown_when_they_come_back(project: Project) -> None:
@@ -230,8 +230,8 @@ def test_what_is_too_long_is_told_and_the_conversation_goes_on(project: Project)
     ("args", "complaint"),
     [
         (("--json",), "--json needs a --message"),
-        (("x" * 300,), "the name of a conversation has 1 to 200 characters"),
-        (("",), "the name of a conversation has 1 to 200 characters"),
+        (("x" * 300,), "the name of a conversation must have 1 to 200 characters"),
+        (("",), "the name of a conversation must have 1 to 200 characters"),
         (("-m", " "), "the request is empty"),
         (("--agent", "nobody", "-m", "x"), "there is no agent 'nobody'"),
     ],

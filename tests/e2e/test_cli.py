@@ -231,9 +231,7 @@ def test_another_goal_under_the_id_of_a_run_is_refused(served: Any) -> None:
     assert served.project.perdure("run", "--detach", "--id", "once", "produce a critique").code == 0
     again = served.project.perdure("run", "--detach", "--id", "once", "a wholly other goal")
     assert (again.code, again.out) == (1, "")
-    assert again.err.splitlines() == [
-        "perdure: there is a run once already, and it is not started again: perdure watch once"
-    ]
+    assert again.err.splitlines() == ["perdure: run once already exists; to follow it: perdure watch once"]
 
 
 async def test_a_run_killed_in_the_middle_goes_on_in_watch_to_one_completion_event(
@@ -258,7 +256,7 @@ async def test_ctrl_c_leaves_the_run_and_says_how_to_go_on(served: Any, critique
         await asyncio.to_thread(run.until, "goal")
         done = await asyncio.to_thread(run.signalled, signal.SIGINT)
     assert done.code == 130
-    assert "Go on: perdure watch left" in done.err
+    assert "Follow it: perdure watch left" in done.err
     assert "Traceback" not in done.err
     assert await completions(served, "left") == []
     assert (await asyncio.to_thread(served.project.perdure, "watch", "left")).code == 0

@@ -53,7 +53,9 @@ CASES = """
 WHY = {
     "surprises": "it asks a person: Which shop?",
     "is not let": "it calls note",
-    "answers nonsense": "it asks a person, and no answer settles it: 'perhaps' does not fit: question q1 takes one of",
+    "answers nonsense": (
+        "it asks a person, and no answer settles it: the answer 'perhaps' was rejected: question q1 takes one of"
+    ),
     "breaks": "it is failed, not completed: ",
 }
 

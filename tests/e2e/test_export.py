@@ -172,7 +172,7 @@ def test_every_event_of_its_history_is_in_it_and_no_secret(exported: Exported) -
 
 def test_without_a_worker_only_what_the_run_says_of_itself_is_missing(exported: Exported) -> None:
     assert exported.bare["missing"] == ["state: no worker answers"]
-    assert "not in it: state: no worker answers" in exported.told
+    assert "missing: state: no worker answers" in exported.told
     assert "written: whole.json" in exported.told
     differing = {name for name in exported.record if exported.bare[name] != exported.record[name]}
     assert differing == {"exported_at", "missing", "state", "subtasks"}

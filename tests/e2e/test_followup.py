@@ -90,7 +90,7 @@ def test_bad_events_are_refused_by_their_line_and_the_others_go_on(worked: Any) 
     assert list(refused) == [3, 4, 5, 6, 7, 8, 9, 10]
     for line, words in (
         (3, "not JSON"),
-        (4, "only evt.adapter.message.created is taken, not evt.adapter.reaction.added"),
+        (4, "only evt.adapter.message.created is accepted, not evt.adapter.reaction.added"),
         (6, "it replies to no message, so nothing awaits it"),
         (7, "data.channelId: Field required"),
         (8, "and 262,144 is the most"),

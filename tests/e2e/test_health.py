@@ -33,7 +33,7 @@ async def test_a_compaction_and_a_nudge_are_told_in_a_line_each(served: Any, tmp
     seen = (await perdure("watch", "watched-over")).out
     assert "! the context is full: about" in seen
     assert "tokens: summarised by scripted" in " ".join(seen.split())
-    assert "! goes in circles: told to try something else" in seen
+    assert "! loop detected: the model is asked to try something else" in seen
     lines = [json.loads(line) for line in (await perdure("watch", "--json", "watched-over")).out.splitlines()]
     told = {line.get("happening"): line for line in lines}
     assert told["crowded"]["full"]["window"] == 20_000

@@ -173,8 +173,8 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(project: Project) -> None:
         it.until("step 0 of")
         assert not it.echoes
         it.process.send_signal(signal.SIGINT)
-        it.until("left the run. Go on: perdure watch left")
-        it.until("Finishing what is running now")
+        it.until("left the run. Follow it: perdure watch left")
+        it.until("Waiting for running calls to finish")
         assert it.echoes
         assert not it.seen.hides_cursor
         assert not it.has_area()
@@ -185,7 +185,7 @@ def test_ctrl_c_while_only_a_person_is_awaited_speaks_of_no_work(project: Projec
     with at_terminal(project, "run", "--agent", "clerk", "--id", "idle", "ask") as it:
         it.until("answer> ")
         it.process.send_signal(signal.SIGINT)
-        it.until("left the run. Go on: perdure watch idle")
+        it.until("left the run. Follow it: perdure watch idle")
         assert it.process.wait(PATIENCE) == 130
         while it.hears(0):
             pass

@@ -123,7 +123,8 @@ def test_a_module_of_a_name_that_perdure_has_is_named_by_doctor(make_project: An
 def test_a_folder_with_something_in_it_is_refused(make_project: Any) -> None:
     project = make_project()
     before = sorted(project.folder.rglob("*"))
-    for folder, says_ in ((".", "is not empty"), ("perdure.toml", "is a file"), ("perdure.toml/x", "Not a directory")):
+    reasons = {".": "it is not empty", "perdure.toml": "it is a file", "perdure.toml/x": "Not a directory"}
+    for folder, says_ in reasons.items():
         done = project.perdure("new", folder)
         assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
         assert done.err.startswith(f"perdure: {folder}: {says_}")

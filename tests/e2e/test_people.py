@@ -191,14 +191,14 @@ async def test_a_misspelt_decision_is_told_with_those_that_the_open_question_tak
     await shop.starts("note it", "misspelt")
     await shop.waits("misspelt")
     said = (
-        "perdure: --decision 'aprove' is none (did you mean approve?); question q1 takes one of: approve, approve_tool"
+        "perdure: invalid --decision 'aprove' (did you mean approve?); question q1 takes one of: approve, approve_tool"
     )
     assert refused("misspelt", "aprove") == f"{said}, deny"
     assert shop.perdure("cancel", "misspelt").code == 0
     assert refused("misspelt", "aprove").endswith("keep_old, continue, stop")
     await shop.starts("ask", "in words")
     await shop.waits("in words")
-    assert refused("in words", "yes") == "perdure: --decision 'yes' is none; question q1 takes: a text"
+    assert refused("in words", "yes") == "perdure: invalid --decision 'yes'; question q1 takes: a text"
     assert shop.perdure("cancel", "in words").code == 0
 
 

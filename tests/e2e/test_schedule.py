@@ -78,7 +78,7 @@ def test_a_schedule_is_paused_triggered_resumed_and_removed(schedule: Callable[.
 def test_a_run_that_waits_its_turn_is_said_to(schedule: Callable[..., Any]) -> None:
     schedule("add", "one", "--every", "7d", "--goal", "x", "--overlap", "buffer-one", "--paused")
     assert json.loads(schedule("trigger", "one", "--json").out)["run_id"].startswith("one-20")
-    assert schedule("trigger", "one").out == "it begins when the run before it has ended\n"
+    assert schedule("trigger", "one").out == "it starts when the previous run has ended\n"
     assert schedule("remove", "one").code == 0
 
 
@@ -97,7 +97,7 @@ def test_a_schedule_of_another_project_is_left_alone(schedule: Callable[..., Any
         (("add", "x", "--goal", "g"), 2, "give either --cron or --every"),
         (("add", "x", "--goal", "g", "--cron", "@daily", "--every", "1h"), 2, "give either --cron or --every"),
         (("add", "x", "--goal", "g", "--every", "1h", "--time-zone", "Asia/Tokyo"), 2, "--time-zone is for --cron"),
-        (("add", "x", "--goal", "g", "--every", "soon"), 2, "Invalid value for '--every': 'soon' is no duration"),
+        (("add", "x", "--goal", "g", "--every", "soon"), 2, "Invalid value for '--every': 'soon' is not a duration"),
         (("add", "x", "--goal", " ", "--every", "1h"), 2, "goal: the goal is empty"),
         (("add", "x y", "--goal", "g", "--every", "1h"), 1, "'x y' is no name of a schedule"),
         (("add", "x", "--goal", "g", "--cron", "0 9"), 1, '"0 9" has 2 fields, and a cron line has five: minute'),

@@ -117,4 +117,4 @@ def test_a_command_ends_when_its_reader_goes_away(served: Any, command: tuple[st
 def test_a_word_that_is_no_option_is_told_how_to_say_it(served: Any) -> None:
     done = served.project.perdure("answer", "r", "-x")
     assert (done.code, done.out) == (2, "")
-    assert "what begins with - and is no option comes after --" in done.err
+    assert "put arguments that begin with - after --" in done.err

@@ -115,7 +115,7 @@ async def test_a_door_records_what_it_knows_whatever_its_caller_writes(till: Til
     assert (told["started_by"]["sender"], told["state"]["sender"]) == (known, known)
     shown = till.project.perdure("show", run_id).out.splitlines()
     assert "  by       ann (gateway)" in shown
-    assert "  answers  only signed ones, with key k1" in shown
+    assert "  answers  must be signed with key k1" in shown
     record = json.loads(till.project.perdure("trace", run_id, "--export").out)
     start, update = record["received"]
     assert (start["kind"], start["sender"], bool(start["identity"])) == ("start", known, True)

@@ -33,15 +33,13 @@ def commands() -> str:
 def _exit_codes() -> str:
     told = (cli.app.epilog or "").removeprefix("Exit codes: ").removesuffix(".")
     pairs = (each.split(" ", 1) for each in told.split(", "))
-    return (
-        table(("code", "means"), ((number, LEFT if word == "left" else word) for number, word in pairs)) + "\n\n" + ALSO
-    )
+    rows = ((number, DETACHED if word == "detached" else word) for number, word in pairs)
+    return table(("code", "means"), rows) + "\n\n" + ALSO
 
 
-LEFT = "left: the run goes on, and `perdure watch` follows it again"
+DETACHED = "detached: the run continues, and `perdure watch` follows it again"
 ALSO = """\
-A command that follows no run ends with 0 where it did what it was asked, and with 1 where it could not; some say more
-below."""
+Other commands exit with 0 on success and 1 on failure; exceptions are listed with the command."""
 
 
 def _told(command: click.Command, context: click.Context) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""`perdure eval`: cases, runs, scores.
+"""`perdure eval`.
 
-cases     The cases of `perdure eval`, read from YAML or JSON Lines. What is wrong with a file becomes one line
-evaluate  eval; cases: the files that it reads; scores: what it reports
-scores    What `perdure eval` has to tell: pass rates, and what the runs took
+cases     the test cases, read from YAML or JSON Lines
+evaluate  the command: runs of the cases
+scores    the report: pass rates and figures
 """

@@ -1,4 +1,4 @@
-"""The cases of `perdure eval`, read from YAML or JSON Lines. What is wrong with a file becomes one line."""
+"""The test cases of `perdure eval`, read from YAML or JSON Lines. Each error in a file is one line."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +14,13 @@ from settings.problems import NESTED, first_fault, text_of, yaml_of
 
 
 def read_cases(path: Path) -> list[Case]:
-    """Raises ProjectError."""
+    """Read the cases of a file. Raises ProjectError."""
     readers = {".jsonl": _lines, ".yaml": _entries, ".yml": _entries}
     if path.suffix not in readers:
         raise ProjectError(f"{path}: expected a .yaml or .jsonl file")
     cases = [_case(value, where) for where, value in readers[path.suffix](path)]
     if not cases:
-        raise ProjectError(f"{path}: there are no cases in it")
+        raise ProjectError(f"{path}: it has no cases")
     return cases
 
 
@@ -32,15 +32,15 @@ def _case(value: Any, where: str) -> Case:
         start_of(case, None).model_dump_json()
     except ValidationError as error:
         name, expected = first_fault(error, Case)
-        name = [each for each in name if each != "payload"]
+        name = [part for part in name if part != "payload"]
         raise ProjectError(f"{where}: {'.'.join(name)}: {expected}") from None
-    except ValueError as error:  # YAML can say what JSON cannot, as a value that holds itself
+    except ValueError as error:  # YAML allows values that JSON does not, such as one that contains itself
         raise ProjectError(f"{where}: {_line(error)}") from None
     return case
 
 
 def start_of(case: Case, agent: str | None) -> StartEvent:
-    """The run of a case; `agent` does those that name none. Raises pydantic's ValidationError."""
+    """Return the start event of a case, with `agent` as the default agent. Raises pydantic's ValidationError."""
     payload = {"goal": case.goal, "agent": case.agent or agent, "context": case.context, "limits": case.limits}
     return StartEvent.model_validate({"type": "agentic.start", "payload": payload})
 

@@ -1,4 +1,4 @@
-"""What `perdure eval` has to tell: pass rates, and what the runs took."""
+"""The report of `perdure eval`: pass rates, and the cost of the runs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from decisions.evaluation import name_of, rate
 
 @dataclass(frozen=True)
 class Result:
-    """One run of the case with this number, which counts from 1."""
+    """The result of one run of a case; `number` is the case's, from 1."""
 
     number: int
     case: Case
@@ -32,7 +32,7 @@ def by_case(results: Sequence[Result]) -> list[tuple[int, Case, list[Score]]]:
 
 
 def as_json_of(file: Path, results: Sequence[Result], min_pass: float) -> dict[str, Any]:
-    """For a program. Figures of a case are means over its runs; `cost_usd` is None where a price is not known."""
+    """Return the report as JSON. The figures of a case are means over its runs; an unknown `cost_usd` is None."""
     cases = [
         {
             "case": number,
@@ -83,14 +83,14 @@ def _cost(scores: Sequence[Score], of: Callable[[list[float]], float]) -> float 
 
 
 def print_score(console: Console, result: Result) -> None:
-    """A line for each run as it ends, and one for each reason why it does not pass."""
+    """Print a line for a run, and one for each reason why it failed."""
     score = result.score
     mark = "[green]✓[/]" if score.passed else "[red]✗[/]"
     console.print(
         f"{mark} {escape(name_of(result.case))}  [dim]{score.run_id} · {score.seconds:.1f} s[/]", soft_wrap=True
     )
-    for why in score.why:
-        console.print(f"    {escape(why)}", soft_wrap=True)
+    for reason in score.why:
+        console.print(f"    {escape(reason)}", soft_wrap=True)
 
 
 def print_report(console: Console, results: Sequence[Result], min_pass: float) -> None:
@@ -100,15 +100,15 @@ def print_report(console: Console, results: Sequence[Result], min_pass: float) -
         table.add_column(heading, justify="right", no_wrap=True)
     for number, case, scores in by_case(results):
         table.add_row(f"{number} {escape(name_of(case))}", *_cells(scores))
-    everything = [result.score for result in results]
-    table.add_row("[bold]all[/]", *_cells(everything))
+    all_scores = [result.score for result in results]
+    table.add_row("[bold]all[/]", *_cells(all_scores))
     console.print(table)
-    passes = rate(everything)
-    cost = _cost(everything, sum)
-    facts = f"{sum(score.facts.tokens for score in everything):,} tokens, {_usd(cost)} in all"
-    colour, verdict = ("green", "passed") if passes >= min_pass else ("red", "not passed")
+    pass_rate, cost = rate(all_scores), _cost(all_scores, sum)
+    usd = "USD unknown" if cost is None else f"USD {cost:.4f}"
+    facts = f"{sum(score.facts.tokens for score in all_scores):,} tokens, {usd} in all"
+    colour, verdict = ("green", "passed") if pass_rate >= min_pass else ("red", "not passed")
     console.print(
-        f"[bold {colour}]{verdict}[/]: {passes:.0%} of {len(results)} runs, {min_pass:.0%} needed  [dim]{facts}[/]"
+        f"[bold {colour}]{verdict}[/]: {pass_rate:.0%} of {len(results)} runs, {min_pass:.0%} needed  [dim]{facts}[/]"
     )
 
 
@@ -117,7 +117,3 @@ def _cells(scores: Sequence[Score]) -> tuple[str, ...]:
     cost = "" if figures["cost_usd"] is None else f"{figures['cost_usd']:.4f}"
     passed = f"{figures['passed']} of {figures['runs']}"
     return passed, f"{figures['steps']:.1f}", f"{figures['tokens']:,.0f}", cost, f"{figures['seconds']:.1f}"
-
-
-def _usd(cost: float | None) -> str:
-    return "USD unknown" if cost is None else f"USD {cost:.4f}"

@@ -1,6 +1,6 @@
-"""`perdure mcp`, and what `perdure tools` reports of MCP servers.
+"""MCP in the command line.
 
-runs     Runs as the tools of an MCP server
-server   Perdure as an MCP server; mcp_runs: its tools
-servers  what `tools` says of MCP servers
+runs     runs as the tools of an MCP server
+server   `perdure mcp`
+servers  the MCP servers in `perdure tools`
 """

@@ -1,7 +1,6 @@
 """Runs as the tools of an MCP server.
 
-A client is a model, or lets one decide. So what only a decision answers is left to a person, unless the server was
-started with the leave to decide.
+The client is a model, so questions that need a decision are left to a person, unless the server may approve.
 """
 
 import asyncio
@@ -38,14 +37,14 @@ from perdure.client.runs import answer, cancel, ended, start, state
 from perdure.session import Session
 from settings import ProjectError
 
-BY = "perdure mcp"  # who answers and cancels, as the run keeps it
-MOST_WAIT = 50.0  # seconds; many clients give a call up after 60
-LOOK_EVERY = 0.5  # seconds between two looks of a wait; a look is one small request to the server
+BY = "perdure mcp"  # the name under which the client answers and cancels
+MOST_WAIT = 50.0  # seconds; many clients time out after 60
+LOOK_EVERY = 0.5  # seconds between polls, each one small request to the server
 MOST_LISTED = 50
-ANSWERABLE = (*TEXTUAL, *DIRECTED)  # kinds of question that a text answers
+ANSWERABLE = (*TEXTUAL, *DIRECTED)  # kinds of question that take a text
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class StartedRun(BaseModel):
@@ -94,7 +93,7 @@ class WaitingRun(BaseModel):
 
 
 class _OneLine(MCPServer[Any]):
-    """Says in one line which argument is wrong, as every error of ours."""
+    """A server that reports an invalid argument in one line."""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
@@ -107,12 +106,11 @@ class _OneLine(MCPServer[Any]):
             raise
 
 
-def server_of(here: Session, *, may_approve: bool) -> MCPServer[Any]:
-    """The server of one session."""
-    server = _OneLine("perdure", instructions=_instructions(here), version=version("perdure"), log_level="WARNING")
-    door = Door(here, may_approve=may_approve)
+def server_of(session: Session, *, may_approve: bool) -> MCPServer[Any]:
+    server = _OneLine("perdure", instructions=_instructions(session), version=version("perdure"), log_level="WARNING")
+    door = Door(session, may_approve=may_approve)
     reads = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-    # An answer sets free what the agent does next, and a run may do whatever its tools can.
+    # An answer lets the agent continue, and a run can do whatever its tools can.
     acts = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True)
     stops = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False)
     for tool, hints in (
@@ -123,47 +121,47 @@ def server_of(here: Session, *, may_approve: bool) -> MCPServer[Any]:
         (door.list_waiting, reads),
         (door.cancel_run, stops),
     ):
-        server.tool(annotations=hints)(_in_a_line(tool, here.settings.secrets.redact))
+        server.tool(annotations=hints)(_in_a_line(tool, session.settings.secrets.redact))
     return server
 
 
-def _instructions(here: Session) -> str:
-    agents = [each for each in here.settings.agents.values() if not each.mailbox]
-    told = "\n".join(f"- {each.name}: {each.description or 'no description'}" for each in agents)
+def _instructions(session: Session) -> str:
+    agents = [agent for agent in session.settings.agents.values() if not agent.mailbox]
+    listed = "\n".join(f"- {agent.name}: {agent.description or 'no description'}" for agent in agents)
     return (
         "Durable agent runs. A run goes on whatever becomes of this connection: keep its run_id, and look again later. "
-        f"Start one with start_run, then call wait_for_run until it is over or asks something. The agents:\n{told}"
+        f"Start one with start_run, then call wait_for_run until it is over or asks something. The agents:\n{listed}"
     )
 
 
 async def serve(server: MCPServer[Any], received: int, sent: int) -> None:
-    """Until the client closes its side of the descriptors."""
+    """Serve until the client closes its descriptors."""
     source = _Lines(os.fdopen(received, encoding="utf-8", errors="replace"))
     sink = anyio.wrap_file(os.fdopen(sent, "w", encoding="utf-8"))
     async with stdio_server(source, sink) as (read, write):
-        lowlevel = server._lowlevel_server  # noqa: SLF001 - by itself it reads in a way that no cancel ends
+        lowlevel = server._lowlevel_server  # noqa: SLF001 - the public method reads in a way that cannot be cancelled
         await lowlevel.run(read, write, lowlevel.create_initialization_options())
 
 
 class _Lines(anyio.AsyncFile[str]):
-    """A read waits for the client, however long: whoever leaves must not wait for it."""
+    """A line reader whose pending read can be abandoned."""
 
     async def readline(self) -> str:
         return await anyio.to_thread.run_sync(self.wrapped.readline, abandon_on_cancel=True)
 
 
-def _render(result: R) -> R:
-    """The same with its texts as people are shown them: a client may pass them on."""
+def _render(result: _R) -> _R:
+    """Make hidden characters in the texts of a result visible, as the client may show them to people."""
     if not isinstance(result, BaseModel):
         return result
     return type(result).model_validate(render_values(result.model_dump()))
 
 
-def _in_a_line(tool: Callable[P, Awaitable[R]], redact: Callable[[str], str]) -> Callable[P, Awaitable[R]]:
-    """What a client can mend, or has to wait for, is told in one line; bugs stay bugs."""
+def _in_a_line(tool: Callable[_P, Awaitable[_R]], redact: Callable[[str], str]) -> Callable[_P, Awaitable[_R]]:
+    """Convert expected errors to a `ToolError` of one line."""
 
     @wraps(tool)
-    async def told(*args: P.args, **kwargs: P.kwargs) -> R:
+    async def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return _render(await tool(*args, **kwargs))
         except (NoSuchRun, Refused, NotReachable, ProjectError) as error:
@@ -173,15 +171,15 @@ def _in_a_line(tool: Callable[P, Awaitable[R]], redact: Callable[[str], str]) ->
         except RPCError as error:
             raise ToolError(redact(f"Temporal does not do it: {cut(error.message, 300)}")) from None
 
-    return told
+    return wrapper
 
 
 class Door:
-    """The tools. Their docstrings are what a client's model reads."""
+    """The tools. The client's model reads their docstrings."""
 
-    def __init__(self, here: Session, *, may_approve: bool) -> None:
-        self._here = here
-        self._client = here.client
+    def __init__(self, session: Session, *, may_approve: bool) -> None:
+        self._session = session
+        self._client = session.client
         self._may_approve = may_approve
 
     async def start_run(
@@ -194,20 +192,21 @@ class Door:
         ] = None,
     ) -> StartedRun:
         """Start an agent run and return at once with its run_id. With a dedupe_key a repeat starts no second run."""
-        settings = self._here.settings
+        settings = self._session.settings
         settings.check_agent(agent)
         key = None if dedupe_key is None else ids.start_key(dedupe_key)
         payload = {"goal": goal, "context": context or {}, "agent": agent}
         event = StartEvent.model_validate({"type": "agentic.start", "payload": payload, "dedupe_key": key})
         handle = await start(self._client, settings.task_queue, event)
         run_id = ids.run_id_of(handle.id)
-        return StartedRun(run_id=run_id, page=self._here.page_of(run_id), note=await self._here.no_worker(run_id) or "")
+        note = await self._session.no_worker(run_id) or ""
+        return StartedRun(run_id=run_id, page=self._session.page_of(run_id), note=note)
 
     async def run_state(self, run_id: str) -> ToldRun:
         """What a run does now: status, step, plan, last finding, open question, cost, and its outcome at the end."""
         found = await find(self._client, run_id)
         view = await state(self._client, run_id)
-        told = ToldRun(
+        result = ToldRun(
             run_id=found.run_id,
             status=found.status,
             is_over=not found.is_open,
@@ -219,32 +218,34 @@ class Door:
         )
         if view is not None:
             plain = {"goal", "agent", "step", "max_steps", "plan", "last_finding", "cost_usd", "artifacts"}
-            told = told.model_copy(update={**view.model_dump(include=plain), "question": self._asked(view.question)})
-        if found.is_wedged:
-            return told.model_copy(update={"note": f"wedged, it needs its operator: {found.wedged_by}"})
-        if found.is_open:
-            seconds = 0.0 if view else (datetime.now(UTC) - await grown_at(self._client, found)).total_seconds()
-            silent = (
-                "" if view else f"no worker answers now: this is what the server knows, {max(seconds, 0):.0f} s old"
+            result = result.model_copy(
+                update={**view.model_dump(include=plain), "question": self._asked(view.question)}
             )
-            return told.model_copy(update={"note": silent})
-        return await self._with_end(told)
+        if found.is_wedged:
+            return result.model_copy(update={"note": f"wedged, it needs its operator: {found.wedged_by}"})
+        if not found.is_open:
+            return await self._with_end(result)
+        if view is not None:
+            return result
+        seconds = (datetime.now(UTC) - await grown_at(self._client, found)).total_seconds()
+        note = f"no worker answers now: this is what the server knows, {max(seconds, 0):.0f} s old"
+        return result.model_copy(update={"note": note})
 
-    async def _with_end(self, told: ToldRun) -> ToldRun:
-        end = await ended(self._client, told.run_id)
-        said = (end.event or {}).get("payload", {})
-        escalated = said_in(end.event) if end.event and "reason" in said else ""
+    async def _with_end(self, result: ToldRun) -> ToldRun:
+        end = await ended(self._client, result.run_id)
+        payload = (end.event or {}).get("payload", {})
+        escalated = said_in(end.event) if end.event and "reason" in payload else ""
         update = {
             "status": end.status,
             "question": None,
-            "outcome": said.get("outcome", ""),
+            "outcome": payload.get("outcome", ""),
             "failure": escalated or f"{end.kind}: {end.message}".strip(": "),
-            "artifacts": tuple(said.get("artifacts", told.artifacts)),
+            "artifacts": tuple(payload.get("artifacts", result.artifacts)),
         }
-        return told.model_copy(update=update)
+        return result.model_copy(update=update)
 
     def _folder(self, run_id: str) -> str:
-        folder = self._here.settings.workspaces / folder_name(run_id)
+        folder = self._session.settings.workspaces / folder_name(run_id)
         return str(folder) if folder.is_dir() else ""
 
     def _asked(self, question: QuestionView | None) -> Asked | None:
@@ -265,12 +266,12 @@ class Door:
         until = monotonic() + seconds
         while True:
             found = await find(self._client, run_id)
-            left = until - monotonic()
-            if not found.is_open or found.status == RunStatus.waiting_on_human or left <= 0:
-                told = await self.run_state(run_id)
-                if told.is_over or told.question is not None or told.note or left <= 0:
-                    return told  # else it waits no more: it was answered or cancelled this moment
-            await asyncio.sleep(min(LOOK_EVERY, left))
+            remaining = until - monotonic()
+            if not found.is_open or found.status == RunStatus.waiting_on_human or remaining <= 0:
+                result = await self.run_state(run_id)
+                if result.is_over or result.question is not None or result.note or remaining <= 0:
+                    return result  # without these, its question was answered just now
+            await asyncio.sleep(min(LOOK_EVERY, remaining))
 
     async def answer_question(
         self,
@@ -285,7 +286,7 @@ class Door:
         if view is None:
             raise NotReachable(f"no worker answers for run {run_id} now: is one running? (perdure worker)")
         question = view.question
-        if question is None or question.id != question_id:  # one that opens this moment has not been judged
+        if question is None or question.id != question_id:  # the check below is for the question that the client saw
             now = f"the open one is {question.id}: {cut(question.text, 200)}" if question else "none is"
             raise Refused(f"question {question_id} is not open on run {run_id}; {now}")
         if not self._may_answer(question):
@@ -293,20 +294,20 @@ class Door:
                 f"question {question_id} is for a person ({question.kind}): perdure show {run_id} tells how to answer "
                 "it; an MCP client may only where the server was started with --may-approve"
             )
-        said = HumanInput(question_id=question_id, text=text, decision=decision, by=BY)
-        await answer(self._client, run_id, said, self._here.settings.answer_keys)
+        body = HumanInput(question_id=question_id, text=text, decision=decision, by=BY)
+        await answer(self._client, run_id, body, self._session.settings.answer_keys)
         return "accepted"
 
     async def list_waiting(self) -> list[WaitingRun]:
         """List the runs and follow-ups that wait for an answer, the latest first."""
         return [
             WaitingRun(
-                run_id=each.run_id,
-                agent=each.agent,
-                waiting_for=each.waiting_for,
-                started_at=each.execution.start_time.isoformat(timespec="seconds"),
+                run_id=run.run_id,
+                agent=run.agent,
+                waiting_for=run.waiting_for,
+                started_at=run.execution.start_time.isoformat(timespec="seconds"),
             )
-            async for each in listing(self._client, waiting=True, limit=MOST_LISTED)
+            async for run in listing(self._client, waiting=True, limit=MOST_LISTED)
         ]
 
     async def cancel_run(

@@ -1,4 +1,4 @@
-"""`perdure mcp`: runs as the tools of an MCP server over standard input and output."""
+"""`perdure mcp`: the MCP server over standard input and output."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ import click
 
 from contracts.sender import MCP
 from perdure.client.door import speak_as
-from perdure.session import Needs, session
+from perdure.session import Needs, open_session
 from perdure.terminal.command import examples, go
 from perdure.terminal.follow import stopping
 from settings import load
@@ -17,15 +17,15 @@ from settings import load
 @click.option(
     "--may-approve",
     is_flag=True,
-    help="Its client may decide what else only a person may: approvals, and calls that may have happened.",
+    help="Let the client decide questions for people: approvals, and calls with an unknown outcome.",
 )
-def mcp_(may_approve: bool) -> None:
+def mcp_command(may_approve: bool) -> None:
     """Serve runs to an MCP client over standard input and output.
 
-    It ends when they are closed. The client can start runs, look at them, wait for them, answer their questions and
-    cancel them. It is a model, so approvals are left to a person: see perdure approve.
+    It exits when the input is closed. The client can start, inspect, await, answer and cancel runs. The client is a
+    model, so approvals are left to a person: see perdure approve.
     """
-    sent, received = _wire()  # before anything is loaded that might print
+    sent, received = _wire()  # before any module is loaded that could print
 
     async def main() -> int:
         import asyncio
@@ -35,8 +35,8 @@ def mcp_(may_approve: bool) -> None:
         settings = load()
         speak_as(MCP)
         stop = asyncio.create_task(stopping(is_read=False).wait())
-        async with session(settings, Needs.work) as here:
-            serving = asyncio.create_task(serve(server_of(here, may_approve=may_approve), received, sent))
+        async with open_session(settings, Needs.work) as session:
+            serving = asyncio.create_task(serve(server_of(session, may_approve=may_approve), received, sent))
             await asyncio.wait({serving, stop}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
                 serving.result()
@@ -47,9 +47,9 @@ def mcp_(may_approve: bool) -> None:
 
 
 def _wire() -> tuple[int, int]:
-    """The descriptors that speak MCP. What else reads or prints finds nothing, and the standard error."""
+    """Return the descriptors for MCP. Other code reads an empty standard input, and prints to standard error."""
     if sys.stdin is None:
-        raise click.UsageError("standard input is closed: an MCP client starts this command")
+        raise click.UsageError("standard input is closed; run this command from an MCP client")
     sent, received = os.dup(1), os.dup(0)
     os.dup2(2, 1)
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""What `perdure tools` says of MCP servers: whether their tools are what was accepted, and what was taken."""
+"""The MCP servers in `perdure tools`: comparing their tools with the accepted ones, and accepting them."""
 
 import json
 from collections.abc import Mapping
@@ -15,44 +15,41 @@ from settings import Settings
 WORDS = {
     PinState.pinned: "as accepted",
     PinState.changed: "changed: a run asks a person before each call",
-    PinState.gone: "gone: its calls fail",
+    PinState.gone: "removed: its calls fail",
     PinState.new: "new: not offered",
 }
 TAKEN = {
-    PinState.pinned: "as before",
-    PinState.changed: "accepted as it is now",
-    PinState.gone: "taken out",
+    PinState.pinned: "unchanged",
+    PinState.changed: "change accepted",
+    PinState.gone: "removed",
     PinState.new: "accepted",
 }
 
 
 async def tell_servers(settings: Settings, take: str | None, *, as_json: bool) -> int:
-    """Asks the servers; with `take` what they say is accepted ("": of all). 1 where something is left to see to."""
-    if take is None:
-        found = await standings(settings)
-    else:
-        found = await accept(settings, take or None)
+    """Print the servers; with `take`, accept their tools first ("": of all). Return 1 if a server needs attention."""
+    servers = await standings(settings) if take is None else await accept(settings, take or None)
     if as_json:
-        click.echo(json.dumps([_row(each) for each in found]))
+        click.echo(json.dumps([_row(server) for server in servers]))
     else:
-        for each in found:
-            _print(each, WORDS if take is None else TAKEN)
-        if not found:
+        for server in servers:
+            _print(server, WORDS if take is None else TAKEN)
+        if not servers:
             console.print("there is no MCP server in .mcp.json")
-        elif take is not None and any(each.down is None for each in found):
-            console.print(f"{NAME} holds what was accepted, and is meant to be committed", soft_wrap=True)
-        elif take is None and not all(each.is_settled for each in found if each.down is None):
-            console.print("to take what a server says now: perdure tools --accept SERVER", soft_wrap=True)
-    settled = [each.down is None if take is not None else each.is_settled for each in found]
+        elif take is not None and any(server.down is None for server in servers):
+            console.print(f"{NAME} records what was accepted; commit it", soft_wrap=True)
+        elif take is None and not all(server.is_settled for server in servers if server.down is None):
+            console.print("to accept the current tools of a server: perdure tools --accept SERVER", soft_wrap=True)
+    settled = [server.down is None if take is not None else server.is_settled for server in servers]
     return 0 if all(settled) else 1
 
 
 def tell_unseen(settings: Settings) -> None:
-    """Servers whose tools nobody has seen yet are in no table."""
+    """Print the servers that have no accepted tools yet, as they are not in the table."""
     pins = accepted(settings)
     if unseen := [name for name in settings.servers if name not in pins]:
-        told = f"MCP servers that were not seen yet: {', '.join(unseen)}; perdure tools --accept takes their tools"
-        console.print(told, soft_wrap=True, markup=False)
+        line = f"MCP servers without accepted tools: {', '.join(unseen)}; to accept them: perdure tools --accept"
+        console.print(line, soft_wrap=True, markup=False)
 
 
 def _row(standing: Standing) -> dict[str, object]:
@@ -66,23 +63,23 @@ def _row(standing: Standing) -> dict[str, object]:
 
 
 def _introduced(tool: Pin) -> list[str]:
-    """What its effect would be, what it takes, and all words of it that a model would read."""
+    """Return the effect, the parameters and all texts of a tool that a model would read."""
     properties = tool.input_schema.get("properties")
-    takes = visible(", ".join(properties)) if isinstance(properties, dict) else ""
+    parameters = visible(", ".join(properties)) if isinstance(properties, dict) else ""
     first, *rest = tool.description.strip().splitlines() or [""]
     rest += [f"{place}: {' '.join(words.split())}" for place, words in remarks(tool.input_schema)]
-    return [f"{effect_of(tool.annotations)} ({takes})  {visible(first)}".rstrip(), *map(visible, rest)]
+    return [f"{effect_of(tool.annotations)} ({parameters})  {visible(first)}".rstrip(), *map(visible, rest)]
 
 
 def _print(standing: Standing, words: Mapping[PinState, str]) -> None:
-    """All that comes from a server is printed as plain text."""
+    """Print a server and its tools; texts of the server are printed without markup."""
     lines = [f"{standing.server}: {standing.down}" if standing.down else standing.server]
     for tool, state in standing.tools.items():
         lines.append(f"  {visible(tool_name(standing.server, tool))}  {words[state]}")
         if state is PinState.new:
             lines += [f"    {line}" for line in _introduced(standing.added[tool])]
         if state is PinState.changed:
-            lines += [f"    {line}" for line in standing.differences[tool].splitlines()[2:]]  # without its file names
-    lines += [f"  {tool!r}  cannot be offered: {why}" for tool, why in standing.refused.items()]
+            lines += [f"    {line}" for line in standing.differences[tool].splitlines()[2:]]  # without the file names
+    lines += [f"  {tool!r}  cannot be offered: {reason}" for tool, reason in standing.refused.items()]
     for line in lines:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
