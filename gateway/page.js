@@ -224,27 +224,27 @@ const brief = (value) => {
 };
 
 const LINES = {
-  thinking: (it) => [it.phase, `turn ${it.turn} …`],
-  calling: (it) => [`step ${it.call.step}`, `${it.call.tool} ${brief(it.call.arguments ?? {})}`],
-  called: (it) => [`step ${it.call.step}`, `${it.call.tool}: ${it.outcome.status}, ${it.outcome.duration_ms} ms ${it.outcome.error?.message ?? ""}`],
-  waiting: (it) => ["waits", it.question ? it.question.text : it.about],
-  resumed: () => ["goes on", ""],
-  delegating: () => ["delegates", "to other agents"],
-  delegated: () => ["delegated", "all of it has ended"],
-  failed: (it) => ["failed", `${it.what}: ${it.why}`],
-  retrying: (it) => ["tries again", `${it.what}, attempt ${it.attempt}: ${it.why}`],
-  shortened: () => ["summary", "older messages are summed up"],
-  crowded: () => ["too long", "the conversation is made shorter"],
+  model_call_started: (it) => [it.phase, `turn ${it.turn} …`],
+  tool_call_started: (it) => [`step ${it.call.step}`, `${it.call.tool} ${brief(it.call.arguments ?? {})}`],
+  tool_call_finished: (it) => [`step ${it.call.step}`, `${it.call.tool}: ${it.outcome.status}, ${it.outcome.duration_ms} ms ${it.outcome.error?.message ?? ""}`],
+  wait_started: (it) => ["waits", it.question ? it.question.text : it.waiting_for],
+  wait_ended: () => ["goes on", ""],
+  delegation_started: () => ["delegates", "to other agents"],
+  delegation_finished: () => ["delegated", "all of it has ended"],
+  activity_failed: (it) => ["failed", `${it.activity}: ${it.error}`],
+  activity_retrying: (it) => ["tries again", `${it.activity}, attempt ${it.attempt}: ${it.error}`],
+  context_compacted: () => ["summary", "older messages are summed up"],
+  context_full: () => ["too long", "the conversation is made shorter"],
 };
 
 function happened(runId, it) {
-  if (it.happening === "live") {
+  if (it.type === "partial_text" || it.type === "rate_limited") {
     byId("live").hidden = false;
     byId("live").textContent = it.text;
     return;
   }
-  if (it.happening === "started") byId("goal").textContent = it.goal;
-  if (it.happening === "thought") {
+  if (it.type === "run_started") byId("goal").textContent = it.goal;
+  if (it.type === "model_replied") {
     byId("live").hidden = true;
     const text = it.reply.content.filter((block) => block.type === "text").map((block) => block.text).join("\n");
     if (text && it.phase === "plan") {
@@ -255,8 +255,8 @@ function happened(runId, it) {
     }
     showFacts(runId).catch((error) => notice(error.message, "bad"));
   }
-  if (it.happening === "waiting" || it.happening === "resumed") look();
-  const line = LINES[it.happening];
+  if (it.type === "wait_started" || it.type === "wait_ended") look();
+  const line = LINES[it.type];
   if (line) step(...line(it));
 }
 

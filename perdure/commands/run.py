@@ -93,7 +93,7 @@ def run(
     go(main)
 
 
-@click.command(epilog=examples("watch RUN", "watch RUN --json | jq .happening"))
+@click.command(epilog=examples("watch RUN", "watch RUN --json | jq .type"))
 @run_argument
 @as_json_option
 def watch(run_id: str, as_json: bool) -> None:

@@ -109,7 +109,7 @@ def told(happening: Happening, width: int | None) -> Told:
             yield Line(f"  [red]✗[/] {escape(cut(what, 100))}  ", cut(why, 300))
         case Retrying(what, attempt, why):
             yield Line(f"  [yellow]↻[/] {escape(TRIED.get(what, what))}, attempt {attempt}: ", cut(why, 300))
-        case Waiting(about=about):
+        case Waiting(waiting_for=about):
             yield Line("  [yellow]…[/] waiting for ", cut(about, 300))
         case Held(why):
             yield Line("  [yellow]‖[/] ", cut(why, 300))

@@ -101,7 +101,7 @@ class Progress:
                 self.doing = {"delegation": (f"{subtasks} · step {request.step}", at)}
             case Failed(what):
                 self._fails(what)
-            case Waiting(about=about):
+            case Waiting(waiting_for=about):
                 self.doing["waiting"] = (f"waiting for {about}", at)
             case Held(why):
                 self.doing["held"] = (why, at)

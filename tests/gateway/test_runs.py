@@ -300,7 +300,7 @@ async def test_an_id_with_a_slash_is_percent_encoded_in_every_address(door: Door
     assert (await door.get(path)).json()["known"]["run_id"] == run_id
     assert (await door.get(f"{path}/result")).json()["run_id"] == run_id
     told = await door.events(quote(run_id, safe=""), most=3)
-    assert {"started", "thinking"} <= {event["happening"] for _, event in told}
+    assert {"run_started", "model_call_started"} <= {event["type"] for _, event in told}
     stopped = await door.post(f"{path}/cancel", {"reason": "seen"})
     assert (stopped.status_code, stopped.json()) == (202, {"run_id": run_id})
     assert (await door.get(f"{path}/result?wait=20")).json()["status"] == "cancelled"

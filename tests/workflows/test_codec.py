@@ -73,7 +73,7 @@ async def test_nothing_of_an_encrypted_run_can_be_read_in_its_history(world: Any
         event = await run.result()
         assert event["payload"]["outcome"] == "the outcome, unseen"
         shown = json.dumps(await it.results(run))
-        said = [e.why async for e in Watch(it.client, run.id, follow=False).happenings() if isinstance(e, Failed)]
+        said = [e.error async for e in Watch(it.client, run.id, follow=False).happenings() if isinstance(e, Failed)]
         raw = await it.raw_history(run)
         listed = [each async for each in it.client.list_workflows(f"WorkflowId = '{run.id}'")]
     assert all(f"the {word}, unseen" in shown for word in ("result", "signal", "answer"))
