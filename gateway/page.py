@@ -1,4 +1,4 @@
-"""The page: static files of ours, and nothing from elsewhere."""
+"""The web page: static files; its policy allows no other source."""
 
 from pathlib import Path
 

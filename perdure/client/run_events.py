@@ -56,7 +56,7 @@ class Shortened:
 
 @dataclass(frozen=True)
 class Noticed:
-    """An action the run took on itself: one of `TOLD_TO_PEOPLE`, with its figures."""
+    """A limit, a loop or a rejected call that the run acted on, with its figures."""
 
     type: ClassVar = "notice_added"
     event: dict[str, Any]
@@ -102,7 +102,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The run waits for a person, or for a result from outside. `question` is None if no worker answered."""
+    """The run waits for a person, or for a result from outside. `question` needs a worker."""
 
     type: ClassVar = "wait_started"
     status: str
@@ -199,10 +199,10 @@ Happening = (
 def happening_json(happening: Happening) -> str:
     """Format an event as one line of JSON, in ASCII: other characters may end a line for its reader (U+2028)."""
 
-    def plain(value: Any) -> Any:
+    def to_plain(value: Any) -> Any:
         if isinstance(value, BaseModel):
             return value.model_dump(mode="json")
         return value if isinstance(value, dict) else str(value)
 
     values = {field.name: getattr(happening, field.name) for field in fields(happening)}
-    return json.dumps({"type": happening.type, **values}, default=plain)
+    return json.dumps({"type": happening.type, **values}, default=to_plain)

@@ -117,7 +117,7 @@ async def test_a_question_is_answered_by_the_name_of_the_token(door: Door) -> No
         ({"text": "blue", "question_id": "q9"}, 409, "q9"),
         ({"decision": "approve"}, 409, "takes a text"),
         ({"decision": "maybe"}, 422, "decision"),
-        ({"text": "blue", "by": "somebody else"}, 422, "by: there is no such field"),
+        ({"text": "blue", "by": "somebody else"}, 422, "by: unknown field"),
     ],
 )
 async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays(

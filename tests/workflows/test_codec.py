@@ -324,5 +324,5 @@ async def test_a_schedule_of_that_name_that_is_no_seal_is_told_of(client: Client
     action = ScheduleActionStartWorkflow("Theirs", id="theirs", task_queue=queue)
     await client.create_schedule(seal_id(queue), Schedule(action=action, spec=ScheduleSpec()))
     await sealed(client, queue)
-    with pytest.raises(NotReachable, match="is none of Perdure's"):
+    with pytest.raises(NotReachable, match="was not created by Perdure"):
         await sealed(client, queue, "k1")
