@@ -104,7 +104,7 @@ def handlers(secrets: Secrets) -> dict[Any, Callable[[Request, Any], Coroutine[A
         NoSuchRun: lambda error: Failure(404, str(error)),
         NotTaken: _of_lane,
         TooLarge: lambda error: Failure(413, str(error)),
-        ResultRefused: lambda error: Failure(409, str(error), kind=_CONFLICTS[error.is_conflict]),
+        ResultRefused: _of_result,
         Refused: lambda error: Failure(409, str(error), kind=Kind.refused),
         NotAwaited: lambda error: Failure(422, str(error), kind=Kind.not_awaited),
         NotReachable: lambda error: Failure(503, str(error), headers=AGAIN),
@@ -115,7 +115,8 @@ def handlers(secrets: Secrets) -> dict[Any, Callable[[Request, Any], Coroutine[A
     return {kind: handler_of(read) for kind, read in known.items()}
 
 
-_CONFLICTS = {True: Kind.result_conflict, False: Kind.refused}
+def _of_result(error: ResultRefused) -> Failure:
+    return Failure(409, str(error), kind=Kind.result_conflict if error.is_conflict else Kind.refused)
 
 
 def _of_routing(error: RoutingError) -> Failure:

@@ -70,14 +70,14 @@ class Webhook:
 
     def check(self, headers: Headers, body: bytes) -> None:
         """Check the signature. Raises Forged."""
-        _CHECKS[self.scheme](self.secret, headers, body)
+        _SCHEMES[self.scheme][0](self.secret, headers, body)
 
     def read(self, headers: Headers, value: Any) -> Event | Ignored | Challenge:
         """Convert a checked body to an event. Raises Unusable, WrongPlatform."""
         if not isinstance(value, dict):
             raise Unusable("the body: expected an object")
         try:
-            read = _READERS[self.scheme](headers, value)
+            read = _SCHEMES[self.scheme][1](headers, value)
         except ValidationError as error:
             raise Unusable(fault_line(error)) from None
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -194,13 +194,10 @@ def _message(platform: str, **data: Any) -> Event:
     return Event.model_validate({"type": MESSAGE_CREATED, "data": {"platform": platform, **data}})
 
 
-_CHECKS: dict[str, Callable[[str, Headers, bytes], None]] = {
-    "standard": _check_standard,
-    "slack": _check_slack,
-    "github": _check_github,
-}
-_READERS: dict[str, Callable[[Headers, dict[str, Any]], Event | Ignored | Challenge]] = {
-    "standard": _read_standard,
-    "slack": _read_slack,
-    "github": _read_github,
+_Check = Callable[[str, Headers, bytes], None]
+_Reader = Callable[[Headers, dict[str, Any]], Event | Ignored | Challenge]
+_SCHEMES: dict[str, tuple[_Check, _Reader]] = {
+    "standard": (_check_standard, _read_standard),
+    "slack": (_check_slack, _read_slack),
+    "github": (_check_github, _read_github),
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 
 from temporalio.client import Client
@@ -86,14 +87,9 @@ class Session:
         return f"{line} For a real one set ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL."
 
 
-def _worker_lock(settings: Settings) -> Path:
-    """Return the path of the lock that each worker of an embedded server holds until its process ends."""
-    return settings.home / f"worker-{folder_name(settings.task_queue)}.lock"
-
-
-def _starting_lock(settings: Settings) -> Path:
-    """Return the path of the lock that a starting worker holds."""
-    return settings.home / f"starting-{folder_name(settings.task_queue)}.lock"
+def _lock_path(settings: Settings, state: Literal["worker", "starting"]) -> Path:
+    """Return the path of the lock that each worker of an embedded server holds, or holds while it starts."""
+    return settings.home / f"{state}-{folder_name(settings.task_queue)}.lock"
 
 
 @contextmanager
@@ -105,10 +101,10 @@ def _holding(path: Path) -> Iterator[None]:
 
 async def _is_worked_on(settings: Settings) -> bool:
     deadline = asyncio.get_running_loop().time() + STARTS_WITHIN
-    while not _is_locked(_worker_lock(settings)):
-        if not _is_locked(_starting_lock(settings)) or asyncio.get_running_loop().time() > deadline:
+    while not _is_locked(_lock_path(settings, "worker")):
+        if not _is_locked(_lock_path(settings, "starting")) or asyncio.get_running_loop().time() > deadline:
             # Between the two checks the worker may have taken its lock and dropped the starting lock.
-            return _is_locked(_worker_lock(settings))
+            return _is_locked(_lock_path(settings, "worker"))
         await asyncio.sleep(LOOKS_EVERY)
     return True
 
@@ -137,7 +133,7 @@ async def session(
     prepared(settings.home)
     with ExitStack() as starting:
         if needs is Needs.work:  # before the server starts: its other users then wait for this worker
-            starting.enter_context(_holding(_starting_lock(settings)))
+            starting.enter_context(_holding(_lock_path(settings, "starting")))
             # Loading a worker takes over a second, in which the server starts on another core.
             loading = asyncio.create_task(asyncio.to_thread(import_module, "worker"))
             starting.callback(loading.cancel)
@@ -173,7 +169,7 @@ async def _beside(server: DevServer, settings: Settings, needs: Needs) -> AsyncI
     log_to(logging.FileHandler(create_private(settings.home / "worker.log"), encoding="utf-8"), settings.secrets)
     detach_tools()
     async with _ending_in_time() as begin_shutdown, working(client, settings) as observed:
-        with _holding(_worker_lock(settings)):
+        with _holding(_lock_path(settings, "worker")):
             try:
                 yield replace(opened, is_busy=lambda: observed.attempts > 0)
             finally:

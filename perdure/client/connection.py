@@ -6,7 +6,6 @@ import os
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.client import Client
-from temporalio.common import SearchAttributeIndexedValueType
 from temporalio.converter import StorageDriver
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.service import RPCError
@@ -68,7 +67,9 @@ async def register_search_attributes(client: Client) -> None:
 
     Raises NotReachable if one has another type, or if this client may not add them.
     """
-    expected = {key.name: _indexed(key.indexed_value_type) for key in attributes.KEYS}
+    expected = {
+        key.name: IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{key.indexed_value_type.name}") for key in attributes.KEYS
+    }
     known = await client.operator_service.list_search_attributes(
         ListSearchAttributesRequest(namespace=client.namespace)
     )
@@ -86,7 +87,3 @@ async def register_search_attributes(client: Client) -> None:
         names = ", ".join(missing)
         message = f"search attributes are missing in namespace {client.namespace} and cannot be added ({error.message})"
         raise NotReachable(f"{message}; add them: {names}") from None
-
-
-def _indexed(kind: SearchAttributeIndexedValueType) -> IndexedValueType.ValueType:
-    return IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.name}")

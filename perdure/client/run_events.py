@@ -196,7 +196,7 @@ Happening = (
 )
 
 
-def happening_json(happening: Happening) -> str:
+def happening_json(event: Happening) -> str:
     """Format an event as one line of JSON, in ASCII: other characters may end a line for its reader (U+2028)."""
 
     def to_plain(value: Any) -> Any:
@@ -204,5 +204,5 @@ def happening_json(happening: Happening) -> str:
             return value.model_dump(mode="json")
         return value if isinstance(value, dict) else str(value)
 
-    values = {field.name: getattr(happening, field.name) for field in fields(happening)}
-    return json.dumps({"type": happening.type, **values}, default=to_plain)
+    values = {field.name: getattr(event, field.name) for field in fields(event)}
+    return json.dumps({"type": event.type, **values}, default=to_plain)

@@ -265,7 +265,11 @@ async def _sign_for_follow_up(client: Client, follow_up_id: str, body: HumanInpu
 
 async def cancel(client: Client, run_id: str, body: CancelRequest) -> None:
     """Ask the run to stop. Raises NoSuchRun, and Refused if it has ended."""
-    await _signal(client, run_id, "cancel", stamp(body).model_dump(mode="json", exclude_none=True))
+    handle = client.get_workflow_handle(ids.addressed(run_id))
+    try:
+        await handle.signal("cancel", stamp(body).model_dump(mode="json", exclude_none=True))
+    except RPCError as error:
+        raise translated(error, f"run {run_id}") from None
 
 
 async def deliver_result(client: Client, run_id: str, event: ToolResultEvent) -> bool:
@@ -285,14 +289,6 @@ async def deliver_result(client: Client, run_id: str, event: ToolResultEvent) ->
             return False
         raise ResultRefused(cause.message, is_conflict=cause.type == Verdict.conflict) from None
     return True
-
-
-async def _signal(client: Client, run_id: str, name: str, body: Mapping[str, Any]) -> None:
-    handle = client.get_workflow_handle(ids.addressed(run_id))
-    try:
-        await handle.signal(name, body)
-    except RPCError as error:
-        raise translated(error, f"run {run_id}") from None
 
 
 async def ended(client: Client, run_id: str) -> RunEnd:

@@ -195,7 +195,8 @@ async def trigger(client: Client, task_queue: str, name: str) -> str | None:
         if new:
             return new[-1]
         if now.info.num_actions_skipped_overlap > before.info.num_actions_skipped_overlap:
-            raise Refused(f"not started: {_at_work(now)} is still active, and the overlap policy of {name} is skip")
+            active = ", ".join(_at_work(now)) or "a run"
+            raise Refused(f"not started: {active} is still active, and the overlap policy of {name} is skip")
         if now.raw_description.info.buffer_size > before.raw_description.info.buffer_size:
             return None
         await asyncio.sleep(LOOK_EVERY)
@@ -226,7 +227,7 @@ async def _scheduled(client: Client, described: ScheduleDescription) -> Schedule
         is_paused=schedule.state.paused,
         next=info.next_action_times[0] if info.next_action_times else None,
         latest=_run_id(info.recent_actions[-1]) if info.recent_actions else None,
-        at_work=tuple(ids.run_id_of(start.workflow_id) for start in _started(info.running_actions)),
+        at_work=_at_work(described),
         skipped=info.num_actions_skipped_overlap,
         missed=info.num_actions_missed_catchup_window,
         words=_words(when, zone),
@@ -257,17 +258,14 @@ async def _start_payload(client: Client, action: ScheduleActionStartWorkflow) ->
     return payload if isinstance(payload, dict) else {}
 
 
-def _started(actions: Any) -> list[ScheduleActionExecutionStartWorkflow]:
-    return [action for action in actions if isinstance(action, ScheduleActionExecutionStartWorkflow)]
-
-
 def _run_id(result: Any) -> str:
     execution: ScheduleActionExecution = result.action
     return ids.run_id_of(execution.workflow_id) if isinstance(execution, ScheduleActionExecutionStartWorkflow) else ""
 
 
-def _at_work(described: ScheduleDescription) -> str:
-    return ", ".join(ids.run_id_of(start.workflow_id) for start in _started(described.info.running_actions)) or "a run"
+def _at_work(described: ScheduleDescription) -> tuple[str, ...]:
+    starts = (s for s in described.info.running_actions if isinstance(s, ScheduleActionExecutionStartWorkflow))
+    return tuple(ids.run_id_of(start.workflow_id) for start in starts)
 
 
 def _written(every: timedelta) -> str:

@@ -119,8 +119,8 @@ class Watch:
     async def happenings(self) -> AsyncIterator[Happening]:
         """Yield events from the run's first, or from `after`, to its end."""
         async with aclosing(self.positioned()) as entries:
-            async for _, happening in entries:
-                yield happening
+            async for _, run_event in entries:
+                yield run_event
 
     async def positioned(self) -> AsyncGenerator[tuple[Position | None, Happening]]:
         """Yield events with their positions, if they are in history."""
@@ -156,10 +156,10 @@ class Watch:
             async with aclosing(self._events(current)) as events:
                 async for event in events:
                     self._is_behind = self._is_behind and not self._is_past(current, event.event_id)
-                    for part, happening in enumerate(await self._read(event)):
+                    for part, run_event in enumerate(await self._read(event)):
                         at = Position(current, event.event_id, part, event.event_time.ToDatetime(UTC))
                         if not self._is_behind and not self._was_told(at):
-                            await self._queue.put((at, happening))
+                            await self._queue.put((at, run_event))
                     if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
                         execution = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
 

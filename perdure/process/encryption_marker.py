@@ -39,7 +39,12 @@ async def check(
     """Check that this client and the queue's workers can read each other's payloads. Raises NotReachable."""
     marker = await _found(client, task_queue, codec)
     if marker is not None:
-        _must_hold(codec, _held(marker, task_queue, codec), task_queue)
+        held = _held(marker, task_queue, codec)
+        if codec is not None and codec.key_id not in held:
+            raise NotReachable(
+                f"the workers of task queue {task_queue} hold {', '.join(held)} and cannot read key {codec.key_id}, "
+                f"with which this process encrypts: add it to their {VARIABLE} first"
+            )
     elif codec is not None and await has_worker():
         raise NotReachable(
             f"the workers of task queue {task_queue} have no codec: set {VARIABLE} for them first and restart them"
@@ -101,14 +106,6 @@ def _held(marker: Payload, task_queue: str, codec: AesGcmCodec | None) -> tuple[
     if opened.metadata.get("encoding") == UNREADABLE:
         raise NotReachable(f"key {key_id} of {VARIABLE} is not the key {key_id} of task queue {task_queue}")
     return tuple(json.loads(opened.data)["keys"])
-
-
-def _must_hold(codec: AesGcmCodec | None, held: tuple[str, ...], task_queue: str) -> None:
-    if codec is not None and codec.key_id not in held:
-        raise NotReachable(
-            f"the workers of task queue {task_queue} hold {', '.join(held)} and cannot read key {codec.key_id}, "
-            f"with which this process encrypts: add it to their {VARIABLE} first"
-        )
 
 
 def _seal(task_queue: str, codec: AesGcmCodec) -> Schedule:

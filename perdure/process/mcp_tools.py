@@ -274,8 +274,6 @@ async def accept(settings: Settings, what: str | None) -> list[Standing]:
         change_lock(lock_of(settings), accept_current)
     except (BadLock, OSError) as error:
         raise ProjectError(f"{lock_of(settings)}: {getattr(error, 'strerror', None) or error}") from None
-    return before if tool is None else [_only(tool, status) for status in before]
-
-
-def _only(tool: str, standing: Standing) -> Standing:
-    return replace(standing, tools={tool: standing.tools[tool]}, refused={})
+    if tool is None:
+        return before
+    return [replace(status, tools={tool: status.tools[tool]}, refused={}) for status in before]
