@@ -154,7 +154,7 @@ HTTP = '[tools.look]\nkind = "http"\nurl = "http://127.0.0.1:9/"\ndescription = 
 async def test_a_tool_of_the_project_that_no_model_takes_is_refused_by_name(
     tmp_path: Path, schema: str, words: str
 ) -> None:
-    with pytest.raises(ProjectError, match=rf"tools\.look: models do not take this tool: .*{re.escape(words)}"):
+    with pytest.raises(ProjectError, match=rf"tools\.look: models do not accept this tool: .*{re.escape(words)}"):
         await project(tmp_path, f"{HTTP}input_schema = {schema}\n")
 
 

@@ -138,7 +138,7 @@ async def test_local_settings_make_stricter(folder: Folder, effect: str) -> None
         ('[tools.h__act]\nkind = "mcp"\napproval_timeout = "1m"\n', "approval_timeout needs"),
         (
             '[tools.h__act]\nkind = "python"\ntarget = "m:f"\n',
-            'takes kind = "mcp"',
+            'its kind must be "mcp"',
         ),
     ],
 )

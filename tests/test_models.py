@@ -334,7 +334,7 @@ def test_a_budget_in_usd_without_a_price_is_told_with_what_to_set(tmp_path: Path
     elsewhere = {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "PERDURE_MODEL": "claude-opus-4-6"}
     [line] = unpriced_budgets(project(settings_of(tmp_path, budget, **elsewhere)))
     assert line == (
-        "agent default: budget_usd does not hold, as the price of claude-opus-4-6 is not known: "
+        "agent default: budget_usd has no effect, as the price of claude-opus-4-6 is unknown: "
         'set [prices."claude-opus-4-6"], or budget_tokens'
     )
     assert unpriced_budgets(project(settings_of(tmp_path, "", **elsewhere))) == []

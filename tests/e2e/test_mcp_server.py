@@ -211,7 +211,7 @@ async def test_beside_a_configured_temporal_without_a_worker_it_says_so(served: 
         state = await told(it, "run_state", run_id=run_id)
         line = await refused(it, "answer_question", run_id=run_id, question_id="q1", text="the dairy")
         await told(it, "cancel_run", run_id=run_id)
-    assert "no worker runs now" in started_run["note"]
+    assert "no worker is running" in started_run["note"]
     assert (state["status"], state["is_over"]) == ("queued", False)
     assert state["note"].startswith("no worker answers now: this is what the server knows, ")
     assert state["note"].endswith(" s old")

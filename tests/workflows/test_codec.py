@@ -76,7 +76,7 @@ async def test_nothing_of_an_encrypted_run_can_be_read_in_its_history(world: Any
         event = await run.result()
         assert event["payload"]["outcome"] == "the outcome, unseen"
         shown = json.dumps(await it.results(run))
-        said = [e.why async for e in Watch(it.client, run.id, follow=False).happenings() if isinstance(e, Failed)]
+        said = [e.error async for e in Watch(it.client, run.id, follow=False).happenings() if isinstance(e, Failed)]
         raw = await it.raw_history(run)
         listed = [each async for each in it.client.list_workflows(f"WorkflowId = '{run.id}'")]
     assert all(f"the {word}, unseen" in shown for word in ("result", "signal", "answer"))
@@ -354,5 +354,5 @@ async def test_a_schedule_of_that_name_that_is_no_seal_is_told_of(client: Client
     action = ScheduleActionStartWorkflow("Theirs", id="theirs", task_queue=queue)
     await client.create_schedule(seal_id(queue), Schedule(action=action, spec=ScheduleSpec()))
     await sealed(client, queue)
-    with pytest.raises(NotReachable, match="is none of Perdure's"):
+    with pytest.raises(NotReachable, match="was not created by Perdure"):
         await sealed(client, queue, "k1")
