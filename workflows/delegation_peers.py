@@ -31,7 +31,7 @@ class Post:
         return verdict
 
     async def made(self, request: DelegationRequest, subtask: Subtask) -> Collected:
-        """Dispatch the subtask and wait for its reply. Withdraw a dispatch that has got none."""
+        """Dispatch the subtask and wait for its reply. Withdraw a dispatch without a reply."""
         await _send(request, subtask)
         end = await self._awaited(request, subtask)
         reply = self._replies.get(subtask.id)
@@ -41,7 +41,7 @@ class Post:
         return delegation.replied(request, reply) if reply is not None else end
 
     async def _awaited(self, request: DelegationRequest, subtask: Subtask) -> Collected:
-        """Wait for the reply. Return the subtask's end if there is none."""
+        """Wait for the reply. Return the subtask's end without one."""
         deadline = None if subtask.timeout is None else workflow.time() + subtask.timeout.total_seconds()
         pause = REMINDER.total_seconds()
         while True:

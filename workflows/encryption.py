@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Confidential(Interceptor):
-    """Tells the runs of a worker with a codec that their payloads are encrypted."""
+    """Marks the runs of a worker with a codec as encrypted."""
 
     def workflow_interceptor_class(
         self,

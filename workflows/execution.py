@@ -23,7 +23,7 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 
 
-async def execute(
+async def execute_activity(
     cancellation: Halt, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str, policy: Policy = FILES
 ) -> R:
     """Run an activity, and again until a worker can decrypt its request. Raises ActivityError if it fails.
@@ -57,7 +57,7 @@ async def execute_locally_first(
             raise asyncio.CancelledError from None
     else:
         return result
-    return await execute(cancellation, activity, request, summary)
+    return await execute_activity(cancellation, activity, request, summary)
 
 
 async def watch_end(workflow_id: str, summary: str) -> Ended:

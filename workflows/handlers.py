@@ -1,7 +1,7 @@
 """The start, signals, updates and queries of a workflow, and the one JSON argument that each of them takes.
 
 An argument that does not decode into a typed parameter, and an exception raised in a signal handler, fail the workflow
-task forever. So every handler takes `*args` and reads it here, where a bad argument becomes an `InvalidInput` error.
+task forever. So every handler takes `*args` and reads it here: a bad argument becomes an `InvalidInput` error.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class ValidatedWorkflow(Generic[C]):
 
     @property
     def context(self) -> C:
-        """What a valid start has begun. Raises the ApplicationError of a rejected one."""
+        """The state or context of a valid start. Raises the ApplicationError of a rejected one."""
         if isinstance(self._context, ApplicationError):
             raise self._context
         return self._context
@@ -79,7 +79,7 @@ def ignoring_refusals(handler: Callable[Concatenate[W, ...], None]) -> Callable[
 
 
 def type_of_start(args: Sequence[Any]) -> Any:
-    """Return the `type` of a start's argument, or None if it has none."""
+    """Return the `type` of a start's argument, if it has one."""
     return args[0].get("type") if len(args) == 1 and isinstance(args[0], dict) else None
 
 

@@ -65,7 +65,7 @@ class _Seen:
 
 @workflow.defn
 class Mailbox(ValidatedWorkflow[MailboxState]):
-    """The mailbox of an agent: each message that comes as a file is admitted once.
+    """The mailbox of an agent: each message that arrives as a file is admitted once.
 
     Input: `{"agent"}`. It stays open for later messages.
     """

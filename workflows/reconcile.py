@@ -13,7 +13,10 @@ from workflows.policies import HEARTBEAT, LOOK_RETRIES, MOST_LOOKING
 
 @workflow.defn
 class Reconcile:
-    """Input: none. Result: a `ReconcileReport`. Continues in the stores at the place where the last one stopped."""
+    """Look at the runs of a task queue. Result: a `ReconcileReport`.
+
+    In the stores it continues at the place where the last one stopped.
+    """
 
     @workflow.run
     async def run(self, *_: Any) -> ReconcileReport:

@@ -1,7 +1,7 @@
 """`AgentRun`: plan, act, reflect, until the run ends.
 
 The loop asks `decisions.run.loop` for the next move and makes it. Handlers validate signals and updates and store their
-content in the run's context, where the loop waits for it.
+content in the run's context. The loop waits for it there.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from workflows.agent_run.start import begin, join_at_last, open_run
 from workflows.agent_run.tool_calls import act
 from workflows.agent_run.turn import close_turn, listen
 from workflows.agent_run.waiting import StillWaiting
-from workflows.execution import execute, execute_locally_first
+from workflows.execution import execute_activity, execute_locally_first
 from workflows.handlers import ValidatedWorkflow, cancel_reason, ignoring_refusals, invalid, read, read_optional
 
 
@@ -120,7 +120,7 @@ class AgentRun(ValidatedWorkflow[LiveRun]):
         # During a local activity the server could not cancel the run, and could refuse its end: a steered turn would
         # continue, and what it leaves to its conversation must be final.
         is_final = request.cancel is not None or request.turn is not None
-        close = execute if is_final else execute_locally_first
+        close = execute_activity if is_final else execute_locally_first
         closed = await close(run.cancellation, Runs.close_segment, request, summary)
         if closed.segment is not None:
             run.segments = (*run.segments, closed.segment)

@@ -12,7 +12,7 @@ from workflows.agent_run.context import LiveRun
 from workflows.agent_run.waiting import ask
 
 
-async def approve(run: LiveRun, call: Call) -> Call | ToolOutcome:
+async def approve_call(run: LiveRun, call: Call) -> Call | ToolOutcome:
     """Return the call with a person's approval of exactly this call, or the outcome of a call that is not made."""
     if outcome := formatting.too_large_to_approve(call.tool, call.arguments):
         return outcome
@@ -25,13 +25,13 @@ async def approve(run: LiveRun, call: Call) -> Call | ToolOutcome:
     return call
 
 
-async def accept(run: LiveRun, call: Call, error: ToolError) -> Call | ToolOutcome:
+async def accept_redefined(run: LiveRun, call: Call, error: ToolError) -> Call | ToolOutcome:
     """Approve a call whose tool its server has redefined. Calls of one batch ask one after the other."""
     definition = error.definition or ""
     async with run.asking:
         run.cancellation.check()
         if run.state.accepted.get(call.tool) != definition:
-            events.emit(run, "agent_run.resume_unsafe", **events.figures_of(call), definition=definition)
+            events.emit(run, "agent_run.resume_unsafe", **events.call_figures(call), definition=definition)
             if outcome := formatting.too_large_to_approve(call.tool, call.arguments):
                 return outcome
             approval = formatting.format_approval(call.tool, call.arguments)

@@ -1,6 +1,6 @@
 """A run in a worker's memory: its state and transcript, and what has arrived from outside.
 
-Handlers judge what arrives and store it here, where the loop waits for it. This module decides nothing.
+Handlers judge what arrives and store it here for the loop. This module decides nothing.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from decisions.signature import Asked, signature_error
 from decisions.text import formatting
 from workflows import search_attributes
 from workflows.cancellation import Halt
-from workflows.execution import execute, execute_locally_first
+from workflows.execution import execute_activity, execute_locally_first
 from workflows.policies import FILES, Policy
 from workflows.sharing import share
 
@@ -78,11 +78,14 @@ class LiveRun:
         self, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str, policy: Policy = FILES
     ) -> R:
         """Run an activity that a cancel of the run stops. Raises ActivityError, and CancelledError of asyncio."""
-        return await self.cancellation.stoppable(execute(self.cancellation, activity, request, summary, policy))
+        return await self.cancellation.stoppable(
+            execute_activity(self.cancellation, activity, request, summary, policy)
+        )
 
     async def execute_locally(self, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str) -> R:
         """Do the same with a repeatable activity on the run's own files, as a local activity first."""
-        return await self.cancellation.stoppable(execute_locally_first(self.cancellation, activity, request, summary))
+        running = execute_locally_first(self.cancellation, activity, request, summary)
+        return await self.cancellation.stoppable(running)
 
     def take_over(self, state: RunState, transcript: Transcript, segments: tuple[Segment, ...]) -> None:
         """Continue from another run's state and conversation."""
@@ -104,7 +107,7 @@ class LiveRun:
 
     @property
     def is_to_join(self) -> bool:
-        """Whether it is a turn of a conversation that it has not read yet."""
+        """True if it is a turn of a conversation that it has not read yet."""
         return self.state.is_turn and bool(self.opening)
 
     @property
@@ -121,18 +124,18 @@ class LiveRun:
 
     @property
     def is_long(self) -> bool:
-        """Whether the server suggests continue-as-new."""
+        """True if the server suggests continue-as-new."""
         return workflow.info().is_continue_as_new_suggested()
 
     @property
     def has_news(self) -> bool:
-        """Whether something has arrived that another execution would not get."""
+        """True if something has arrived that another execution would not get."""
         results = any(pending.step in self.results for pending in self.state.pending)
         return results or self.answer is not None or len(to_json(self.said)) > MOST_SAID
 
     @property
     def is_to_move(self) -> bool:
-        """Whether a wait should continue in another execution: the history is long, and nothing else is running."""
+        """True if a wait should continue in another execution: the history is long, and nothing else is running."""
         return self.is_long and len(self.state.pending) <= 1 and not self.has_news
 
     def fits(self) -> bool:
@@ -141,7 +144,7 @@ class LiveRun:
 
     @property
     def archived(self) -> int:
-        """How many parts are in the run's store."""
+        """The number of parts in the run's store."""
         return self.segments[-1].end if self.segments else 0
 
     def route(self, call: Call) -> ToolRoute:
@@ -192,7 +195,7 @@ class LiveRun:
         self.update(steered=(*self.state.steered, message.request_id)[-MOST_STEERED:])
 
     def hear_no_more(self) -> None:
-        """Report the messages that came too late for a model call, so that none is lost silently."""
+        """Report the messages that came too late for a model call: no message is lost silently."""
         self._hears = False
         for message in self.said:
             self._unheard(message)
@@ -218,7 +221,7 @@ class LiveRun:
             self.ignore("tool_result", tool_results.format_notice(verdict, self.state, result))
 
     def judge_at_door(self, event: ToolResultEvent) -> Verdict:
-        """Return the verdict on a result that comes by update, which the run takes only if it is accepted."""
+        """Return the verdict on a result that arrives by update, which the run takes only if it is accepted."""
         return tool_results.judge_at_door(self.state, event, self._judge(event.payload))
 
     def _judge(self, result: ToolResultPayload) -> Verdict:
@@ -249,7 +252,7 @@ class LiveRun:
             del self.handed_on[step]
 
     def refusal(self, answer: HumanInput) -> str | None:
-        """Return the reason why the answer does not fit the open question, or None."""
+        """Return the reason why the answer does not fit the open question, if it does not."""
         is_open = self.answer is None and self.cancellation.reason is None
         question = self.state.question if is_open else None
         reason = refusal(question, answer, expired=self.state.expired, now=workflow.now())

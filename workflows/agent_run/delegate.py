@@ -37,10 +37,7 @@ async def delegate(run: LiveRun, call: Call) -> ToolOutcome:
 
 
 async def _joined(request: DelegationRequest, summary: str) -> DelegationState | None:
-    """Return the end of the delegation, or None if it is unknown.
-
-    A delegation that the run's origin has started is waited for (D7).
-    """
+    """Run the delegation, or wait for the one that the run's origin has started (D7). Return its end, if known."""
     workflow_id = ids.delegation_workflow_id(request.named, request.step)
     try:
         joined: DelegationState = await workflow.execute_child_workflow(

@@ -1,4 +1,4 @@
-"""The structured events of a run (B12): a log line with figures, a count, and a trace line; a replay repeats none."""
+"""The structured events of a run (B12): a log line with figures, a count and a trace line, not repeated by a replay."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -54,5 +54,5 @@ def count_call(call: Call, outcome: ToolOutcome) -> None:
     count(workflow.metric_meter(), metrics.of_call(call.tool, outcome))
 
 
-def figures_of(call: Call) -> dict[str, Any]:
+def call_figures(call: Call) -> dict[str, Any]:
     return {"step": call.step, "tool": call.tool, "tool_use_id": call.tool_use_id}

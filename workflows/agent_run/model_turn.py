@@ -49,7 +49,7 @@ async def think(run: LiveRun) -> None:
 
 
 async def _reply(run: LiveRun) -> ModelTurn | None:
-    """Return the reply, or None if the run has changed instead: it failed, or its definition or context has changed.
+    """Return the reply, unless the run has changed instead: it failed, or its definition or context has changed.
 
     Compaction costs tokens and time, so the loop checks the limits before the next call.
     """

@@ -30,7 +30,7 @@ from workflows.policies import KEEPING, queue_call_policy
 
 
 async def queued(run: LiveRun, call: Call) -> ToolOutcome | None:
-    """Return the call's outcome, or None if only a person can settle it."""
+    """Return the call's outcome, unless only a person can settle it."""
     route = run.route(call)
     if route.queue is None:
         raise AssertionError(f"{route.name} has no queue")
@@ -77,7 +77,7 @@ def _request(run: LiveRun, call: Call) -> dict[str, Any]:
 
 
 def _failed(run: LiveRun, call: Call, queue: QueueRoute, error: ActivityError) -> ToolOutcome | None:
-    """Return the error for the model, or None if only a person can settle the call. Raises CancelledError."""
+    """Return the error for the model, unless only a person can settle the call. Raises CancelledError."""
     end, cause = fate(error), error.cause
     was_taken = error.started_event_id != 0
     if end is Fate.cancelled:

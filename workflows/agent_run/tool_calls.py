@@ -21,7 +21,7 @@ from decisions.run.resume import origin_of
 from decisions.text import formatting
 from decisions.tool_requests import nonce_of
 from workflows.agent_run import events
-from workflows.agent_run.approval import accept, approve
+from workflows.agent_run.approval import accept_redefined, approve_call
 from workflows.agent_run.context import LiveRun
 from workflows.agent_run.delegate import delegate
 from workflows.agent_run.followup_tools import follow_up
@@ -57,7 +57,7 @@ async def _settle(run: LiveRun, call: Call) -> None:
 async def _carry_out(run: LiveRun, call: Call) -> ToolOutcome:
     if needs_approval(run.state, call):
         with run.not_awaiting(call.step or 0):
-            approved = await approve(run, call)
+            approved = await approve_call(run, call)
         if isinstance(approved, ToolOutcome):
             return approved
         call = approved
@@ -75,7 +75,7 @@ async def _run_tool(run: LiveRun, call: Call) -> ToolOutcome:
                 return outcome
             run.state, call = call_state.made_again(run.state, call)
         elif outcome.error is not None and outcome.error.definition is not None:
-            accepted = await accept(run, call, outcome.error)
+            accepted = await accept_redefined(run, call, outcome.error)
             if isinstance(accepted, ToolOutcome):
                 return accepted
             call = accepted
@@ -85,7 +85,7 @@ async def _run_tool(run: LiveRun, call: Call) -> ToolOutcome:
 
 
 async def _made(run: LiveRun, call: Call) -> ToolOutcome | None:
-    """Return the outcome of the activity `call_tool`, or None if only a person can settle the call.
+    """Return the outcome of the activity `call_tool`, unless only a person can settle the call.
 
     A call that was lost with its worker is scheduled again, and the ledger is looked up first.
     """
@@ -161,9 +161,9 @@ def _request(run: LiveRun, call: Call) -> ToolCall:
 
 
 async def _settle_doubt(run: LiveRun, call: Call) -> ToolOutcome | None:
-    """Ask a person about a call that may have happened. Return its outcome, or None if it is to be run again."""
+    """Ask a person about a call that may have happened. Return its outcome, unless it is to be run again."""
     text = f"`{formatting.call_line(call.tool, call.arguments)}` was interrupted and may have happened. Run it again?"
-    events.emit(run, "agent_run.resume_unsafe", **events.figures_of(call))
+    events.emit(run, "agent_run.resume_unsafe", **events.call_figures(call))
     run.update(interrupted=True)
     answer = await ask(run, QuestionKind.resume_unsafe, text, about=call)
     run.landed(call)
@@ -198,7 +198,7 @@ async def _hand_out(run: LiveRun, call: Call) -> ToolOutcome:
         again = outcome.error is not None and outcome.error.retryable and call.effect is not Effect.once
         if not again or delay is None:
             return outcome
-        events.emit(run, "agent.tool.retry", **events.figures_of(call), attempt=attempt + 1, delay_seconds=delay)
+        events.emit(run, "agent.tool.retry", **events.call_figures(call), attempt=attempt + 1, delay_seconds=delay)
         with run.not_awaiting(step):
             sleep = workflow.sleep(delay, summary=f"retry {attempt} of {call.tool} · step {step}")
             await run.cancellation.stoppable(sleep)

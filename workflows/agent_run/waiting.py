@@ -101,7 +101,7 @@ async def _answered(run: LiveRun, question: Question, *, moves: bool) -> None:
 async def direction(run: LiveRun, forced: Forced, reply: str = "", about: Call | None = None) -> str:
     """Ask the question of `forced`, with the model's `reply` to it. The answer "stop" cancels the run."""
     if forced.asks is None:
-        raise AssertionError(f"{forced.tool} asks nobody")
+        raise AssertionError(f"{forced.tool} asks no person")
     text = f"{forced.text}\n\n{reply}" if reply else forced.text
     answer = await ask(run, forced.asks, text, about=about)
     run.state = directed(run.state)
@@ -130,7 +130,7 @@ async def ask_in_its_place(run: LiveRun, forced: Forced) -> None:
 
 
 async def outside_result(run: LiveRun, step: int, tool: str, timeout: timedelta, *, moves: bool) -> ToolOutcome | None:
-    """Return the result of a step whose request was sent, or None if it does not come in time.
+    """Return the result of a step whose request was sent, unless the wait times out.
 
     A result that has arrived already gives the same commands: one that comes with the end of the call may be applied
     before or after it, and a replay must not differ by that.

@@ -56,7 +56,7 @@ class LiveLane:
         return self.state.active.queued.run_id if self.state.active else None
 
     def running(self) -> str:
-        """Return the run that is the turn. Raises ApplicationError `InvalidInput` if there is none."""
+        """Return the run that is the turn. Raises ApplicationError `InvalidInput` if no turn runs."""
         if (run_id := self.active_id) is None:
             raise invalid("no turn runs")
         return run_id

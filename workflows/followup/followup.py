@@ -32,7 +32,7 @@ from decisions.followup import state as followup
 from decisions.followup import view
 from decisions.text import formatting
 from workflows import cancellation
-from workflows.execution import execute
+from workflows.execution import execute_activity
 from workflows.failures import Fate, fate
 from workflows.followup.context import LiveFollowUp, begin, now
 from workflows.handlers import (
@@ -163,7 +163,7 @@ class FollowUp(ValidatedWorkflow[LiveFollowUp]):
     async def _execute(
         self, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str, policy: Policy = FILES
     ) -> R:
-        return await execute(self.context.cancellation, activity, request, formatting.cut(summary, 80), policy)
+        return await execute_activity(self.context.cancellation, activity, request, formatting.cut(summary, 80), policy)
 
     async def _wait(self, until: int | None) -> None:
         state = self.context.state

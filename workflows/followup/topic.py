@@ -1,4 +1,4 @@
-"""`EventTopic`: matches outside events with the tasks that wait for them, whichever comes first (E4).
+"""`EventTopic`: matches outside events with the tasks that wait for them, in either order (E4).
 
 Signals append, the loop delivers. The end is decided and returned in one activation, so that nothing can arrive in
 between; a later event starts the topic again.
