@@ -68,7 +68,7 @@ class AgentRun(ValidatedWorkflow[LiveRun]):
         return await run.cancellation.outlast(self._end(run))
 
     async def _work(self, run: LiveRun) -> None:
-        """Make moves until the run has an ending. Raises CancelledError if it is cancelled, and _HistoryIsLong."""
+        """Make moves until the run ends. A cancel, and the need to continue as new, end this by an exception."""
         await open_run(run)
         while True:
             run.cancellation.check()
@@ -99,7 +99,7 @@ class AgentRun(ValidatedWorkflow[LiveRun]):
             await self._rotate(run)
 
     async def _rotate(self, run: LiveRun) -> None:
-        """Raises _HistoryIsLong, unless something has arrived that another execution would not get."""
+        """Continue as new by an exception, unless something has arrived that another execution would not get."""
         if run.archived < run.transcript.length:
             await self._archive(run)
         run.cancellation.check()

@@ -33,7 +33,7 @@ def emit(run: LiveRun, name: str, *, is_traced: bool = True, **figures: Any) -> 
 def refused(run: LiveRun, calls: Sequence[Call]) -> None:
     """Trace the calls of a turn that were refused; calls that were made are traced by their activities.
 
-    The lines enter history, so only the first `MOST_REFUSED` are traced.
+    The lines enter history, so only the first ones are traced.
     """
     at = workflow.now().isoformat(timespec="milliseconds")
     lines = [{"at": at, **formatting.refusal(call)} for call in calls[:MOST_REFUSED]]

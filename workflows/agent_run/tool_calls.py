@@ -31,7 +31,8 @@ from workflows.failures import Fate, fate, told
 from workflows.policies import MOST_LOST, tool_call_policy
 
 INLINE_ARGUMENTS = 8 * 1024  # bytes; larger ones are named by the cursor, since history holds them already
-UNBEGUN = (Fate.cancelled, Fate.not_begun)  # a `once` call that ends so has not begun, as its activity has one attempt
+# A `once` call that ends so has not begun, as its activity has one attempt.
+UNBEGUN = (Fate.cancelled, Fate.not_begun)
 FIRST_WAIT, MOST_WAIT = 1.0, 60.0  # seconds between tries while the ledger accepts no claim
 
 
@@ -92,7 +93,8 @@ async def _made(run: LiveRun, call: Call) -> ToolOutcome | None:
     policy = tool_call_policy(run.route(call), call.effect)
     lost, wait = 0, FIRST_WAIT
     while True:
-        run.cancellation.check()  # else a cancel between two tries would leave in doubt a call that is not in flight
+        # Else a cancel between two tries would leave in doubt a call that is not in flight.
+        run.cancellation.check()
         run.in_flight(call)
         summary = formatting.call_summary(call, was_lost=lost > 0)
         try:
@@ -210,4 +212,4 @@ Handler = Callable[[LiveRun, Call], Awaitable[ToolOutcome]]
 
 _DECIDED = {**dict.fromkeys(CONTROL, call_state.controlled), **dict.fromkeys(JOURNAL, call_state.journaled)}
 _BUILT_IN: dict[str, Handler] = {ASK_HUMAN: ask_human, DELEGATE: delegate, **dict.fromkeys(FOLLOW_UP, follow_up)}
-_BY_KIND: dict[ToolKind, Handler] = {ToolKind.signal: _hand_out}  # the other kinds: `_run_tool`
+_BY_KIND: dict[ToolKind, Handler] = {ToolKind.signal: _hand_out}

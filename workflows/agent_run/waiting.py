@@ -75,7 +75,7 @@ async def _answered(run: LiveRun, question: Question, *, moves: bool) -> None:
     The timer also serves people: it is the row in the Web UI's timeline that shows the wait. It is started even if the
     answer has arrived: a replay must not differ by what came just before the question.
 
-    Raises StillWaiting if the history is long and the question `moves`: another execution asks it again by itself.
+    If the history is long and the question `moves`, an exception ends the wait: another execution asks it again.
     """
     in_doubt = question.step if question.kind is QuestionKind.resume_unsafe else None
 
@@ -135,7 +135,7 @@ async def outside_result(run: LiveRun, step: int, tool: str, timeout: timedelta,
     A result that has arrived already gives the same commands: one that comes with the end of the call may be applied
     before or after it, and a replay must not differ by that.
 
-    Raises StillWaiting if the history is long and the wait `moves`: another execution waits again by itself.
+    If the history is long and the wait `moves`, an exception ends it: another execution waits again.
     """
     since = call_state.handed_out_at(run.state, step) or workflow.now()
     run.awaited += 1
