@@ -249,8 +249,8 @@ They are on the task queue of their workflow, but for `carry`, which the bridges
 `mail:<folder>`, and the activities of [queue tools](../queue-tools.md), which are others' own. *Time* is from start to
 close; a worker that is
 lost is noticed by the heartbeat. `open_run`, `join_conversation` and `close_segment` are local activities at first,
-once and for {duration(policies.IN_PASSING["schedule_to_close_timeout"])} at most, and as the table has them where that
-does not help. The end of a cancelled run, or of a conversation's turn, is closed as the table has it at once."""
+once and for {duration(policies.IN_PASSING["schedule_to_close_timeout"])} at most, and as the table has them if that
+fails. The end of a cancelled run, or of a conversation's turn, is closed as the table has it at once."""
 
 Policy = Mapping[str, Any]
 TURN: Policy = {

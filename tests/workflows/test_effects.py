@@ -208,7 +208,7 @@ async def test_what_loses_every_worker_goes_to_the_model_in_the_end(
 async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.agent_run.model_turn.MODEL_RETRIES", RetryPolicy(maximum_attempts=1))
+    monkeypatch.setattr("workflows.policies.MODEL_RETRIES", RetryPolicy(maximum_attempts=1))
     asked: list[int] = []
     from activities.model.turn import Turns  # noqa: PLC0415 - patched here only
 
