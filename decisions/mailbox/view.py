@@ -1,4 +1,4 @@
-"""What a person reads of a mailbox: its messages, and the Web UI's current details."""
+"""The text that people read about a mailbox: its messages, and the Web UI's current details."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ SHOWN = 5
 
 
 def summary(orders: Sequence[Order]) -> str:
-    """`take 2 · finish 1`: what a bridge is to do, as the Web UI's timeline shows it."""
+    """Return a line such as `take 2 · finish 1`, for the Web UI's timeline."""
     kinds = Counter(order.kind for order in orders)
     return " · ".join(f"{kind} {kinds[kind]}" for kind in OrderKind if kinds[kind])
 
@@ -26,7 +26,7 @@ def view(state: MailboxState) -> MailboxView:
         accepted=state.accepted,
         skipped=state.skipped,
         failed=state.failed,
-        orders=len(state.orders) + sum(each.stage in _TO_DO or each.untold for each in state.letters),
+        orders=len(state.orders) + sum(letter.stage in _TO_DO or letter.untold for letter in state.letters),
         notices=state.notices,
     )
 
@@ -53,18 +53,18 @@ def _shown(letter: Letter) -> AckView:
 
 
 def details(state: MailboxState) -> str:
-    """In Markdown."""
-    stages = [each.stage for each in state.letters]
+    """Return the Web UI's current details, in Markdown."""
+    stages = [letter.stage for letter in state.letters]
     counts = [f"{stages.count(stage):,} {stage}" for stage in Stage if stage in stages] or ["empty"]
-    told = f"{state.accepted:,} accepted · {state.skipped:,} skipped · {state.failed:,} failed"
-    blocks = [f"**{' · '.join(counts)}** · {told}"]
+    totals = f"{state.accepted:,} accepted · {state.skipped:,} skipped · {state.failed:,} failed"
+    blocks = [f"**{' · '.join(counts)}** · {totals}"]
     if state.dead:
-        why = markdown(cut(state.dead[-1].why, 120))
-        blocks.append(f"**Dead letters** {len(state.dead):,}, the last one `{_code(state.dead[-1].file)}`: {why}")
+        reason = markdown(cut(state.dead[-1].why, 120))
+        blocks.append(f"**Dead letters** {len(state.dead):,}, the last one `{_code(state.dead[-1].file)}`: {reason}")
     if state.notices:
         blocks.append(f"**Ignored** {markdown(state.notices[-1])}")
     lines = [
-        f"- {each.ack} `{_code(each.message_id)}` {markdown(each.details)}" for each in state.recent[: -SHOWN - 1 : -1]
+        f"- {ack.ack} `{_code(ack.message_id)}` {markdown(ack.details)}" for ack in state.recent[: -SHOWN - 1 : -1]
     ]
     return "\n\n".join([*blocks, *(["\n".join(["**Lately**", "", *lines])] if lines else [])])
 
