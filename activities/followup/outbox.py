@@ -5,6 +5,7 @@ import errno
 import json
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ import httpx
 from activities.http.body import IDENTITY, BodyEncodingError, read_prefix
 from activities.http.retry_after import retry_after
 from activities.security.private import make_private, open_private
-from activities.tools.http import NO_HEADERS, PASSING, in_ascii
+from activities.tools.http import PASSING, in_ascii
 from activities.tools.interface import TransientFailure
 from contracts.failures import ToolFault
 from contracts.followup import Outbound
@@ -43,14 +44,8 @@ class ListedOutbox:
     def __init__(self, inner: Outbox, channels: Collection[str]) -> None:
         self._inner = inner
         self._channels = frozenset(channels)
-
-    @property
-    def effect(self) -> Effect:
-        return self._inner.effect
-
-    @property
-    def timeout(self) -> timedelta:
-        return self._inner.timeout
+        self.effect = inner.effect
+        self.timeout = inner.timeout
 
     def refusal(self, message: Outbound) -> str | None:
         """Return the reason, if any, why such a message is never sent."""
@@ -102,29 +97,22 @@ class LogOutbox:
             return b"" if file.read(1) == b"\n" else b"\n"
 
 
+@dataclass(frozen=True)
 class WebhookOutbox:
     """POSTs the message as JSON, with its key in `Idempotency-Key`. A 2xx status means that it is sent."""
 
-    def __init__(
-        self,
-        url: str,
-        effect: Effect,
-        timeout: timedelta,
-        client: httpx.AsyncClient,
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> None:
-        self.effect = effect
-        self.timeout = timeout
-        self._url = url
-        self._client = client
-        self._headers = headers
+    url: str
+    effect: Effect
+    timeout: timedelta
+    client: httpx.AsyncClient
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     async def send(self, message: Outbound, key: str) -> ToolOutcome:
         body = message.model_dump(mode="json", exclude_none=True)
         seconds = self.timeout.total_seconds()
         try:
             async with asyncio.timeout(seconds):
-                answer, text = await self._post(body, {**self._headers, "idempotency-key": in_ascii(key), **IDENTITY})
+                answer, text = await self._post(body, {**self.headers, "idempotency-key": in_ascii(key), **IDENTITY})
         except httpx.InvalidURL as error:  # not an HTTPError, and permanent
             return failed(ToolFault.unreachable, f"the outbox has no usable url: {error}")
         except (TimeoutError, httpx.TimeoutException) as error:
@@ -141,8 +129,8 @@ class WebhookOutbox:
     async def _post(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[httpx.Response, str]:
         """Return the response, and the start of its text if it is an error. The rest is not read."""
         seconds = self.timeout.total_seconds()
-        async with self._client.stream(
-            "POST", self._url, json=body, headers=headers, timeout=seconds, follow_redirects=False
+        async with self.client.stream(
+            "POST", self.url, json=body, headers=headers, timeout=seconds, follow_redirects=False
         ) as answer:
             if answer.is_success:
                 return answer, ""

@@ -13,7 +13,7 @@ from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.effects.heartbeat import beating
-from activities.mailbox.folder import MailFolder, told
+from activities.mailbox.folder import PROCESSED, MailFolder, told
 from activities.mailbox.intake import Takes, over
 from activities.mailbox.message import NotAMessage, clean, read
 from activities.mailbox.pages import UNTOLD, Pages
@@ -49,10 +49,10 @@ class Carrier:
             OrderKind.finish: self._finish,
             OrderKind.resend: self._resend,
             OrderKind.dispatch: self._dispatch,
-            OrderKind.write_state: partial(self._in_thread, self._write_state),
+            OrderKind.write_state: partial(self._in_thread, lambda order: self._writer.state(order.letter)),
             OrderKind.skip: partial(self._in_thread, self._skip),
-            OrderKind.bury: partial(self._in_thread, self._bury),
-            OrderKind.restore: partial(self._in_thread, self._restore),
+            OrderKind.bury: partial(self._in_thread, lambda order: self._writer.buried(order.letter, order.why)),
+            OrderKind.restore: partial(self._in_thread, lambda it: folder.restore(it.letter.plan, it.letter.file)),
             OrderKind.withdraw: partial(self._in_thread, self._withdraw),
         }
 
@@ -168,9 +168,6 @@ class Carrier:
 
     # files
 
-    def _write_state(self, order: Order) -> None:
-        self._writer.state(order.letter)
-
     def _skip(self, order: Order) -> None:
         letter = order.letter
         if order.why == SKIPPED_DUPLICATE:
@@ -179,13 +176,7 @@ class Carrier:
             if self._writer.is_pending(letter):
                 self._writer.raw(letter, self._folder.read(letter.plan, letter.file))
             self._writer.ack(letter, Ack.succeeded, order.why)
-        self._writer.processed(letter)
-
-    def _bury(self, order: Order) -> None:
-        self._writer.buried(order.letter, order.why)
-
-    def _restore(self, order: Order) -> None:
-        self._folder.restore(order.letter.plan, order.letter.file)
+        self._folder.keep(letter.plan, letter.file, PROCESSED)
 
     # peers outside
 

@@ -74,7 +74,7 @@ def _choice(below: Beneath, expected: InputWanted, policy: PickPolicy | None, re
     if isinstance(parts, str):
         raise Unusable(f"inputs: {expected.name}: {parts}")
     try:
-        files = _files(below, parts)
+        files = dict(_below(below, (), parts, [0]))  # several `**` may lead to a file
         rest = [rests.is_at_rest(f"{INPUTS}/{path}", status) for path, status in files.items()]
         if not all(rest):
             return None
@@ -99,11 +99,6 @@ def _digests(below: Beneath, candidates: list[Candidate], policy: PickPolicy | N
     if policy is not PickPolicy.unique or len(candidates) < 2 or len({file.size for file in candidates}) > 1:
         return {}
     return {file.path: sha256(content(below, file.path)).hexdigest() for file in candidates}
-
-
-def _files(below: Beneath, parts: tuple[str, ...]) -> dict[str, os.stat_result]:
-    """Return the matching files, each once, even if several `**` lead to it."""
-    return dict(_below(below, (), parts, [0]))
 
 
 def _below(

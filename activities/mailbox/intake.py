@@ -161,7 +161,8 @@ def over(reason: str) -> Done:
 
 def _goal(head: TaskHead, body: str, resolved: Resolved) -> str:
     """Return the goal: the task's text, and the paths of its inputs."""
-    lines = [body.strip() if len(body) <= GOAL_SHOWN else _beginning(body)]
+    whole = f"… The whole task, {len(body):,} characters, is in {TASK_FILE}: read it."
+    lines = [body.strip() if len(body) <= GOAL_SHOWN else f"{body[:2000]}\n\n{whole}"]
     if head.expected_output:
         lines.append(f"Expected output: {head.expected_output}")
     if head.inputs:
@@ -169,10 +170,6 @@ def _goal(head: TaskHead, body: str, resolved: Resolved) -> str:
         files += [f"- {name}: {_place(name, '<the file that a person picks>')}" for name in resolved.undecided]
         lines.append("Inputs:\n" + "\n".join(files))
     return "\n\n".join(lines)
-
-
-def _beginning(body: str) -> str:
-    return f"{body[:2000]}\n\n… The whole task, {len(body):,} characters, is in {TASK_FILE}: read it."
 
 
 def _place(name: str, path: str) -> str:

@@ -22,6 +22,10 @@ from contracts.models import MOST_DEPTH, depth
 from contracts.strict_json import JsonError, read_json
 from decisions.text.formatting import cut
 
+ENVELOPE = ".envelope.json"
+NOT_READY = (".tmp", "~", ".part", ".swp")
+MOST_KEPT = 180  # bytes of the original name in a file's new name
+MOST_PENDING = 230  # bytes of a name in `.pending/`: files that belong to it have longer names
 MOST_FRONT = 32 * 1024  # bytes of front matter
 MOST_ENVELOPE = 64 * 1024
 _MOST_NESTED = 4  # a list of inputs, with their fields
@@ -203,12 +207,6 @@ def _first(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         return f"{where}: unknown field"
     return f"{where}: {first['msg'].removeprefix('Value error, ')}"
-
-
-ENVELOPE = ".envelope.json"
-NOT_READY = (".tmp", "~", ".part", ".swp")
-MOST_KEPT = 180  # bytes of the original name in a file's new name
-MOST_PENDING = 230  # bytes of a name in `.pending/`: files that belong to it have longer names
 
 
 def is_skipped(name: str) -> bool:

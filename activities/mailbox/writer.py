@@ -177,9 +177,6 @@ class Told:
     def buried(self, letter: Letter, reason: str) -> None:
         self.folder.keep(letter.plan, letter.file, DEAD, _reason(reason, None))
 
-    def processed(self, letter: Letter) -> None:
-        self.folder.keep(letter.plan, letter.file, PROCESSED)
-
     def is_pending(self, letter: Letter) -> bool:
         return self.folder.below.status(self.folder.incoming, letter.plan, PENDING, letter.file) is not None
 

@@ -26,7 +26,6 @@ from contracts.followup import (
 from contracts.models import MOST_DEPTH, depth
 from contracts.run.signals import HumanInput
 from contracts.tool import ToolOutcome, failed
-from contracts.topic import Event
 from decisions.followup import kinds
 from decisions.followup.topic import event_id
 from decisions.ids import follow_up_workflow_id
@@ -218,7 +217,8 @@ def took(state: FollowUpState, resolution: TaskResolved, now: int) -> tuple[Foll
         return state, reason
     result, by = resolution.result, resolution.resolved_by or "task_resolved"
     if resolution.event is not None:
-        result, by = _judged(task, resolution.event), event_id(resolution.event)
+        kind, parsed = kinds.read(task)
+        result, by = kind.result(parsed, resolution.event), event_id(resolution.event)
     if task.resolved_by == by:
         return state, None  # a duplicate
     if result is None:
@@ -229,11 +229,6 @@ def took(state: FollowUpState, resolution: TaskResolved, now: int) -> tuple[Foll
         late = Late(task_id=task.task_id, event=by, at=now)
         return state.model_copy(update={"late": (*state.late, late)[-MOST_NOTED:]}), None
     return _resolved(state, task.task_id, result, by, now), None
-
-
-def _judged(task: Task, event: Event) -> dict[str, Any] | None:
-    kind, parsed = kinds.read(task)
-    return kind.result(parsed, event)
 
 
 def questions(state: FollowUpState) -> tuple[Task, ...]:

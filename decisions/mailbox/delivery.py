@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 from pydantic_core import to_json
 
 from contracts.conversation import TurnEnd
 from contracts.failures import RunFailure
 from contracts.mail.delivery import Ack, Letter, LetterEnding, Stage, TaskState, Transition
-from contracts.mail.mailbox import DeadLetter, Delivery
+from contracts.mail.mailbox import AckView, DeadLetter, Delivery
 from contracts.mail.message import MessageHead, TaskHead
 from decisions.ids import letter_key, mail_conversation_id, mail_request_id, task_key, turn_run_id
 from decisions.text.formatting import cut
@@ -30,6 +31,7 @@ _FAILED_ENDS: Mapping[TurnEnd, str] = {
     TurnEnd.answered: "the task was taken as an answer",
     TurnEnd.dropped: "the task was dropped before its run began",
 }
+_NAMES = {"key", "message_id", "plan_id", "task_id", "subtask_id", "run_id"}
 LAST_STATE = {Ack.succeeded: TaskState.succeeded, Ack.failed: TaskState.failed}
 
 
@@ -93,6 +95,10 @@ def stub_of(place: tuple[str, str, str], now: datetime, message_id: str = "", ke
         stage=Stage.ending,
         heard_at=now,
     )
+
+
+def ack_of(letter: Letter, **fields: Any) -> AckView:
+    return AckView(**letter.model_dump(include=_NAMES), **fields)
 
 
 def place(item: Letter | DeadLetter) -> tuple[str, str, str]:

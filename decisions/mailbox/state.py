@@ -10,7 +10,6 @@ from datetime import datetime
 from contracts.mail.commands import Order, OrderKind
 from contracts.mail.delivery import Ack, Letter, LetterEnding, Stage, TaskState
 from contracts.mail.mailbox import (
-    AckView,
     Delivered,
     Delivery,
     GiveUp,
@@ -42,6 +41,7 @@ from decisions.mailbox.delivery import (
     GIVEN_UP,
     LAST_STATE,
     WHY,
+    ack_of,
     bad,
     blocked,
     ending_of,
@@ -229,18 +229,8 @@ def input_picked(state: MailboxState, key: str, now: datetime) -> MailboxState:
 def over(state: MailboxState, letter: Letter, ending: LetterEnding, now: datetime) -> MailboxState:
     """Move a letter whose end is written into the memory."""
     remaining = without_letters(state, letter)
-    ack = AckView(
-        key=letter.key,
-        message_id=letter.message_id,
-        plan_id=letter.plan_id,
-        task_id=letter.task_id,
-        subtask_id=letter.subtask_id,
-        state=None if letter.is_reply else LAST_STATE[ending.ack],
-        ack=ending.ack,
-        details=cut(ending.details, WHY),
-        run_id=letter.run_id,
-        at=now,
-    )
+    last = None if letter.is_reply else LAST_STATE[ending.ack]
+    ack = ack_of(letter, state=last, ack=ending.ack, details=cut(ending.details, WHY), at=now)
     remaining = remaining.model_copy(update={"recent": bounded((*state.recent, ack), MOST_RECENT, RECENT_BYTES)})
     if ending.ack is Ack.failed:
         return died(remaining, letter, ending.details, now)

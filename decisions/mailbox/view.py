@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contracts.mail.commands import Order, OrderKind
 from contracts.mail.delivery import Ack, Letter, Stage, TaskState
 from contracts.mail.mailbox import AckView, MailboxState, MailboxView
-from decisions.mailbox.delivery import has_passed
+from decisions.mailbox.delivery import ack_of, has_passed
 from decisions.text.formatting import cut, markdown
 
 SHOWN = 5
@@ -36,17 +36,12 @@ _TO_DO = (Stage.admitted, Stage.ending, Stage.outgoing)
 
 def _shown(letter: Letter) -> AckView:
     last = letter.transitions[-1] if letter.transitions else None
-    return AckView(
-        key=letter.key,
-        message_id=letter.message_id,
-        plan_id=letter.plan_id,
-        task_id=letter.task_id,
-        subtask_id=letter.subtask_id,
+    return ack_of(
+        letter,
         stage=letter.stage,
         state=last.state if last and not letter.is_reply else None,
         ack=Ack.consumed if has_passed(letter, TaskState.consumed) else None,
         details=letter.ending.details if letter.ending else "",
-        run_id=letter.run_id,
         undecided=letter.undecided,
         at=last.at if last else letter.heard_at,
     )
