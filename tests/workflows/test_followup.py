@@ -314,7 +314,7 @@ async def test_what_a_lane_will_never_take_is_not_tried_for_ever(following: Foll
             await asyncio.wait_for(run.result(), 20)
         assert isinstance(failure.value.cause, ApplicationError)
         assert failure.value.cause.type == "Refused"
-        assert failure.value.cause.message.endswith("-reused does not take it: no: RequestIdReused")
+        assert failure.value.cause.message.endswith("-reused rejects the request: no: RequestIdReused")
         assert [each["expiresAt"] for each in (await here.it.state(topic))["subscriptions"]] == [0]
         await here.it.client.get_workflow_handle(f"conversation:{here.session}-reused").terminate()
 
