@@ -209,12 +209,12 @@ class Carrier:
         )
 
 
-def _ending(known: LetterEnding, result: Result) -> LetterEnding:
+def _ending(ending: LetterEnding, result: Result) -> LetterEnding:
     """Return the ending as the run itself reports it."""
     if result.fault == GONE:
-        return known
+        return ending
     if result.is_done:
         return LetterEnding(
-            ack=Ack.succeeded, details=known.details if known.ack is Ack.succeeded else "the run is completed"
+            ack=Ack.succeeded, details=ending.details if ending.ack is Ack.succeeded else "the run is completed"
         )
     return LetterEnding(ack=Ack.failed, details=cut(result.text, 300), fault=result.fault)

@@ -162,31 +162,31 @@ class MailFolder:
         waiting = deque(
             [*(plan for plan in plans if plan > self._last), *(plan for plan in plans if plan <= self._last)]
         )
-        found, over = list[Found](), set[str]()
+        arrived, ended = list[Found](), set[str]()
         self.is_through = True
-        while waiting and len(found) < limit:
+        while waiting and len(arrived) < limit:
             plan = waiting.popleft()
             item = next(self._looks.setdefault(plan, self._look(plan)), _OVER)
             if isinstance(item, Found):
-                found.append(item)
+                arrived.append(item)
                 self._last = plan
                 waiting.append(plan)
             elif item is None:
-                self.is_through = self.is_through and plan in over
+                self.is_through = self.is_through and plan in ended
             else:
                 del self._looks[plan]
-                if plan in earlier and plan not in over:
+                if plan in earlier and plan not in ended:
                     waiting.append(plan)
-                over.add(plan)
+                ended.add(plan)
         self.is_through = self.is_through and not waiting
         for plan in list(self._looks)[MOST_LEFT_OPEN:]:
             del self._looks[plan]
-        return found
+        return arrived
 
     def plans(self) -> list[str]:
         with self.below.folder(self.incoming) as folder, os.scandir(folder) as entries:
-            known = (entry.name for entry in entries if not entry.name.startswith(".") and is_utf8(entry.name))
-            names = list(islice(known, MOST_PLANS + 1))
+            visible = (entry.name for entry in entries if not entry.name.startswith(".") and is_utf8(entry.name))
+            names = list(islice(visible, MOST_PLANS + 1))
         if len(names) <= MOST_PLANS:
             self.refused.pop(CROWD, None)
         elif CROWD not in self.refused:
@@ -254,41 +254,41 @@ class MailFolder:
         own = self.outside and name.startswith(("ack_", "task_state_")) and name.endswith(".json")
         return own or is_skipped(name)
 
-    def claim(self, found: Found) -> Claimed | None:
+    def claim(self, arrived: Found) -> Claimed | None:
         """Claim a file, unless another process was faster or its plan refuses, which is logged and retried.
 
         Raises OSError for errors that affect all plans.
         """
         try:
-            claimed = self._claim(found)
+            claimed = self._claim(arrived)
         except FileNotFoundError:
             return None  # its plan is gone
         except OSError as error:
             if error.errno in _OF_ALL:
                 raise
-            unclaimed = self._unclaimed.setdefault(found.plan, {})
-            unclaimed.pop(found.name, None)
-            unclaimed[found.name] = None
-            where = f"{found.plan}/{PENDING}" if error.filename == PENDING else found.plan
-            self._refuse(found.plan, f"{where}: {told(OSError(error.errno, error.strerror))}", error)
+            unclaimed = self._unclaimed.setdefault(arrived.plan, {})
+            unclaimed.pop(arrived.name, None)
+            unclaimed[arrived.name] = None
+            where = f"{arrived.plan}/{PENDING}" if error.filename == PENDING else arrived.plan
+            self._refuse(arrived.plan, f"{where}: {told(OSError(error.errno, error.strerror))}", error)
             return None
-        if found.name in self._unclaimed.get(found.plan, {}):
-            del self._unclaimed[found.plan]
+        if arrived.name in self._unclaimed.get(arrived.plan, {}):
+            del self._unclaimed[arrived.plan]
             self.is_through = False
         return claimed
 
-    def _claim(self, found: Found) -> Claimed | None:
-        file = new_name(found.name)
+    def _claim(self, arrived: Found) -> Claimed | None:
+        file = new_name(arrived.name)
         with (
-            self.below.folder(self.incoming, found.plan) as start,
-            self.below.folder(self.incoming, found.plan, PENDING, create=True) as end,
+            self.below.folder(self.incoming, arrived.plan) as start,
+            self.below.folder(self.incoming, arrived.plan, PENDING, create=True) as end,
         ):
             try:
-                os.rename(found.name, file, src_dir_fd=start, dst_dir_fd=end)
+                os.rename(arrived.name, file, src_dir_fd=start, dst_dir_fd=end)
             except FileNotFoundError:
                 return None
-            self._fetch_envelope(found.name, file, start, end)
-        return Claimed(found.plan, file, found.fault)
+            self._fetch_envelope(arrived.name, file, start, end)
+        return Claimed(arrived.plan, file, arrived.fault)
 
     def _fetch_envelope(self, name: str, file: str, start: int, end: int) -> None:
         try:
@@ -391,7 +391,7 @@ def _fault(status: os.stat_result) -> str | None:
 
 def told(error: OSError) -> str:
     """Return the error as one line for a person."""
-    known = {errno.ENOSPC: "the disk is full", errno.EROFS: "it is read-only", errno.EACCES: "no permission"}
+    reasons = {errno.ENOSPC: "the disk is full", errno.EROFS: "it is read-only", errno.EACCES: "no permission"}
     where = f": {error.filename}" if error.filename else ""
-    line = f"{known.get(error.errno or 0, error.strerror or str(error))}{where}"
+    line = f"{reasons.get(error.errno or 0, error.strerror or str(error))}{where}"
     return " ".join(line.encode(errors="replace").decode().split())

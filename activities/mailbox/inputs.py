@@ -61,8 +61,8 @@ def resolve(below: Beneath, head: TaskHead, rests: Rests | None = None) -> Resol
             case Several(options):
                 resolved.undecided[expected.name] = options
             case Ambiguous(options):
-                named = cut(", ".join(options), 300)
-                raise Unusable(f"inputs: {expected.name}: expected one file, and there are several: {named}")
+                paths = cut(", ".join(options), 300)
+                raise Unusable(f"inputs: {expected.name}: expected one file, and there are several: {paths}")
     if resolved.missing and not head.wait_for_inputs and not resolved.is_early:
         raise Unusable(f"inputs: missing, and the task does not wait: {', '.join(resolved.missing)}")
     return resolved

@@ -152,8 +152,8 @@ def _picked(request: dict[str, Any], question: QuestionView) -> tuple[str, str |
     """Return the input that the run asks for, matched by options and then by name, and its pick."""
     picks = _picks(request)
     fitting = [name for name, options in _choices(request) if options == question.options]
-    named = (
+    matches = (
         [name for name in fitting if name in question.text] or fitting or [name for name, _ in _choices(request)][:1]
     )
-    name = named[0] if named else ""
+    name = matches[0] if matches else ""
     return name, picks.get(name)

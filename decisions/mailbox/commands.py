@@ -36,8 +36,8 @@ P = TypeVar("P", Letter, Order)
 
 def folders(state: MailboxState) -> Iterator[str]:
     """Yield the folders that may have orders, each once."""
-    named = chain((each.letter.folder for each in state.orders), (each.folder for each in state.letters))
-    return iter(dict.fromkeys(folder for folder in named if folder))
+    names = chain((item.letter.folder for item in state.orders), (item.folder for item in state.letters))
+    return iter(dict.fromkeys(folder for folder in names if folder))
 
 
 def due(state: MailboxState, folder: str, now: datetime) -> tuple[Order, ...]:
@@ -247,9 +247,9 @@ def look(state: MailboxState, letters: Sequence[Letter]) -> LookRequest:
 def looked(state: MailboxState, letters: Sequence[Letter], seen: Looked | None, now: datetime) -> MailboxState:
     """End the letters whose runs have ended; look at the others later. `seen` is missing if the look failed."""
     ends = seen.ends if seen is not None else ()
-    for asked, end in zip_longest(letters, ends[: len(letters)]):
-        letter = letter_of(state, asked.key)
-        if letter is None or letter.stage is not Stage.running or letter.run_id != asked.run_id:
+    for silent, end in zip_longest(letters, ends[: len(letters)]):
+        letter = letter_of(state, silent.key)
+        if letter is None or letter.stage is not Stage.running or letter.run_id != silent.run_id:
             continue
         if end is not None:
             state = to_end(state, letter, ending_of(end), now)

@@ -25,14 +25,14 @@ def dispatched(state: MailboxState, dispatch: Dispatch, now: datetime) -> Mailbo
         return state
     if len(to_json(dispatch)) > MOST_DISPATCH:
         return noticed(state, f"dispatch: it has more than {MOST_DISPATCH:,} bytes")
-    left = state
-    while not has_room(left, letter):
-        sent = next((other for other in left.letters if other.stage is Stage.sent), None)
+    after = state
+    while not has_room(after, letter):
+        sent = next((other for other in after.letters if other.stage is Stage.sent), None)
         if sent is None:
             return noticed(state, f"dispatch: full: {cut(dispatch.task_id, 80)} {cut(dispatch.subtask_id, 80)}")
-        left = without_letters(left, sent)
-    orders = tuple(one for one in left.orders if one.kind is not OrderKind.withdraw or one.letter.key != letter.key)
-    return left.model_copy(update={"letters": (*left.letters, letter), "orders": orders})
+        after = without_letters(after, sent)
+    orders = tuple(one for one in after.orders if one.kind is not OrderKind.withdraw or one.letter.key != letter.key)
+    return after.model_copy(update={"letters": (*after.letters, letter), "orders": orders})
 
 
 def _outgoing(state: MailboxState, dispatch: Dispatch, now: datetime) -> Letter:
@@ -59,15 +59,15 @@ def withdrawn(state: MailboxState, dispatch: Dispatch, now: datetime) -> Mailbox
         return noticed(state, f"withdraw: it has more than {MOST_DISPATCH:,} bytes")
     unknown = _outgoing(state, dispatch, now)
     letter = letter_of(state, unknown.key) or unknown
-    left = without_letters(state, letter)
-    if not letter.folder or any(each.letter.key == letter.key for each in left.orders):
-        return left
+    after = without_letters(state, letter)
+    if not letter.folder or any(one.letter.key == letter.key for one in after.orders):
+        return after
     order = Order(kind=OrderKind.withdraw, letter=letter)
-    left = left.model_copy(update={"orders": (*left.orders, order)})
-    while oldest := _too_many([each for each in left.orders if each.kind is OrderKind.withdraw]):
-        left = noticed(left, f"withdraw: not done: {cut(oldest.letter.message_id, 200)}")
-        left = left.model_copy(update={"orders": tuple(each for each in left.orders if each is not oldest)})
-    return left
+    after = after.model_copy(update={"orders": (*after.orders, order)})
+    while oldest := _too_many([one for one in after.orders if one.kind is OrderKind.withdraw]):
+        after = noticed(after, f"withdraw: not done: {cut(oldest.letter.message_id, 200)}")
+        after = after.model_copy(update={"orders": tuple(one for one in after.orders if one is not oldest)})
+    return after
 
 
 def _too_many(withdrawals: Sequence[Order]) -> Order | None:

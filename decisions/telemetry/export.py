@@ -77,7 +77,7 @@ def told(executions: Sequence[ExportedExecution]) -> Told:
         fold.begin(is_first=number == 0)
         for event in execution.events:
             fold.take(event)
-    return fold.told
+    return fold.facts
 
 
 def shown(calls: Mapping[str, ExportedCall], parts: Sequence[Part]) -> list[ExportedCall]:
@@ -96,7 +96,7 @@ def shown(calls: Mapping[str, ExportedCall], parts: Sequence[Part]) -> list[Expo
 
 class _Fold:
     def __init__(self) -> None:
-        self.told = Told()
+        self.facts = Told()
         self._running: dict[int, _Activity] = {}
         self._asked = 0
         self._is_first = True
@@ -126,7 +126,7 @@ class _Fold:
     def _started(self, event: Event, at: datetime) -> None:
         value = _first(event.get("input"))
         if self._is_first:
-            self.told.start = value
+            self.facts.start = value
             self._receive("start", "", value, event.get("identity", ""), at)
         if event.get("continued_execution_run_id"):
             self._carried(value)
@@ -139,15 +139,15 @@ class _Fold:
 
     def _keep(self, segment: Mapping[str, Any]) -> None:
         parsed = Segment.model_validate(segment)
-        if parsed not in self.told.segments:
-            self.told.segments.append(parsed)
+        if parsed not in self.facts.segments:
+            self.facts.segments.append(parsed)
 
     def _worked(self, event: Event, _: datetime) -> None:
         if event.get("identity"):
-            _add(self.told.workers, event["identity"])
+            _add(self.facts.workers, event["identity"])
         build = event.get("deployment_version") or {}
         if build.get("build_id"):
-            _add(self.told.builds, f"{build.get('deployment_name', '')}:{build['build_id']}")
+            _add(self.facts.builds, f"{build.get('deployment_name', '')}:{build['build_id']}")
 
     def _scheduled(self, event: Event, at: datetime) -> None:
         value = _first(event.get("input"))
@@ -156,9 +156,9 @@ class _Fold:
         if str(request.get("type", "")).startswith(PREFIX):  # an activity of the other worker's own name
             kind, request = "queued", self._handed_on(request)
         self._running[event["id"]] = _Activity(kind, at, request)
-        self.told.notices += request.get("told", ())
+        self.facts.notices += request.get("told", ())
         if kind in MODEL:
-            _add(self.told.definitions, request.get("definition", ""))
+            _add(self.facts.definitions, request.get("definition", ""))
         elif kind == "close_segment":
             self._closing(request, (request.get("turn") or {}).get("owner"))
 
@@ -167,10 +167,10 @@ class _Fold:
         payload = event["payload"]
         tool, step, arguments = payload["tool"], payload["step"], payload["tool_payload"]
         digest = call_digest(tool, arguments)
-        fits = (call for call in self.told.calls.values() if call.digest == digest and call.step in (None, step))
+        fits = (call for call in self.facts.calls.values() if call.digest == digest and call.step in (None, step))
         known = next(fits, None)
         if known is not None:
-            self.told.calls[known.tool_use_id] = known.model_copy(update={"step": step})
+            self.facts.calls[known.tool_use_id] = known.model_copy(update={"step": step})
         return {
             "tool_use_id": known.tool_use_id if known else f"step-{step}",
             "tool": tool,
@@ -190,7 +190,7 @@ class _Fold:
         fields = result if isinstance(result, Mapping) else {}
         match activity.kind:
             case "plan" | "reflect" | "summarize":
-                self.told.turns.append(_turn(activity, at, fields))
+                self.facts.turns.append(_turn(activity, at, fields))
                 for block in fields.get("content", ()):
                     if block.get("type") == "tool_use":
                         self._used(block, activity.request.get("turn"))
@@ -208,21 +208,21 @@ class _Fold:
     def _marked(self, event: Event, _: datetime) -> None:
         """Apply a local activity, which history records as a marker with a result and no input."""
         details = event.get("details") or {}
-        about, result = _first(details.get("data")), _first(details.get("result"))
-        if isinstance(about, Mapping) and isinstance(result, Mapping):
-            kind = about.get("activity_type", "")
+        activity, result = _first(details.get("data")), _first(details.get("result"))
+        if isinstance(activity, Mapping) and isinstance(result, Mapping):
+            kind = activity.get("activity_type", "")
             self._filed(kind, result)
             if kind == "close_segment":
                 self._closing(result, None)  # an ordinary activity closes a turn
-                self.told.notices += result.get("told", ())
+                self.facts.notices += result.get("told", ())
 
     def _filed(self, kind: str, result: Mapping[str, Any]) -> None:
         if kind in ("close_segment", "join_conversation") and result.get("segment"):
             self._keep(result["segment"])
 
-    def _closing(self, about: Mapping[str, Any], owner: str | None) -> None:
-        self.told.length, self.told.head = about.get("length", 0), about.get("head", "")
-        self.told.conversation = owner
+    def _closing(self, record: Mapping[str, Any], owner: str | None) -> None:
+        self.facts.length, self.facts.head = record.get("length", 0), record.get("head", "")
+        self.facts.conversation = owner
 
     def _failed(self, event: Event, at: datetime) -> None:
         activity = self._running.pop(event["scheduled_event_id"], None)
@@ -230,7 +230,7 @@ class _Fold:
             return
         reason = _why(event)
         if activity.kind in MODEL:
-            self.told.turns.append(_turn(activity, at, {}, failure=reason))
+            self.facts.turns.append(_turn(activity, at, {}, failure=reason))
         elif activity.kind in ("call_tool", "queued"):
             self._made(activity, at, failure=reason)
 
@@ -238,14 +238,14 @@ class _Fold:
         arguments = block.get("input")
         digest = call_digest(block["name"], arguments if isinstance(arguments, Mapping) else {})
         call = ExportedCall(tool_use_id=block["id"], tool=block["name"], turn=turn, arguments=arguments, digest=digest)
-        self.told.calls[call.tool_use_id] = call
+        self.facts.calls[call.tool_use_id] = call
 
     def _made(self, activity: _Activity, at: datetime, **end: Any) -> None:
         request = activity.request
-        known = self.told.calls.get(request["tool_use_id"])
+        known = self.facts.calls.get(request["tool_use_id"])
         if known is None:  # its turn belongs to another run, or is past the retention
             self._used({"id": request["tool_use_id"], "name": request["tool"], "input": request["arguments"]}, None)
-            known = self.told.calls[request["tool_use_id"]]
+            known = self.facts.calls[request["tool_use_id"]]
         attempt = ExportedAttempt(
             generation=request.get("attempt", 1),
             requested_at=activity.at,
@@ -256,13 +256,13 @@ class _Fold:
             **end,
         )
         changes = {"step": request["step"], "effect": request.get("effect", "read"), "made": (*known.made, attempt)}
-        self.told.calls[known.tool_use_id] = known.model_copy(update=changes)
+        self.facts.calls[known.tool_use_id] = known.model_copy(update=changes)
 
     def _kept(self, step: int, outcome: Mapping[str, Any]) -> None:
         """Record that the large result of another worker became an artifact."""
-        call = next(call for call in self.told.calls.values() if call.step == step and call.made)
+        call = next(call for call in self.facts.calls.values() if call.step == step and call.made)
         last = call.made[-1].model_copy(update={"outcome": _whole(outcome)})
-        self.told.calls[call.tool_use_id] = call.model_copy(update={"made": (*call.made[:-1], last)})
+        self.facts.calls[call.tool_use_id] = call.model_copy(update={"made": (*call.made[:-1], last)})
 
     def _signalled(self, event: Event, at: datetime) -> None:
         body = _first(event.get("input"))
@@ -277,9 +277,9 @@ class _Fold:
         payload = body.get("payload")
         step = payload.get("step") if isinstance(payload, Mapping) else None
         event = {name: value for name, value in body.items() if name != "nonce"}
-        for call in [call for call in self.told.calls.values() if step is not None and call.step == step]:
+        for call in [call for call in self.facts.calls.values() if step is not None and call.step == step]:
             results = (*call.from_outside, {"at": at.isoformat(), "event": event})
-            self.told.calls[call.tool_use_id] = call.model_copy(update={"from_outside": results})
+            self.facts.calls[call.tool_use_id] = call.model_copy(update={"from_outside": results})
 
     def _updated(self, event: Event, at: datetime) -> None:
         request = event.get("accepted_request") or {}
@@ -296,7 +296,7 @@ class _Fold:
 
     def _receive(self, kind: str, name: str, body: Any, identity: str, at: datetime) -> None:
         sent = sent_by(body, identity)
-        self.told.received.append(
+        self.facts.received.append(
             ExportedArrival.model_validate({"at": at, "kind": kind, "name": name, **sent.model_dump()})
         )
 
@@ -305,16 +305,16 @@ class _Fold:
             reply = HumanInput.model_validate(body)
         except ValidationError:
             return  # not an answer; `received` has the signal or update
-        if not self._is_open or reply.question_id not in (None, self.told.questions[-1].id):
+        if not self._is_open or reply.question_id not in (None, self.facts.questions[-1].id):
             return
         fields = reply.model_dump(mode="json", include={"sender", "by", "decision", "text", "call", "signature"})
         answer = ExportedAnswer.model_validate({"at": at, "via": via, "identity": identity, **fields})
-        question = self.told.questions[-1]
-        self.told.questions[-1] = question.model_copy(update={"answers": (*question.answers, answer)})
+        question = self.facts.questions[-1]
+        self.facts.questions[-1] = question.model_copy(update={"answers": (*question.answers, answer)})
 
     @property
     def _is_open(self) -> bool:
-        return bool(self.told.questions) and self.told.questions[-1].closed_at is None
+        return bool(self.facts.questions) and self.facts.questions[-1].closed_at is None
 
     def _status(self, event: Event, at: datetime) -> None:
         fields = (event.get("search_attributes") or {}).get("indexed_fields") or {}
@@ -322,15 +322,15 @@ class _Fold:
         if status is None:
             return
         if self._is_open:
-            self.told.questions[-1] = self.told.questions[-1].model_copy(update={"closed_at": at})
+            self.facts.questions[-1] = self.facts.questions[-1].model_copy(update={"closed_at": at})
         if status == RunStatus.waiting_on_human:
             self._asked += 1
             text = self._whole(str(fields.get("WaitingFor", "")))
-            self.told.questions.append(ExportedQuestion(id=question_id(self._asked), text=text, asked_at=at))
+            self.facts.questions.append(ExportedQuestion(id=question_id(self._asked), text=text, asked_at=at))
 
     def _whole(self, waiting_for: str) -> str:
         """Return the agent's full question: the search attribute is truncated."""
-        for call in reversed(self.told.calls.values()):
+        for call in reversed(self.facts.calls.values()):
             question = call.arguments.get("question") if isinstance(call.arguments, Mapping) else None
             if call.tool == ASK_HUMAN and isinstance(question, str) and format_wait(f"asks: {question}") == waiting_for:
                 return question
