@@ -5,14 +5,17 @@ BIN := .venv/bin
 MINUTES ?= 5
 PLAYS ?= 300
 
-.PHONY: demo test check reference histories bench chaos fuzz clean
+.PHONY: demo test test-all check reference histories bench chaos fuzz clean
 
 demo: .venv/ready  ## the worked example, from goal to artifact
 	@$(BIN)/python examples/critique/demo.py
 
 # Two processes: most of a test's time is waiting, and each process has a Temporal server of its own.
-test: .venv/ready check  ## every check and test
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
+test: .venv/ready check  ## lint, types, and all tests that take no processes of their own: under five minutes
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-all: test  ## the rest, too: whole processes, docs, browsers, kills, fuzzing
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 check: .venv/ready  ## lint, types, import directions
 	@$(BIN)/ruff check -q .

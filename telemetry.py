@@ -32,14 +32,14 @@ from contracts.models import is_utf8
 from decisions.ids import trace_id
 from decisions.telemetry.metrics import BUCKETS
 
-# An activity that fails with a kind that was named, or is cancelled, is no bug: where it happened says nothing.
+# Typed failures and cancellations are not bugs, so their traceback is left out of the log.
 EXPECTED = (ApplicationError, asyncio.CancelledError)
-# Nor is a disk that is full, read-only or away.
+# Neither is a disk that is full, read-only or unavailable.
 OF_THE_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
 
 _log = logging.getLogger(__name__)
 
-PLACES = ("step", "turn")  # where in its run a line was told
+PLACES = ("step", "turn")  # the place in the run
 
 
 class NoMetrics(Exception):
@@ -47,9 +47,9 @@ class NoMetrics(Exception):
 
 
 class JsonLines(logging.Formatter):
-    """`{"at", "level", "logger", "message", "run"?, "trace"?, "step"?, "turn"?}`.
+    """A formatter: `{"at", "level", "logger", "message", "run"?, "trace"?, "step"?, "turn"?, "error"?}`.
 
-    An event adds its figures, `error` has the traceback of a bug.
+    An event adds its own fields. `error` has the traceback of a bug.
     """
 
     def __init__(self, secrets: Secrets = NO_SECRETS) -> None:
@@ -71,10 +71,10 @@ class JsonLines(logging.Formatter):
         line |= self._secrets.redact_value(getattr(record, "event", None) or {})
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
-            why = str(error) if _is_expected(error) else self.formatException(record.exc_info)
-            line["error"] = self._secrets.redact(why)
-        told = json.dumps(line, ensure_ascii=False)
-        return told if is_utf8(told) else json.dumps(line)  # half a surrogate pair would cost the whole line
+            text = str(error) if _is_expected(error) else self.formatException(record.exc_info)
+            line["error"] = self._secrets.redact(text)
+        text = json.dumps(line, ensure_ascii=False)
+        return text if is_utf8(text) else json.dumps(line)  # a lone surrogate would lose the whole line
 
 
 def _is_expected(error: BaseException) -> bool:
@@ -86,11 +86,11 @@ def log_to(handler: logging.Handler, secrets: Secrets, level: int = logging.INFO
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each request says nothing new
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # one line per request is too much
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # ours says what becomes of a server, without its session ids
-    logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # a collector that is away is told once for each batch
-    # The run is a field of each line; the SDK would append all that it knows of it to the message as well.
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # Perdure logs a server's state itself, without session ids
+    logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # an unavailable collector is logged for each batch
+    # The run is a field of each line; the SDK would append its details to the message too.
     workflow.logger.workflow_info_on_message = False
     activity.logger.activity_info_on_message = False
 
@@ -99,13 +99,13 @@ class _Listener(QueueListener):
     def handle(self, record: logging.LogRecord) -> None:
         try:
             super().handle(record)
-        except Exception:  # noqa: BLE001 - whatever one event meets, the next ones are told
-            _log.warning("the event %s is told in the log only", record.getMessage(), exc_info=True)
+        except Exception:  # noqa: BLE001 - one failed event must not stop the next ones
+            _log.warning("the event %s is only in the log: a listener failed", record.getMessage(), exc_info=True)
 
 
 @contextmanager
 def telling(*handlers: logging.Handler) -> Iterator[None]:
-    """While the block runs, these get each structured event of the log, in a thread: whoever tells it does not wait."""
+    """Pass each structured event of the log to the handlers while the block runs, in a thread of their own."""
     events: SimpleQueue[logging.LogRecord] = SimpleQueue()
     entrance = QueueHandler(events)
     entrance.addFilter(lambda record: hasattr(record, "event"))
@@ -120,9 +120,9 @@ def telling(*handlers: logging.Handler) -> Iterator[None]:
 
 
 def quiet_core(metrics: str | None = None) -> None:
-    """Before the first client: what Temporal's core has to say goes into our log. It would print to standard output.
+    """Send the log of Temporal's core to our log instead of standard output. Call it before the first client.
 
-    `metrics` is the address of the Prometheus endpoint, "host:port". Raises NoMetrics where it cannot be opened.
+    `metrics` is the address of the Prometheus endpoint, "host:port". Raises NoMetrics if it cannot be opened.
     """
     forwarded = LogForwardingConfig(logger=logging.getLogger("temporalio.core"))
     logs = LoggingConfig(filter=TelemetryFilter(core_level="WARN", other_level="ERROR"), forwarding=forwarded)
@@ -138,7 +138,7 @@ def quiet_core(metrics: str | None = None) -> None:
 
 
 def prometheus(address: str) -> PrometheusConfig:
-    """Names and units by Prometheus' convention, for Temporal's own metrics as for ours."""
+    """Return the endpoint's configuration, with names and units by Prometheus' convention for all metrics."""
     return PrometheusConfig(
         bind_address=address,
         counters_total_suffix=True,
@@ -149,7 +149,7 @@ def prometheus(address: str) -> PrometheusConfig:
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
-    """Written to by each thread, and wherever the stream is by then: the command's, which tools do not have."""
+    """A handler for the command's current standard error, also in threads whose tools have another one."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -165,7 +165,7 @@ def log_to_stderr(secrets: Secrets) -> None:
 
 
 class _OwnFile(WatchedFileHandler):
-    """A log that only its owner may read, also after a rotation."""
+    """A log file that only its owner may read, also after a rotation."""
 
     def _open(self) -> TextIOWrapper:
         descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -173,5 +173,5 @@ class _OwnFile(WatchedFileHandler):
 
 
 def log_to_file(path: Path, secrets: Secrets) -> None:
-    """To a file of the owner's, which may be rotated. Raises OSError."""
+    """Log to a private file, which may be rotated. Raises OSError."""
     log_to(_OwnFile(path, encoding="utf-8"), secrets)

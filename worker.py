@@ -1,7 +1,4 @@
-"""The worker: runs agent workflows and their activities on one task queue. `python worker.py` starts one.
-
-Its parts are put together here: what the project offers, who answers as the model, how Temporal is told of them.
-"""
+"""The worker: runs agent workflows and their activities on one task queue. `python worker.py` starts one."""
 
 import asyncio
 import gc
@@ -55,13 +52,12 @@ from settings import Deployment, ProjectError, Settings, WorkerSettings, load
 from telemetry import NoMetrics, log_to_stderr, quiet_core, telling
 from workflows.sharing import Sharing
 
-GRACE = timedelta(seconds=30)  # SIGTERM is no cancel: what runs is finished within this
-# Beyond GRACE: the SDK's core sometimes never ends its shutdown, with nothing left to do.
-LEAVING = timedelta(seconds=10)
-SHOWN_WITHIN = timedelta(milliseconds=200)  # a partial answer reaches a watcher
+GRACE = timedelta(seconds=30)  # for active calls to complete after SIGTERM, which does not cancel them
+LEAVING = timedelta(seconds=10)  # after GRACE: the SDK's core sometimes never shuts down
+SHOWN_WITHIN = timedelta(milliseconds=200)  # until partial text reaches a watcher
 
 
-def build(  # noqa: PLR0913 - what a worker is made of
+def build(  # noqa: PLR0913 - a worker's parts
     client: Client,
     project: Project,
     task_queue: str,
@@ -70,7 +66,7 @@ def build(  # noqa: PLR0913 - what a worker is made of
     observers: Sequence[Interceptor] | None = None,
     sizes: WorkerSettings | None = None,
 ) -> Worker:
-    """A worker with everything that a run needs. `observers` see what may be told; None: an `Observation` alone."""
+    """Return a worker with all workflows and activities. `observers` see redacted data (default: `Observation`)."""
     sizes = sizes or WorkerSettings()
     transcripts = Transcripts(client, project.stores)
     return Worker(
@@ -132,7 +128,7 @@ def _activities(
 
 
 def versioned(deployment: Deployment) -> WorkerDeploymentConfig:
-    """A run stays with the build that it began on, over continue-as-new too: new code never meets an old history."""
+    """Return a versioned deployment: a run stays on its build, also across continue-as-new."""
     return WorkerDeploymentConfig(
         version=WorkerDeploymentVersion(deployment.name, deployment.build_id),
         use_worker_versioning=True,
@@ -144,7 +140,7 @@ def versioned(deployment: Deployment) -> WorkerDeploymentConfig:
 async def working(
     client: Client, settings: Settings, deployment: Deployment | None = None
 ) -> AsyncIterator[Observation]:
-    """A worker for as long as the block runs. Raises ProjectError before anything is started."""
+    """Run a worker inside the block. Raises ProjectError before it starts."""
     for folder in (settings.home, settings.workspaces):
         if folder.is_dir():
             make_private(folder)
@@ -162,13 +158,13 @@ async def working(
                 reconciling(client, queue),
             ):
                 count_as_busy(lambda: observation.attempts > 0)
-                gc.freeze()  # what is loaded stays: to look it all through took 0.15 s, in which no run went on
+                gc.freeze()  # loaded modules stay: a full collection blocked all runs for 0.15 s
                 yield observation
 
 
 @asynccontextmanager
 async def observing(client: Client, settings: Settings) -> AsyncIterator[list[Interceptor]]:
-    """Spans go to a collector while the block runs, where one is named. Raises ProjectError."""
+    """Export spans inside the block, if a collector is configured. Raises ProjectError."""
     if not settings.exports_spans:
         yield []
         return
@@ -189,7 +185,7 @@ async def observing(client: Client, settings: Settings) -> AsyncIterator[list[In
 
 
 async def serve(settings: Settings) -> None:
-    """Works until SIGTERM or SIGINT, then finishes what is running."""
+    """Run a worker until SIGTERM or SIGINT, then complete active calls."""
     detach_tools()
     client = await connect(codec=settings.codec, payloads=settings.payloads)
     await affix(client, settings.task_queue, settings.codec)
@@ -207,11 +203,11 @@ async def serve(settings: Settings) -> None:
     except TimeoutError:
         if not limit.expired():
             raise
-        logging.getLogger(__name__).warning("the worker leaves without an answer of Temporal's core to its stop")
+        logging.getLogger(__name__).warning("worker shutdown timed out; exiting")
 
 
 def main() -> NoReturn:
-    """Exit code 0 after a stop by signal, 1 where the worker could not start."""
+    """Exit with 0 after a stop by signal, with 1 if the worker cannot start."""
     open_closed()
     guard_streams()
     normalize(os.environ)
@@ -231,6 +227,6 @@ def main() -> NoReturn:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        print("worker: it takes no options; perdure.toml and the environment say what it does", file=sys.stderr)
+        print("worker: no options are accepted; configure it with perdure.toml and the environment", file=sys.stderr)
         sys.exit(2)
     main()

@@ -1,14 +1,13 @@
-"""How: the only I/O. Each activity does one outside thing; its clients are given in.
+"""All I/O. Each activity does one thing outside the process; its clients are passed in.
 
-conversation  `join_conversation` and `answer_turn`: what turns of a conversation hand on to each other
-delegation    `collect` and `find_delegation`: what became of a subtask, or of a whole delegation
-project       what a worker offers: agents, tools, model settings
-update        one that is answered in time
-with_start    an update of a lane or a mailbox that is opened where there is none
+conversation  `join_conversation` and `answer_turn`: conversation state that turns pass on to each other
+delegation    `collect` and `find_delegation`: the result of a subtask or of a whole delegation
+project       The agents, tools and model settings that a worker offers
+update_with_start  Workflow updates: with a deadline, and with a start of the workflow
 demo/         The demo model: a rule-based stand-in for a provider
 effects/      Side effects: attempts, heartbeats, and the ledger that keeps `once` calls from repeating
 followup/     Follow-ups: topics, outgoing messages, and the lane that resumes the work
-http/         HTTP that is safe to point at strangers: URLs, addresses, bodies, delays
+http/         HTTP to untrusted servers: URLs, addresses, bodies, delays
 mailbox/      Mailbox folders: claim, deliver, answer and archive messages as files
 mcp/          MCP servers and their tools
 model/        Model calls: one turn, its provider, its price

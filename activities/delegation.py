@@ -1,4 +1,4 @@
-"""`collect` and `find_delegation`: what became of a subtask, or of a whole delegation, as the server has it."""
+"""`collect` and `find_delegation`: the result of a subtask or of a whole delegation, read from the server."""
 
 import asyncio
 from contextlib import suppress
@@ -29,7 +29,7 @@ from contracts.run.state import RunView
 from decisions.delegation import all_of, clipped, settle_share
 from decisions.ids import run_workflow_id
 
-ATTEMPTS, QUERY_PATIENCE = 4, timedelta(seconds=5)  # a run that fails to replay answers no query
+ATTEMPTS, QUERY_PATIENCE = 4, timedelta(seconds=5)  # a run that cannot be replayed answers no query
 
 Handle = WorkflowHandle[Any, Any]
 V = TypeVar("V")
@@ -42,7 +42,7 @@ class Delegations:
 
     @activity.defn
     async def collect(self, request: CollectRequest) -> Collected:
-        """The end of a subtask's run, its figures, and its artifacts where others can read them."""
+        """Return the end of a subtask's run and its figures, and copy its artifacts to its parents."""
         handle = self._client.get_workflow_handle(run_workflow_id(request.run_id), result_type=dict)
         async with beating(lambda: {"of": request.run_id}):
             end = await outcome_of(handle)
@@ -50,10 +50,10 @@ class Delegations:
                 return Collected(status=SubtaskStatus.cancelled, outcome="it was not started")
             view = await _asked(handle, "state", RunView)
             if view is not None and view.parent != request.into[0]:
-                why = f"there was a run {request.run_id} already, which is no subtask of this run"
-                return Collected(status=SubtaskStatus.failed, outcome=why)
-            named = view.artifacts if view else ()
-            copied = await asyncio.to_thread(self._copy, request, named, end.text)
+                reason = f"there was a run {request.run_id} already, which is no subtask of this run"
+                return Collected(status=SubtaskStatus.failed, outcome=reason)
+            names = view.artifacts if view else ()
+            copied = await asyncio.to_thread(self._copy, request, names, end.text)
         return Collected(
             status=end.status,
             outcome=clipped(end.text, request.most),
@@ -63,7 +63,7 @@ class Delegations:
 
     @activity.defn
     async def find_delegation(self, workflow_id: str) -> DelegationState | None:
-        """How a closed delegation stands; one that was cut short has failed. None where nobody can tell."""
+        """Return the state of a closed delegation if it can be read, as failed if it was cut short."""
         async with beating(lambda: {"of": workflow_id}):
             handle = self._client.get_workflow_handle(workflow_id)
             state = await _asked(handle, "state", DelegationState)
@@ -71,26 +71,26 @@ class Delegations:
                 return state
             return state.model_copy(update={"status": DelegationStatus.failed, "why": "the delegation was cut short"})
 
-    def _copy(self, request: CollectRequest, named: tuple[str, ...], outcome: str) -> tuple[str, ...]:
-        """What was named and is a regular file there. An outcome that is cut lies beside it as a whole."""
-        theirs, copied = self._project.workspace(request.run_id), list[str]()
-        ours = [self._project.workspace(run_id) for run_id in request.into]
-        for workspace in ours:
+    def _copy(self, request: CollectRequest, names: tuple[str, ...], outcome: str) -> tuple[str, ...]:
+        """Copy the named regular files, and the whole outcome if it is cut."""
+        source, copied = self._project.workspace(request.run_id), list[str]()
+        targets = [self._project.workspace(run_id) for run_id in request.into]
+        for workspace in targets:
             workspace.create()
-        below = f"{ARTIFACTS}/{request.subtask}"
-        for path, data in files_of(theirs, named):
-            target = f"{below}/{path}"
+        folder = f"{ARTIFACTS}/{request.subtask}"
+        for path, data in files_of(source, names):
+            target = f"{folder}/{path}"
             if len("".join([*copied, target]).encode("utf-8", "replace")) > request.most:
-                break  # their names are told, too
+                break  # the result holds their names, too
             with suppress(OSError, OutsideWorkspace):
-                copied.append(_kept(ours, below, path, data))
+                copied.append(_kept(targets, folder, path, data))
         if len(outcome.encode("utf-8", "replace")) > request.most:
-            copied.append(_kept(ours, below, "outcome.md", outcome.encode("utf-8", "replace")))
+            copied.append(_kept(targets, folder, "outcome.md", outcome.encode("utf-8", "replace")))
         return tuple(copied)
 
 
 def _kept(workspaces: list[Workspace], folder: str, path: str, data: bytes) -> str:
-    """Where it lies for all of them: what an earlier subtask of the same name has brought stays as it was told."""
+    """Write a file to all workspaces and return its path, which is new if an earlier subtask of this name used it."""
     target = f"{folder}/{path}"
     if any(workspace.is_taken(target, data) for workspace in workspaces):
         target = f"{folder}-{blake2b(data, digest_size=4).hexdigest()}/{path}"
@@ -100,9 +100,9 @@ def _kept(workspaces: list[Workspace], folder: str, path: str, data: bytes) -> s
 
 
 async def _asked(handle: Handle, query: str, kind: type[V]) -> V | None:
-    """What a closed workflow says of itself, from its history; None where it cannot be read, or is another kind's.
+    """Query a closed workflow, if it can be read and has the expected type.
 
-    An attempt asks once: the worker that it runs on may be leaving, and another one can answer.
+    Each attempt queries once, since this worker may be shutting down and another one can answer.
     """
     try:
         answer: V = await handle.query(query, result_type=kind, rpc_timeout=QUERY_PATIENCE)
@@ -113,13 +113,13 @@ async def _asked(handle: Handle, query: str, kind: type[V]) -> V | None:
             return None
         if error.status not in (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
             raise
-        silent = f"{handle.id} does not answer now"
-        raise ApplicationError(silent, type="Silent", category=ApplicationErrorCategory.BENIGN) from None
+        message = f"{handle.id} does not answer now"
+        raise ApplicationError(message, type="Silent", category=ApplicationErrorCategory.BENIGN) from None
     return answer
 
 
 def _spent(view: RunView | None, share: Share) -> Spent:
-    """With all that it delegated itself. Where nobody can tell, the whole share: too much rather than nothing."""
+    """Return what the run and its own subtasks spent; the whole share if that is unknown."""
     if view is None:
         return all_of(share)
     own = Spent(steps=view.step, tokens=view.usage.total, usd=view.cost_usd, follow_ups=view.follow_ups)

@@ -1,4 +1,4 @@
-"""What a worker offers: the agents, tools and model settings of its project."""
+"""The agents, tools and model settings that a worker offers."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -20,12 +20,12 @@ from decisions.model_names import DEFAULT, provider_of
 
 @dataclass(frozen=True)
 class Project:
-    """`agents` always holds `default`. `workspaces` is the folder that holds a folder for each run.
+    """The project of a worker. `agents` always holds `default`; `workspaces` is the parent of the runs' folders.
 
-    `fallbacks` are asked where `model` cannot answer; `providers` are those that names of models may begin with.
+    `fallbacks` are called if `model` fails; `providers` are the prefixes that model names may have.
 
-    `remote` holds the runs' stores where they don't lie in the workspaces. `window` (tokens) and `summary_model` are
-    None where the project does not set them.
+    `remote` holds the runs' stores, unless they are in the workspaces. `window` (tokens) and `summary_model` are None
+    if the project does not set them.
     """
 
     agents: Mapping[str, Agent]
@@ -34,15 +34,15 @@ class Project:
     max_tokens: int
     limits: LimitOverrides
     workspaces: Path
-    instructions: str  # how the loop works, told to every agent
-    prices: Mapping[str, Price] = field(default_factory=dict)  # as the project has them
-    claude_priced: Collection[str] = ()  # the providers at which Anthropic's price list holds
+    instructions: str  # for every agent: how the loop works
+    prices: Mapping[str, Price] = field(default_factory=dict)  # set by the project
+    claude_priced: Collection[str] = ()  # the providers that charge Anthropic's prices
     remote: Stores | None = None
     window: int | None = None
     summary_model: str | None = None
-    on_journal: str = ""  # told to every agent that has a journal, where `instructions` have their mark
-    builtins: tuple[ToolRoute, ...] = ROUTES  # with the approvals that the project sets
-    on_delegation: str = ""  # when to delegate and how, told to every agent that has peers
+    on_journal: str = ""  # for every agent with a journal, inserted at the mark in `instructions`
+    builtins: tuple[ToolRoute, ...] = ROUTES  # with the project's approvals
+    on_delegation: str = ""  # for every agent with peers: when to delegate and how
     fallbacks: tuple[str, ...] = ()
     providers: Collection[str] = ()
     ceiling: LimitOverrides = field(default_factory=LimitOverrides)  # no run exceeds it
@@ -52,21 +52,21 @@ class Project:
         return self.remote or LocalStores(self.workspaces)
 
     secrets: Secrets = NO_SECRETS
-    outbox: Outbox | None = None  # by which messages go out
-    answer_keys: Mapping[str, str] = field(default_factory=dict)  # public keys by id, of those who may answer
+    outbox: Outbox | None = None  # sends messages
+    answer_keys: Mapping[str, str] = field(default_factory=dict)  # public keys of the people who may answer, by id
 
     def window_of(self, *models: str) -> int:
-        """The smallest context window, in tokens: as the project sets it, else as the models are known to have it."""
+        """Return the smallest context window in tokens, as set by the project or known for the models."""
         return self.window or min(window_of(provider_of(model, self.providers)[1]) for model in models)
 
     def price_of(self, model: str) -> Price | None:
-        """The project's price for the model, or Anthropic's where the provider charges it. None: not known."""
+        """Return the project's price for the model, or Anthropic's if the provider charges it."""
         provider, bare = provider_of(model, self.providers)
         known = PRICES.get(bare) if provider in self.claude_priced else None
         return self.prices.get(model) or self.prices.get(bare) or known
 
     def summary_model_of(self, model: str) -> str:
-        """Who writes the summaries of a run of `model`; of another provider's model that is the same."""
+        """Return the model that summarizes runs of `model`; another provider's model summarizes its own."""
         provider, bare = provider_of(model, self.providers)
         return self.summary_model or (summary_model_of(bare) if provider == DEFAULT else model)
 

@@ -1,4 +1,4 @@
-"""An agent's definition, and the snapshot a run keeps of it."""
+"""An agent's definition, and a run's snapshot of it."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ DEFAULT_AGENT = "default"
 
 
 class Agent(Value):
-    """An agent as its project defines it. `tools` is the allow-list; built-ins are always there, the journal's tools
+    """An agent of a project. `tools` is the allow-list; built-in tools are always available, the journal's tools
     unless `journal` is False.
 
-    `peers` are the agents that it may delegate to. One behind a `mailbox` lives outside Temporal: it takes tasks as
-    files, and answers so. Where its `model` cannot answer, the `fallbacks` are asked, in their order. `follow_ups` are
-    the conversations, beside the run's own, in which its follow-ups may resume work; None: it may create none.
+    `peers` are the agents that it may delegate to. An agent with a `mailbox` lives outside Temporal and exchanges
+    files. If `model` cannot answer, the `fallbacks` are asked in order. `follow_ups` are the conversations, apart from
+    the run's own, in which its follow-ups may resume work; None: it may not create follow-ups.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Agent(Value):
 
 
 class ToolSchema(Value):
-    """A tool as the model is told of it."""
+    """A tool as the model sees it."""
 
     name: str
     description: str
@@ -40,9 +40,9 @@ class ToolSchema(Value):
 
 
 class Definition(Value):
-    """The bulk of a snapshot: what goes to the model. It lies in the run's store under its hash.
+    """The part of a snapshot that the model sees, stored in the run's store under its hash.
 
-    `may_delegate` is False where the run lies too deep in a tree: an agent is then without its peers.
+    `may_delegate` is False if the run is too deep in a tree; the agent then has no peers.
     """
 
     agent: str
@@ -55,33 +55,33 @@ class Definition(Value):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """In the order in which they are asked."""
+        """The models, in the order in which they are asked."""
         return (self.model, *self.fallbacks)
 
 
 class Opening(Value):
-    """What the activity `open_run` found: the tool table, limits, and the definition by reference."""
+    """The result of the activity `open_run`: the tool table, limits, and the definition by reference."""
 
     agent: str
     model: str
     definition: str
     tools: ToolTable
-    limits: Limits  # of agent, file and defaults: decided here, so that a replay does not depend on a later default
+    limits: Limits  # merged from agent, file and defaults here, so that a replay does not depend on a later default
     workspace: str
-    peers: tuple[str, ...] = sparse(())  # that it may delegate to here
-    mailboxes: tuple[str, ...] = sparse(())  # those that live outside
-    sessions: tuple[str, ...] = sparse(())  # in which its follow-ups may resume, beside the run's own
+    peers: tuple[str, ...] = sparse(())  # agents that this run may delegate to
+    mailboxes: tuple[str, ...] = sparse(())  # peers that live outside
+    sessions: tuple[str, ...] = sparse(())  # other conversations in which its follow-ups may resume
     secret: str = sparse("")  # random; the nonces of the run's requests derive from it
-    answer_keys: dict[str, str] = sparse({})  # public keys by id, of those who may answer
-    ceiling: dict[str, Any] = sparse({})  # the limits of the project that no run exceeds
+    answer_keys: dict[str, str] = sparse({})  # public keys by id; only answers signed with one of them are accepted
+    ceiling: dict[str, Any] = sparse({})  # the project's limits that no run exceeds
     key_id: str = sparse("")  # as in `RunState`
 
 
 class OpeningRequest(Value):
-    """The goal is read from the transcript, which a cursor names.
+    """The input of `open_run`. A cursor (`length`, `head`) names the transcript that holds the goal.
 
-    `depth` is how many delegations lie above the run, `max_depth` what the run itself sets of that limit. `execution`
-    is as in `RunState`.
+    `depth` counts the delegations above the run; `max_depth` is the run's own setting of that limit. `execution` is as
+    in `RunState`.
     """
 
     agent: str

@@ -1,181 +1,159 @@
-"""What a lane takes and answers: requests, one run at a time (B8)."""
+"""A lane's requests, answers and state: one run at a time (B8)."""
 
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import to_json
 
 from contracts.delegation import Share
-from contracts.models import Edge, Value, sparse
+from contracts.models import Edge, Value, depth, sparse
 from contracts.run.journal import Journal
-from contracts.run.limits import limits_in
+from contracts.run.limits import Context
 from contracts.run.transcript import Segment
 from contracts.sender import Sender
 
 MAX_ID_LENGTH = 200  # characters
 MOST_TEXT = 200_000  # characters of a request's messages together
 MOST_EXTRAS = 64 * 1024  # bytes of `context` and `raw` together
-MOST_NESTED = 64  # levels in them: they are read again inside of other values, and JSON readers have an end
+MOST_NESTED = 64  # levels in them: other values wrap them, and JSON readers have a limit
 
 
 class WhenBusy(StrEnum):
-    """What becomes of a request that finds its lane at work."""
+    """The handling of a request while a turn is running."""
 
-    queue = "queue"  # it waits its turn
-    reject = "reject"  # it is refused
-    steer = "steer"  # it joins the running turn, at its next model call
-    interrupt = "interrupt"  # the running turn is cancelled, and it comes next
+    queue = "queue"  # the request waits its turn
+    reject = "reject"  # the request is refused
+    steer = "steer"  # the request joins the running turn at its next model call
+    interrupt = "interrupt"  # the running turn is cancelled, and the request is next
 
 
 class Message(Edge):
-    """A `system` message goes beside the system prompt for this turn, a `user` message into the conversation."""
+    """A message of a request."""
 
     role: Literal["system", "user"]
-    """`user` goes into the conversation, `system` beside the system prompt of this turn."""
+    """`user` adds to the conversation, `system` to the system prompt of this turn."""
     content: str = Field(min_length=1, max_length=MOST_TEXT)
 
 
 class Headers(Edge):
-    """By what a request is known, as the source's envelopes carry it (E9)."""
+    """The identity of a request, as the source's envelopes carry it (E9)."""
 
     request_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
     """The request that led to this."""
     session_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
-    """The session that it came from."""
+    """The session that the request came from."""
     request_client: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
-    """The program that sent it."""
+    """The program that sent the request."""
     user_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
-    """Who asked."""
+    """The person who asked."""
 
 
 class Choice(Edge):
-    """One of several things that a person has to say before the work begins, as which file an input is."""
+    """A choice that a person makes before the work begins, such as the file of an input."""
 
     name: str = Field(min_length=1, max_length=64)
-    """What is to be chosen."""
+    """The name of the choice."""
     options: tuple[str, ...] = Field(min_length=2, max_length=100)
-    """What a person chooses from."""
+    """The possible answers."""
 
 
 class SubmitRequest(Edge):
-    """The body of the update `submit` and of the signal `request`: either a `goal` or `messages`.
-
-    `question_id` says that it answers that question of the running turn; where it does not, it queues, unless the
-    turn answers nobody for now: then it is left with it. `origin` is the request that led to this one; `raw` is kept
-    with the run, and read by nobody here. The turn begins once a person has made each of the `choices`. The mailbox of
-    agent `mailbox` hears how it ended.
-    """
+    """The body of the update `submit` and of the signal `request`: either a `goal` or `messages`."""
 
     request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
-    """By which a request that comes again is known."""
+    """Identifies the request, so that a repeat has no effect."""
     goal: str | None = Field(default=None, min_length=1, max_length=MOST_TEXT)
-    """What to do. Either this or `messages`."""
+    """The task, in words. Give either this or `messages`."""
     messages: tuple[Message, ...] = Field(default=(), max_length=100)
-    """Several, in place of a goal."""
+    """Messages in place of a goal."""
     agent: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
-    """Who does it; the agent that was spoken to last where it is left out."""
+    """The agent to run; by default the conversation's last agent."""
     default_agent: str | None = Field(
         default=None, min_length=1, max_length=MAX_ID_LENGTH, exclude_if=lambda agent: agent is None
     )
-    """Who does it where nobody was spoken to yet."""
-    context: dict[str, Any] = Field(default_factory=dict)
-    """As of `agentic.start`; with `raw` up to 64 KiB."""
+    """The agent to run if the conversation has no last agent."""
+    context: Context = Field(default_factory=dict)
+    """As in `agentic.start`; together with `raw` up to 64 KiB."""
     origin: Headers | None = None
     """The request that led to this one."""
     when_busy: WhenBusy = WhenBusy.queue
-    """What becomes of it while a turn is running: [below](#when-busy)."""
+    """The handling if a turn is running: [below](#when-busy)."""
     question_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
-    """It answers that question of the running turn; where it does not, it queues."""
+    """The open question of the running turn that this request answers. If the question is not open, it queues."""
     request_client: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
-    """The program that sends it."""
+    """The program that sends the request."""
     raw: dict[str, Any] | None = None
-    """Kept with the run, and read by nobody here."""
+    """Stored with the run, not interpreted."""
     choices: tuple[Choice, ...] = Field(default=(), max_length=20, exclude_if=lambda choices: not choices)
-    """The turn begins once a person has made each."""
+    """The choices that a person makes before the turn begins."""
     mailbox: str | None = Field(
         default=None, min_length=1, max_length=MAX_ID_LENGTH, exclude_if=lambda mailbox: mailbox is None
     )
-    """The mailbox of this agent hears how it ended."""
+    """The agent whose mailbox is notified when the request ends."""
     share: Share | None = sparse(None)
-    """What is left of the budget of the work that it goes on with, which the turn does not exceed."""
+    """The remaining budget of the work that it resumes; the turn does not exceed it."""
     sender: Sender | None = sparse(None)
-    """Where it came in. Perdure's doors set it."""
+    """The entry point that it came through. Set by Perdure."""
     signature: str | None = Field(default=None, max_length=200, exclude_if=lambda signature: signature is None)
-    """Of the answer that it is to `question_id`, as of `human_input`."""
-
-    @field_validator("context")
-    @classmethod
-    def _limits_are_usable(cls, context: dict[str, Any]) -> dict[str, Any]:
-        limits_in(context)
-        return context
+    """The signature of the answer to `question_id`, as in `human_input`."""
 
     @model_validator(mode="after")
     def _says_something_once(self) -> Self:
         if (self.goal is None) == (not self.messages):
             raise ValueError('give either "goal" or "messages"')
         if not self.text.strip():
-            raise ValueError("it says nothing: a goal or a user message is needed")
+            raise ValueError("the request is empty: give a goal or a user message")
         if len(self.text) + len(self.brief) > MOST_TEXT:
             raise ValueError(f"the messages together may have {MOST_TEXT:,} characters")
         if len(to_json([self.context, self.raw])) > MOST_EXTRAS:
             raise ValueError(f"context and raw together may have {MOST_EXTRAS:,} bytes")
-        if not _is_flat([self.context, self.raw]):
+        if depth([self.context, self.raw]) > MOST_NESTED + 1:
             raise ValueError(f"context and raw may be nested {MOST_NESTED} levels deep")
         return self
 
     @property
     def text(self) -> str:
-        """What is said in the conversation."""
+        """The text that enters the conversation."""
         return self.goal or "\n\n".join(message.content for message in self.messages if message.role == "user")
 
     @property
     def brief(self) -> str:
-        """What goes beside the system prompt; empty where there is none."""
+        """The addition to the system prompt; may be empty."""
         return "\n\n".join(message.content for message in self.messages if message.role == "system")
 
 
-def _is_flat(value: Any) -> bool:
-    level = [value]
-    for _ in range(MOST_NESTED + 2):
-        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
-        if not inner:
-            return True
-        level = [each for values in inner for each in values]
-    return False
-
-
 class Submitted(Value):
-    """The answer of `submit`. `position` counts the requests before this one, the running one among them."""
+    """The answer of `submit`."""
 
     run_id: str
-    """Of the run that does it."""
+    """The run of the request."""
     position: int
-    """How many requests come before it, the running one among them. With 0 the run is there."""
+    """The number of requests ahead, including the running one. 0: the run has started."""
     duplicate: bool
-    """It was handed in before."""
+    """The request was submitted before."""
 
 
 class LaneFault(StrEnum):
-    """Why a lane does not take a request. The `type` of the refusal."""
+    """The reason that a lane rejects a request: the `type` of the error."""
 
     invalid_input = "InvalidInput"
-    """The request does not validate, or says nothing. The message names the field."""
+    """The request is not valid or is empty. The message names the field."""
     request_reused = "RequestIdReused"
-    """The id was used before, for something else. Take another one."""
+    """The id was used before with other content. Use another id."""
     lane_full = "LaneFull"
-    """It has as many requests as it takes. Come back after `retry_after_seconds`."""
+    """The queue is full. Retry after `retry_after_seconds`."""
     lane_busy = "LaneBusy"
-    """A turn is running, and `when_busy` was `reject`. Come back later, or queue."""
+    """A turn is running, and `when_busy` was `reject`. Retry later, or queue the request."""
     no_such_turn = "NoSuchTurn"
-    """The turn to forget is not among the latest that have ended. The query `lane` shows them."""
+    """The turn to forget is not among the latest ended turns. The query `lane` lists them."""
     lane_closing = "LaneClosing"
-    """It is being cancelled. Come back later: a new lane is opened then."""
+    """The lane is being cancelled. Retry later; a new lane opens then."""
 
 
 class Queued(Value):
-    """A request that was accepted. `size` is in bytes, as its lane carries it."""
+    """An accepted request. `size` is its size in bytes in the lane's state."""
 
     request: SubmitRequest
     run_id: str
@@ -184,7 +162,7 @@ class Queued(Value):
 
 
 class Active(Value):
-    """The turn that runs. `is_repeat` says that its run had been started before its lane began it.
+    """The running turn. `is_repeat`: its run existed before its lane started it.
 
     `forget` names the turns that it leaves out of the conversation.
     """
@@ -195,20 +173,20 @@ class Active(Value):
 
 
 class TurnEnd(StrEnum):
-    """How a request ended."""
+    """The end of a request."""
 
     completed = "completed"
     escalated = "escalated"
     failed = "failed"
     cancelled = "cancelled"
     timed_out = "timed_out"
-    steered = "steered"  # it joined a turn that was running
-    answered = "answered"  # it answered a question of one
+    steered = "steered"  # it joined a running turn
+    answered = "answered"  # it answered a question of a running turn
     dropped = "dropped"
 
 
 class Ended(Value):
-    """How a run ended. `said` is the outcome, or why there is none."""
+    """The end of a run. `said` is the outcome, or the reason for its absence."""
 
     end: TurnEnd
     said: str = ""
@@ -216,15 +194,15 @@ class Ended(Value):
     @model_validator(mode="before")
     @classmethod
     def _end_alone(cls, value: Any) -> Any:
-        """In histories of earlier workers it is how the run stood with the server, and nothing else."""
-        return {"end": _AS_IT_STOOD.get(value, value)} if isinstance(value, str) else value
+        """Read the form of earlier workers: the run's status on the server, as a string."""
+        return {"end": _OLD_STATUSES.get(value, value)} if isinstance(value, str) else value
 
 
-_AS_IT_STOOD = {"terminated": TurnEnd.cancelled, "timed out": TurnEnd.timed_out, "gone": TurnEnd.failed}
+_OLD_STATUSES = {"terminated": TurnEnd.cancelled, "timed out": TurnEnd.timed_out, "gone": TurnEnd.failed}
 
 
 class Turn(Value):
-    """A request that has ended. `said` is the outcome, or why there is none; both texts are cut."""
+    """An ended request. `said` is the outcome, or the reason for its absence; both texts are truncated."""
 
     request_id: str
     run_id: str
@@ -237,7 +215,7 @@ class Turn(Value):
 
 
 class Word(Value):
-    """For the mailbox of agent `mailbox`: its request has ended."""
+    """A notice to the mailbox of agent `mailbox` that its request has ended."""
 
     mailbox: str
     request_id: str
@@ -246,20 +224,20 @@ class Word(Value):
 
 
 class LaneState(Value):
-    """All that a lane knows, which is also what it carries over continue-as-new.
+    """The state of a lane, carried over continue-as-new.
 
-    `seen` has a digest of each request by a digest of its id; `after` names the turns whose conversation the next one
-    goes on with, the latest first; `notices` tell of what had no effect; `words` are to be told to mailboxes. The next
-    turn leaves the turns `forget` out of the conversation.
+    `seen` maps a digest of each request id to a digest of the request. `after` names the turns that the next one
+    continues, the latest first. `notices` list what had no effect. `words` wait to be sent to mailboxes. The next turn
+    leaves the turns `forget` out of the conversation.
     """
 
     type: Literal["conversation.continue"] = "conversation.continue"
     conversation_id: str
-    closes: bool = sparse(False)  # when nothing is left in it
-    agent: str | None = None  # that was spoken to last
+    closes: bool = sparse(False)  # once it is empty
+    agent: str | None = None  # the last agent
     queue: tuple[Queued, ...] = ()
     active: Active | None = None
-    steering: tuple[Queued, ...] = ()  # handed to the active turn, which has not said yet that it took them
+    steering: tuple[Queued, ...] = ()  # sent to the active turn, not yet confirmed by it
     seen: dict[str, str] = Field(default_factory=dict)
     after: tuple[str, ...] = ()
     recent: tuple[Turn, ...] = ()
@@ -271,61 +249,58 @@ class LaneState(Value):
 
 
 class ConversationStart(Edge):
-    """The input of `Conversation`. The id, if given, must be that of the workflow id.
-
-    A lane that `closes` ends when nothing is left in it; the next request opens another one.
-    """
+    """The input of `Conversation`."""
 
     conversation_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
-    """If given, that of the workflow id."""
+    """If set, it must match the workflow id."""
     closes: bool = False
-    """The lane ends when nothing is left in it; the next request opens another."""
+    """The lane ends once it is empty; the next request opens a new one."""
 
 
 class DropRequest(Edge):
-    """The body of the signal `drop`: takes a request out of the queue."""
+    """The body of the signal `drop`: removes a request from the queue."""
 
     request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
-    """That waits in the queue."""
+    """The queued request."""
     by: str | None = Field(default=None, max_length=200)
-    """Who drops it, as they say."""
+    """The person who drops it, self-declared."""
     sender: Sender | None = sparse(None)
-    """Where it came in. Perdure's doors set it."""
+    """The entry point that it came through. Set by Perdure."""
 
 
 class ForgetRequest(Edge):
-    """The body of the update `forget`: takes a turn that has ended out of the conversation.
+    """The body of the update `forget`: removes an ended turn from the conversation.
 
-    Later turns are not shown it. What it did is not undone, and its run keeps its record.
+    Later turns do not see it. Its effects are not undone, and its run keeps its record.
     """
 
     run_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
-    """Of the turn; the latest one if it is left out."""
+    """The run of the turn; by default the latest."""
     sender: Sender | None = sparse(None)
-    """Where it came in. Perdure's doors set it."""
+    """The entry point that it came through. Set by Perdure."""
 
 
 class Forgotten(Value):
-    """The answer of `forget`: the turn that the next one leaves out."""
+    """The answer of `forget`."""
 
     run_id: str
     asked: str
-    """What was said in it, cut."""
+    """The request of the turn, truncated."""
 
 
 class SteerRequest(Edge):
-    """The body of the signal `steer` of a run: something more from its user, for its next model call."""
+    """The body of the signal `steer` of a run: a user message for its next model call."""
 
     request_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
-    """Of the request that says it."""
+    """The request that the message comes from."""
     text: str = Field(min_length=1, max_length=MOST_TEXT)
-    """For the next model call."""
+    """The message."""
     sender: Sender | None = sparse(None)
-    """Where it came in. Perdure's doors set it."""
+    """The entry point that it came through. Set by Perdure."""
 
 
 class Steered(Edge):
-    """The body of the signal `steered`, by which the run tells its lane that it took the message."""
+    """The body of the signal `steered`: the run confirms to its lane that it took the message."""
 
     request_id: str
 
@@ -338,28 +313,28 @@ class WaitingView(Value):
 
 
 class LaneView(Value):
-    """The answer of the query `lane`. `waiting` has the first requests of the queue, `queued` counts all of them."""
+    """The answer of the query `lane`."""
 
     conversation_id: str
     agent: str | None
-    """That was spoken to last."""
+    """The last agent."""
     active: WaitingView | None
     queued: int
-    """How many wait."""
+    """The number of waiting requests."""
     most_queued: int
-    """How many may."""
+    """The limit of waiting requests."""
     waiting: tuple[WaitingView, ...]
-    """The first of them."""
+    """The first waiting requests."""
     recent: tuple[Turn, ...]
-    """The latest that have ended."""
+    """The latest ended requests."""
     accepted: int
     refused: int
     notices: tuple[str, ...]
-    """What had no effect, and why; the latest."""
+    """The latest messages that had no effect, with reasons."""
 
 
 class JoinRequest(Value):
-    """The input of the activity `join_conversation`. The turns `forget` are left out from now on."""
+    """The input of the activity `join_conversation`. The turns in `forget` are left out from now on."""
 
     conversation_id: str
     after: tuple[str, ...]
@@ -367,7 +342,7 @@ class JoinRequest(Value):
 
 
 class Joined(Value):
-    """What a turn goes on with; nothing in a conversation that begins, and no journal where the agent keeps none."""
+    """The conversation that a turn continues. A new conversation has no segment; the journal is optional."""
 
     segment: Segment | None = None
     journal: Journal | None = None
@@ -375,9 +350,9 @@ class Joined(Value):
 
 
 class TurnRecord(Value):
-    """How a turn has left its conversation. It lies in the conversation's store, under a name of the run's.
+    """A conversation as a turn left it, stored in the conversation's store under the run's name.
 
-    `shows_journal` says that the conversation does not show the journal as it is now.
+    `shows_journal`: the conversation does not contain the current journal.
     """
 
     segments: tuple[Segment, ...]

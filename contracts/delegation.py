@@ -1,4 +1,4 @@
-"""What is delegated, how it stands, and what it has used (D1 to D5)."""
+"""Subtasks of a delegation, their state and what they have spent (D1 to D5)."""
 
 from enum import StrEnum
 from typing import Literal
@@ -12,14 +12,14 @@ MOST_INSTRUCTIONS = 20_000  # characters of a subtask's instructions
 
 
 class Join(StrEnum):
-    """When a delegation has done its work."""
+    """The condition for a delegation to be done."""
 
-    all = "all"  # every subtask is done; one that fails is the end of it
-    any = "any"  # one that nothing else waits for is done; the rest is cancelled
+    all = "all"  # every subtask is done; one failure ends the delegation
+    any = "any"  # one subtask that no other depends on is done; the rest are cancelled
 
 
 class Subtask(Edge):
-    """One node of the DAG, as the model writes it. `depends_on` names the subtasks whose results it is given."""
+    """One node of the DAG, as the model writes it. It receives the results of the subtasks that `depends_on` names."""
 
     id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")
     agent: str = Field(min_length=1, max_length=200)
@@ -37,20 +37,20 @@ class DelegateArguments(Edge):
 
 
 class Share(Value):
-    """A part of a budget: at most so much. None: no limit."""
+    """A part of a budget. Unset fields are not limited."""
 
     steps: int
-    """Calls."""
+    """Tool calls."""
     tokens: int | None = None
-    """Sent and received."""
+    """Tokens sent and received."""
     usd: float | None = None
-    """Money."""
+    """Cost in USD."""
     follow_ups: int | None = sparse(None)
-    """Of the run, and of all that resumes from them."""
+    """Follow-ups of the run and of all work that resumes from them."""
 
 
 class Spent(Value):
-    """What runs have used, with all that they delegated. `usd` is None once a model without a known price was used."""
+    """The usage of runs, including their subtasks. `usd` is unset once a model without a known price was used."""
 
     steps: int = 0
     tokens: int = 0
@@ -64,7 +64,7 @@ class Spent(Value):
 
 
 class Assignment(Value):
-    """Whose subtask a run is: of the run `by`, `depth` delegations below the first run, with its part of the budget."""
+    """A run's place in a delegation: a subtask of run `by`, `depth` levels below the first run, with a budget share."""
 
     by: str
     depth: int
@@ -72,7 +72,7 @@ class Assignment(Value):
 
 
 class SubtaskStatus(StrEnum):
-    waiting = "waiting"  # not started; in a delegation that is over, it never was
+    waiting = "waiting"  # not started; final if the delegation has ended
     running = "running"
     done = "done"
     escalated = "escalated"
@@ -83,7 +83,7 @@ class SubtaskStatus(StrEnum):
 
 
 class Collected(Value):
-    """What became of a subtask's run. `artifacts` are paths in the workspace of the run that delegated it."""
+    """The result of a subtask's run. `artifacts` are paths in the workspace of the delegating run."""
 
     status: SubtaskStatus
     outcome: str
@@ -92,9 +92,9 @@ class Collected(Value):
 
 
 class SubtaskState(Value):
-    """A subtask as it stands. While it runs its `share` is reserved, and then what it has `spent` is settled.
+    """The state of a subtask. Its `share` is reserved while it runs; then `spent` replaces it.
 
-    `run_id` is empty where a peer outside does it.
+    `run_id` is empty for a peer that lives outside.
     """
 
     id: str
@@ -102,7 +102,7 @@ class SubtaskState(Value):
     run_id: str
     status: SubtaskStatus = SubtaskStatus.waiting
     share: Share | None = None
-    outcome: str = ""  # or why there is none
+    outcome: str = ""  # or the reason for its absence
     artifacts: tuple[str, ...] = ()
     spent: Spent = Spent()
 
@@ -116,10 +116,10 @@ class DelegationStatus(StrEnum):
 class DelegationRequest(Value):
     """The input of `Delegation`: subtasks for run `run_id` and its agent, at `step`, `depth` below the first run.
 
-    `budget` is what all of them may use together. `max_depth` is the first run's, and holds for the whole tree.
-    `mailboxes` names the agents that live outside: their subtasks are no runs, but messages and replies. `heir` is the
-    run that makes it, where it goes on from `run_id`: what the subtasks bring has to be in its workspace, too.
-    `key_id` stands for `run_id` in the ids of what is delegated, where an earlier run had the same id.
+    `budget` is for all subtasks together. `max_depth` is the first run's and applies to the whole tree. `mailboxes`
+    names the agents that live outside: their subtasks are messages, not runs. `heir` is the delegating run if it
+    continues `run_id`: artifacts are copied to its workspace too. `key_id` replaces `run_id` in the ids of subtasks if
+    an earlier run had the same id.
     """
 
     type: Literal["agentic.delegate"] = "agentic.delegate"
@@ -137,12 +137,12 @@ class DelegationRequest(Value):
 
     @property
     def named(self) -> str:
-        """The id that the ids of what is delegated are made of."""
+        """The id from which the ids of the subtasks derive."""
         return self.key_id or self.run_id
 
 
 class DelegationState(Value):
-    """The answer of the query `state` of a `Delegation`, and its result. `why` names the subtask that failed it."""
+    """The answer of the query `state` of a `Delegation`, and its result. `why` names the failed subtask."""
 
     status: DelegationStatus = DelegationStatus.running
     why: str = ""
@@ -150,10 +150,10 @@ class DelegationState(Value):
 
 
 class CollectRequest(Value):
-    """The input of the activity `collect`: how run `run_id` ended, its outcome cut to `most` bytes.
+    """The input of the activity `collect`: read the result of run `run_id`, its outcome truncated to `most` bytes.
 
-    Its artifacts are copied to the workspaces of the runs `into`, the delegating one first, below a folder named for
-    the subtask. `share` is what is taken for spent where nobody can tell.
+    Its artifacts are copied to the workspaces of the runs `into`, the delegating run first, into a folder named after
+    the subtask. `share` counts as spent if the usage is not known.
     """
 
     run_id: str

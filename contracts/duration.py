@@ -1,4 +1,4 @@
-"""Durations as people write them: "500ms", "30s", "15m", "2h", "7d", or a number of seconds."""
+"""Durations in configuration: "500ms", "30s", "15m", "2h", "7d", or a number of seconds."""
 
 import re
 from datetime import timedelta
@@ -28,7 +28,7 @@ def _read(value: Any) -> Any:
 
 
 def _passes(value: timedelta) -> timedelta:
-    """However it was written: "PT0S" and "0.0001ms" are nothing too."""
+    """Return the value if it is in range: "PT0S" and "0.0001ms" are zero too. Raises ValueError."""
     if not timedelta() < value <= LONGEST:
         raise ValueError(EXPECTED)
     return value

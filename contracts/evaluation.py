@@ -1,4 +1,4 @@
-"""A table of goals and what should come of each, to see how well an agent does (`perdure eval`)."""
+"""Test cases for agents: goals, expectations and scores (`perdure eval`)."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -15,18 +15,17 @@ def _several(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-# One text, or a list of them.
+# One text, or a list of texts.
 Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_several)]
 
 
 class Expectation(Edge):
-    """What must hold at a run's end. What is not set is not looked at, but for `status`.
+    """The conditions that a run must meet at its end. Only `status` has a default; unset fields are not checked.
 
-    `contains`, `not_contains` and `matches` (a regular expression) are about what the run says at its end. `artifact`
-    names files of its folder, by path or pattern. `calls` are tools that were called, each at least once, `never_calls`
-    those that the model did not even try to call. `asks` says that the run has to ask a person, with these words in
-    the question (or true: with any), and `answer` what is answered to its questions, in their order; where `answer` is
-    left out, the question is the end of it.
+    `contains`, `not_contains` and `matches` (a regular expression) apply to the run's final text. `artifact` names
+    files of its folder, by path or pattern. `calls` are tools that were called at least once, `never_calls` tools that
+    the model did not even try to call. `asks` requires a question to a person that contains this text (true: any), and
+    `answer` lists the answers in order; without `answer`, the first question ends the run.
     """
 
     status: Literal["completed", "escalated", "failed", "timed_out", "cancelled"] = RunStatus.completed.value
@@ -48,12 +47,12 @@ class Expectation(Edge):
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+                raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
         return patterns
 
 
 class Case(Edge):
-    """One goal. `name` is what the report calls it; the goal itself where it is left out."""
+    """One goal. `name` is its name in the report; by default the goal itself."""
 
     name: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
     goal: str = Field(min_length=1, max_length=200_000)
@@ -64,16 +63,16 @@ class Case(Edge):
 
 
 class Facts(Value):
-    """What a run came to. `text` is what it said at its end; `asked` are the questions it put to a person.
+    """The result of a run. `text` is its final text; `asked` are its questions to a person.
 
-    `made` are the tools that were called, `tried` those that the model asked for. Steps, tokens and cost are with all
-    that it delegated; `cost_usd` is None where a price is not known.
+    `made` are the tools that were called, `tried` those that the model asked for. Steps, tokens and cost include
+    subtasks; `cost_usd` is None if a price is not known.
     """
 
     status: str
     text: str = ""
     asked: tuple[str, ...] = ()
-    unanswered: str | None = None  # the question that nobody was to answer; the run was cancelled then
+    unanswered: str | None = None  # the question without an answer, at which the run was cancelled
     files: tuple[str, ...] = ()
     made: tuple[str, ...] = ()
     tried: tuple[str, ...] = ()
@@ -83,7 +82,7 @@ class Facts(Value):
 
 
 class Score(Value):
-    """How one run of a case ended: passed where `why` is empty."""
+    """The score of one run of a case. `why` lists the failed conditions."""
 
     run_id: str
     why: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""Follow-ups: tasks that resolve later, the commands that make them, and what becomes of them (E1 to E9).
+"""Follow-ups: tasks that resolve later, with their commands and events (E1 to E9).
 
-Names and shapes are the source's, with its `workflowId` for a follow-up. Times are milliseconds since 1970.
+Names and shapes are the source's; its `workflowId` identifies a follow-up. Times are milliseconds since 1970.
 """
 
 from enum import StrEnum
@@ -14,20 +14,20 @@ from contracts.delegation import Share
 from contracts.models import CamelEdge, CamelValue, Edge, Value, sparse
 from contracts.topic import Event
 
-MOST_TASKS = 50  # of a follow-up: with their inputs and results they have to fit one payload
+MOST_TASKS = 50  # of a follow-up: with their inputs and results they must fit one payload
 MOST_DESCRIPTION = 1000  # characters
 MOST_SUMMARY = 20_000  # characters
 MOST_INPUT = 8 * 1024  # bytes
 MOST_RESULT = 16 * 1024  # bytes
-MOST_WORKFLOW_ID = MAX_ID_LENGTH - 10  # characters: the request that resumes the work is named after it
+MOST_WORKFLOW_ID = MAX_ID_LENGTH - 10  # characters: the id of the resuming request contains it
 
 
 class FollowUpStatus(StrEnum):
-    """Of a follow-up, and of each of its tasks (E2)."""
+    """The status of a follow-up, and of each of its tasks (E2)."""
 
     queued = "queued"
     running = "running"
-    blocked = "blocked"  # it waits for what comes from outside
+    blocked = "blocked"  # waits for something from outside
     resolved = "resolved"
     failed = "failed"
     cancelled = "cancelled"
@@ -38,55 +38,53 @@ class FollowUpStatus(StrEnum):
 
 
 class Completion(StrEnum):
-    all = "all"  # once the turn that created the tasks has ended, and every task
-    any = "any"  # with the first; the others are cancelled
+    all = "all"  # when the turn that created the tasks and every task have ended
+    any = "any"  # with the first task; the others are cancelled
 
 
 class FollowUpFailure(StrEnum):
-    """Why a follow-up ended Failed."""
+    """The reason that a follow-up ended Failed."""
 
     no_tasks = "NoTasks"
-    """The turn that created it has ended, and left nothing to wait for."""
+    """The turn that created it has ended without creating a task."""
     refused = "Refused"
-    """The lane will never take the request that resumes the work. The message has the lane's reason."""
+    """The lane rejects the request that resumes the work. The message has the lane's reason."""
 
 
 class ResumeTarget(Edge):
-    """Where the work goes on: the lane of `session_id`."""
+    """The conversation in which the work resumes."""
 
     session_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
-    """The conversation in which the work goes on."""
+    """The id of the conversation."""
     request_client: str = Field(default="perdure", min_length=1, max_length=MAX_ID_LENGTH)
-    """For whom the request is made."""
+    """The client that the request is made for."""
     mention_user_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
-    """Whom the answer should mention; told to the agent."""
+    """The user that the answer should mention; passed to the agent."""
 
 
 class FollowUpDefinition(CamelEdge):
-    """`summary` is a snapshot: what was being done, and what is waited for. Nothing else is known on resume (E8)."""
+    """The definition of a follow-up. On resume, the agent knows only `summary` and the tasks (E8)."""
 
     version: Literal[2] = 2
     origin: Headers
     """The request that the follow-up came from."""
     resume_target: ResumeTarget
     summary: str = Field(min_length=1, max_length=MOST_SUMMARY)
-    """What was being done and what is waited for: all that is known on resume, beside the tasks."""
+    """The work so far and what it waits for: all that the agent knows on resume, apart from the tasks."""
     completion: Completion = Completion.all
-    """`all`: when every task has ended. `any`: with the first; the others are cancelled."""
+    """`all`: ends with the last task. `any`: ends with the first; the others are cancelled."""
 
 
 class CreateData(CamelEdge):
-    """`run_id` is the run whose turn creates the tasks; `all` is not judged before its end."""
-
     workflow_id: str = Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=MOST_WORKFLOW_ID)
-    """The follow-up's name; its workflow id is `wf:` and this."""
+    """The follow-up's name; its workflow id is `wf:` followed by it."""
     definition: FollowUpDefinition
     run_id: str | None = Field(default=None, min_length=1, max_length=1000)
-    """The run whose turn creates the tasks; `all` is not judged before its end."""
+    """The run whose turn creates the tasks. `all` waits for its end."""
     agent: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
-    """The agent that goes on with the work; if left out, the agent that the conversation spoke to last."""
+    """The agent that resumes the work; by default the conversation's last agent."""
     share: Share | None = sparse(None)
-    """The part of the creating run's budget that the resumed work may use. The run sets it."""
+    """The part of the creating run's budget for the resumed work. Set by the run."""
 
 
 class CreateCommand(Edge):
@@ -96,24 +94,22 @@ class CreateCommand(Edge):
     headers: Headers = Headers()
     data: CreateData
     answer_keys: dict[str, str] = sparse({})
-    """Public keys by id: only answers signed with one of them are taken. The worker of the run sets it."""
+    """Public keys by id; only answers signed with one of them are accepted. Set by the run's worker."""
 
 
 class TaskData(CamelEdge):
-    """`task_id` goes into an HTTP header, and with all others into the request that resumes the work."""
-
     workflow_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
-    """The follow-up's."""
-    task_id: str = Field(pattern=r"^[A-Za-z0-9._:-]+$", max_length=MAX_ID_LENGTH)
-    """New in its follow-up; the same again changes nothing."""
+    """The follow-up's name."""
+    task_id: str = Field(pattern=r"^[A-Za-z0-9._:-]+$", max_length=MAX_ID_LENGTH)  # it is sent in an HTTP header
+    """New in its follow-up; a repeat has no effect."""
     kind: str = Field(min_length=1, max_length=100)
-    """One of the [kinds](#kinds-of-tasks), which says what `input` is."""
+    """One of the [kinds](#kinds-of-tasks), which defines `input`."""
     description: str = Field(min_length=1, max_length=MOST_DESCRIPTION)
-    """What is waited for, in words."""
+    """The awaited thing, in words."""
     input: dict[str, Any] = Field(default_factory=dict)
-    """As its kind has it; up to 8 KiB."""
+    """The input of its kind; up to 8 KiB."""
     run_id: str | None = Field(default=None, min_length=1, max_length=1000)
-    """As of `cmd.workflow.create`."""
+    """As in `cmd.workflow.create`."""
 
     @field_validator("description")
     @classmethod
@@ -130,7 +126,7 @@ class TaskData(CamelEdge):
 
 
 class TaskCommand(Edge):
-    """The body of the signal `task_create`, and of the update `create_task` for callers who want to hear of it."""
+    """The body of the signal `task_create`, and of the update `create_task`, which returns a result."""
 
     type: Literal["cmd.workflow.task.create"] = "cmd.workflow.task.create"
     headers: Headers = Headers()
@@ -139,9 +135,9 @@ class TaskCommand(Edge):
 
 class CancelData(CamelEdge):
     workflow_id: str | None = None
-    """The follow-up's; may be left out."""
+    """The follow-up's name; optional."""
     reason: str | None = Field(default=None, max_length=2000)
-    """Shown with it."""
+    """Shown with the follow-up."""
 
 
 class CancelCommand(Edge):
@@ -151,17 +147,17 @@ class CancelCommand(Edge):
 
 
 class TaskResolved(CamelEdge):
-    """The body of the signal `task_resolved`: an event for the task to judge, or its `result` at once."""
+    """The body of the signal `task_resolved`: an event for the task to match, or its `result`."""
 
     workflow_id: str | None = None
-    """The follow-up's; may be left out."""
+    """The follow-up's name; optional."""
     task_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
     event: Event | None = None
-    """For the task to judge. Either this or `result`."""
+    """An event for the task to match. Give either this or `result`."""
     result: Any = None
-    """Resolves it at once; up to 16 KiB."""
+    """Resolves the task at once; up to 16 KiB."""
     resolved_by: str | None = Field(default=None, min_length=1, max_length=2 * MAX_ID_LENGTH)
-    """Who or what resolved it."""
+    """The person or program that resolved it."""
 
     @model_validator(mode="after")
     def _brings_one_thing(self) -> Self:
@@ -171,7 +167,7 @@ class TaskResolved(CamelEdge):
 
 
 class Task(CamelValue):
-    """`resolved_by` is what it was resolved by, once: an event's id, "timeout", "clock", a person (E4)."""
+    """A task. `resolved_by` is the first cause of its end: an event's id, "timeout", "clock" or a person (E4)."""
 
     task_id: str
     kind: str
@@ -187,7 +183,7 @@ class Task(CamelValue):
 
 
 class Late(CamelValue):
-    """What came for a task when it had its end."""
+    """An event that arrived after its task had ended."""
 
     task_id: str
     event: str
@@ -203,9 +199,9 @@ class LifecycleEvent(Value):
 
 
 class FollowUpState(CamelValue):
-    """All that a `FollowUp` knows, which is also its input after continue-as-new, and the answer of `state`.
+    """The state of a `FollowUp`: its input after continue-as-new, and the answer of `state`.
 
-    `runs` are those whose turn may still create tasks. `idle_until` bounds the wait for a first task where no run is
+    `runs` are those whose turn may still create tasks. `idle_until` bounds the wait for a first task if no run is
     named.
     """
 
@@ -220,15 +216,15 @@ class FollowUpState(CamelValue):
     tasks: tuple[Task, ...] = ()
     runs: tuple[str, ...] = ()
     idle_until: int | None = None
-    execution: str = ""  # the first Temporal execution: the ledger is kept by it
-    agent: str | None = None  # who goes on
+    execution: str = ""  # the first Temporal execution: the key of its ledger
+    agent: str | None = None  # the agent that resumes the work
     created_by: str | None = sparse(None)  # the run whose budget the resumed work shares
-    share: Share | None = sparse(None)  # what was left of it when the follow-up was created
-    answer_keys: dict[str, str] = sparse({})  # public keys by id: only answers signed with one of them are taken
+    share: Share | None = sparse(None)  # the rest of it when the follow-up was created
+    answer_keys: dict[str, str] = sparse({})  # public keys by id; only answers signed with one of them are accepted
     resume_seq: int = 0
     late: tuple[Late, ...] = ()
     events: tuple[LifecycleEvent, ...] = ()  # the latest, bounded
-    ignored: tuple[str, ...] = ()  # the latest signals that had no effect, and why
+    ignored: tuple[str, ...] = ()  # the latest signals that had no effect, with reasons
 
 
 class FollowUpCommands(Value):
@@ -247,17 +243,19 @@ class SubscribeRequest(Value):
 
 
 class Outbound(CamelEdge):
-    """One message to somebody outside: what `notify` sends, and what an outbox takes."""
+    """A message that `notify` sends through the outbox."""
 
     channel_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
-    """Where it goes."""
+    """The destination channel."""
     text: str = Field(min_length=1, max_length=4000)
     platform: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
-    """Of the channel."""
+    """The platform of the channel."""
 
 
 class NotifyRequest(Value):
-    """The input of the activity `notify`. `number` is the task's place in its follow-up, `execution` its first."""
+    """The input of the activity `notify`. `number` is the task's place in its follow-up, `execution` the follow-up's
+    first Temporal execution.
+    """
 
     task_id: str
     number: int
@@ -268,8 +266,8 @@ class NotifyRequest(Value):
 class ResumeWork(Value):
     """The input of the activity `resume_work`: a new request for the lane of `session_id` (E6).
 
-    `execution` is the follow-up's first Temporal execution: another follow-up may be started under the same id.
-    `created_by` is the run whose budget the resumed work shares: what it has left at its end bounds the request.
+    `execution` is the follow-up's first Temporal execution: another follow-up may have the same id. `created_by` is
+    the run whose remaining budget bounds the request.
     """
 
     session_id: str
@@ -279,7 +277,7 @@ class ResumeWork(Value):
 
 
 class CloseFollowUp(Value):
-    """The input of the activity `close_follow_up`: topics need not wait for these tasks any more.
+    """The input of the activity `close_follow_up`: ends these subscriptions.
 
     `cancel` asks the server to cancel the follow-up itself, for this reason.
     """

@@ -1,4 +1,4 @@
-"""What is kept of an MCP server's tools: `mcp.lock.json`, by which a worker offers them."""
+"""`mcp.lock.json`: the accepted definitions of MCP tools, which alone a worker offers."""
 
 from enum import StrEnum
 from typing import Any, Literal
@@ -8,7 +8,7 @@ from pydantic.alias_generators import to_camel
 
 
 class _Kept(BaseModel):
-    """Written as MCP writes it. What is not known here is refused: nobody else writes this file."""
+    """The base class, with MCP's field names. Unknown fields are refused: only Perdure writes this file."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -21,7 +21,7 @@ class _Kept(BaseModel):
 
 
 class Pin(_Kept):
-    """A tool's definition as it was accepted. `sha256` is that of the rest, in 64 hex digits."""
+    """An accepted tool definition. `sha256` covers the other fields."""
 
     description: str = ""
     input_schema: dict[str, Any]
@@ -30,15 +30,15 @@ class Pin(_Kept):
 
 
 class PinnedServer(_Kept):
-    """All tools of one server, by the names that it gives them."""
+    """All tools of one server, by its names for them."""
 
     tools: dict[str, Pin]
 
 
 class PinnedProgram(_Kept):
-    """What is started for a server over stdio: an absolute path, and the sha256 of its arguments as JSON.
+    """The program of a stdio server: its absolute path, and the sha256 of its arguments as JSON.
 
-    The arguments themselves may hold values of the environment, and the file is committed.
+    The arguments themselves may contain secrets from the environment, and the file is committed.
     """
 
     path: str
@@ -46,7 +46,7 @@ class PinnedProgram(_Kept):
 
 
 class PinFile(_Kept):
-    """`mcp.lock.json`. `programs` are those of servers over stdio, by server."""
+    """`mcp.lock.json`. `programs` are those of stdio servers, by server."""
 
     version: Literal[1] = 1
     programs: dict[str, PinnedProgram] = Field(default_factory=dict)
@@ -54,9 +54,9 @@ class PinFile(_Kept):
 
 
 class PinState(StrEnum):
-    """What a tool is now, beside what was accepted."""
+    """A tool's current definition compared with the accepted one."""
 
-    pinned = "pinned"  # as it was accepted
-    changed = "changed"  # its calls wait for a person
-    gone = "gone"  # its calls fail
+    pinned = "pinned"  # equal
+    changed = "changed"  # calls wait for a person
+    gone = "gone"  # calls fail
     new = "new"  # not offered

@@ -1,4 +1,4 @@
-"""The base classes: what lies in history is read tolerantly, what comes from outside strictly."""
+"""The base classes: values in history are read tolerantly, values from outside strictly."""
 
 import math
 import re
@@ -22,19 +22,19 @@ class Edge(BaseModel):
 
 
 def sparse(default: Any) -> Any:
-    """A field that is not written while it says nothing: a step of a run has two dozen, a mailbox thousands."""
+    """Return a field that is omitted from JSON at its default: a step has two dozen of them, a mailbox thousands."""
     return Field(default=default, exclude_if=lambda value: value == default)
 
 
 class Terse(Value):
-    """A value that each step of a run brings into history, where nothing is written that is at its default.
+    """A value that each step of a run adds to history, without the fields that are at their default.
 
-    Everywhere else it is whole. A default of these is what "nothing" means, and never changes: it is in no history.
+    Never change a default of these classes: histories do not contain it.
     """
 
 
 class CamelValue(Value):
-    """A value whose source writes `workflowId`; here it is `workflow_id`, and either is read."""
+    """A value with camelCase names in JSON: `workflow_id` is written as `workflowId`, and both are read."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
@@ -42,7 +42,7 @@ class CamelValue(Value):
 
 
 class CamelEdge(CamelValue):
-    """The same from outside. Unknown fields are refused by name."""
+    """A value from outside with camelCase names in JSON. Unknown fields are refused by name."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,20 +50,19 @@ class CamelEdge(CamelValue):
 _BREAKS = re.compile(r"[\t-\r\x1c-\x1f\x85\u2028\u2029]+")
 _JOINERS = "\u200c\u200d"
 
-MOST_DEPTH = 50  # of a value from outside: a payload nested 200 deep is not read any more, and it gets wrapped
-
-AROUND = 16  # levels; more than lie around a result or arguments wherever a run keeps them, to be read back from there
+MOST_DEPTH = 50  # levels of a value from outside: payloads nested 200 deep cannot be read, and other values wrap it
+AROUND = 16  # levels; more than wrap a result or arguments anywhere in a run's state
 
 
 def depth(value: Any) -> int:
-    """How many lists and objects lie in each other."""
+    """Return the nesting depth of lists and objects."""
     if not isinstance(value, dict | list):
         return 0
     return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
 
 
 def is_utf8(text: str) -> bool:
-    """What a shell or a disk hands on may be any bytes; only these can be told to a server or a person."""
+    """Return whether the text can be encoded: text from a shell or a disk may contain lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -72,9 +71,9 @@ def is_utf8(text: str) -> bool:
 
 
 def replace_surrogates(value: Any) -> Any:
-    """Return the value with U+FFFD for each half of a surrogate pair: JSON can escape one, and UTF-8 cannot hold it.
+    """Return the value with U+FFFD for each lone surrogate: JSON can escape one, but UTF-8 cannot encode it.
 
-    Two halves that came apart, as in two events of a stream, become their character again.
+    Two adjacent halves, as from two events of a stream, are joined into their character.
     """
     match value:
         case str():
@@ -89,27 +88,27 @@ def replace_surrogates(value: Any) -> Any:
             return value
 
 
-# An escaped half of a surrogate pair; the group is another escape, or a whole pair, and stays.
+# An escaped lone surrogate. The group matches other escapes and whole pairs, which are kept.
 _LONE_ESCAPE = re.compile(
     r"(\\[^u]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
 
 
 def replace_lone_escapes(written: str) -> str:
-    """Return JSON text with U+FFFD for each escape that is half of a surrogate pair."""
+    """Return JSON text with U+FFFD for each escaped lone surrogate."""
     return _LONE_ESCAPE.sub(lambda escape: escape[1] or r"\ufffd", written)
 
 
 def printable(text: str) -> str:
-    """One line, with what cannot be printed escaped: it quotes what somebody has written.
+    """Return foreign text as one line, with unprintable characters escaped.
 
-    Spaces and joiners of every script stay as they are, so that a name can be copied from it.
+    Spaces and joiners of every script are kept, so that a name can be copied.
     """
-    return "".join(sign if sign.isprintable() or _is_blank(sign) else repr(sign)[1:-1] for sign in _in_one(text))
+    return "".join(char if char.isprintable() or _is_blank(char) else repr(char)[1:-1] for char in _in_one(text))
 
 
 def _in_one(text: str) -> str:
-    """Breaks with the blanks around them become one blank. A pattern for that takes years for a megabyte of blanks."""
+    """Replace line breaks and the blanks around them by one blank. One regex for both has quadratic run time."""
     first, *others = _BREAKS.split(text)
     if not others:
         return text
@@ -118,11 +117,11 @@ def _in_one(text: str) -> str:
     return " ".join([first.rstrip(), *between, last.lstrip()])
 
 
-def _is_blank(sign: str) -> bool:
-    return sign in _JOINERS or category(sign) == "Zs"
+def _is_blank(char: str) -> bool:
+    return char in _JOINERS or category(char) == "Zs"
 
 
-_READABLE = 200  # levels; what is nested deeper, no reader of JSON takes, and it is refused where it would be kept
+_READABLE = 200  # levels; JSON readers fail beyond them, so deeper values are refused when they are stored
 
 
 def _in_json(value: Any) -> Any:
@@ -143,14 +142,14 @@ def _named(value: Any, levels: int) -> Any:
             return value
 
 
-# Text from outside, which may have half a surrogate pair in it.
+# Text from outside that may contain lone surrogates.
 ForeignText = Annotated[str, BeforeValidator(replace_surrogates)]
 
-# NaN and the infinities are no numbers of JSON, and would be null at the next process: they become their names.
+# JSON has no NaN or infinities, which would be written as null: they become their names.
 JsonResult = Annotated[Any, AfterValidator(_in_json)]
 
 
 class Undecodable(Value):
-    """Stands for a value from outside that could not be read at all."""
+    """A placeholder for a value from outside that could not be read."""
 
     reason: str

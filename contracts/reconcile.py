@@ -1,4 +1,4 @@
-"""What the reconciler is asked, what it finds, and the mark by which it knows a store again."""
+"""The reconciler's request, report and findings, and its mark in a run's store."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -9,25 +9,25 @@ from contracts.models import Value
 
 
 class Problem(StrEnum):
-    """What the reconciler looks for."""
+    """The kind of a finding."""
 
-    wedged = "wedged"  # the run's workflow tasks fail: it cannot go on
-    orphaned = "orphaned"  # the run is open, and its parent has closed
-    unattended = "unattended"  # nobody works on the run's task queue
-    claim = "claim"  # a call may have happened, and nobody will be asked
-    overdue = "overdue"  # an answer or a result is awaited for too long
-    left_store = "left_store"  # the run is gone from the server, its store is not
+    wedged = "wedged"  # the run's workflow tasks fail, so it cannot continue
+    orphaned = "orphaned"  # the run is open, but its parent has closed
+    unattended = "unattended"  # no worker polls the run's task queue
+    claim = "claim"  # a call may have taken effect, and no person will be asked
+    overdue = "overdue"  # the run has waited too long for an answer or a result
+    left_store = "left_store"  # the run is gone from the server, but its store remains
 
 
 class Repair(StrEnum):
-    """What the reconciler does by itself. Everything else is named, and left to a person."""
+    """A repair that the reconciler makes by itself. A person decides on everything else."""
 
-    cancel = "cancel"  # the orphan is asked to stop
-    clear = "clear"  # the store of a run that is gone is removed
+    cancel = "cancel"  # cancel the orphan
+    clear = "clear"  # remove the store of a run that is gone
 
 
 class Finding(Value):
-    """`found` and `advice` are for people, a clause each. `repair` is what helps, `repaired` that it was done."""
+    """A problem of a run. `found` and `advice` are clauses for people. `repaired`: the `repair` was made."""
 
     problem: Problem
     run_id: str
@@ -38,19 +38,18 @@ class Finding(Value):
 
 
 class ReconcileRequest(Value):
-    """`after`: the folder of the store that the look before came to last, where it did not come to the end.
-
-    It stands in that look's report under the same name.
+    """The input of a pass. `after` is the last store folder of the previous pass, from its report, if that pass stopped
+    early.
     """
 
     after: str = ""
 
 
 class ReconcileReport(Value):
-    """Every finding is counted; of each problem the first ones are named.
+    """The result of a pass. All findings are counted; `findings` lists the first of each kind.
 
-    `stores` were looked at, `unjudged` of them could not be: they were never seen with their run here, or their name
-    does not tell the run. `unasked` runs should have told their state, and did not, or there were too many.
+    `stores` counts the checked stores. `unjudged` of them have no known run: they carry no mark from this server, or
+    their name does not identify a run. `unasked` counts the runs that did not report their state, or were too many.
     """
 
     found: dict[Problem, int] = Field(default_factory=dict)
@@ -63,7 +62,7 @@ class ReconcileReport(Value):
 
 
 class Standing(StrEnum):
-    """How a workflow stands with the server."""
+    """The status of a workflow on the server."""
 
     open = "open"
     completed = "completed"
@@ -75,14 +74,14 @@ class Standing(StrEnum):
 
 
 class Place(Value):
-    """Where runs live: a namespace, by the id that no other has or will have, and a task queue of it."""
+    """The place of runs: a namespace, by its unique id, and a task queue."""
 
     namespace: str
     task_queue: str
 
 
 class StoreMark(Value):
-    """The mark in a run's store: its run was seen in `place`. `gone_since`: and was missing from this time on."""
+    """The mark in a run's store: the run was seen in `place`. `gone_since` is set while the run is missing."""
 
     place: Place
     gone_since: datetime | None = None

@@ -1,4 +1,4 @@
-"""What Perdure itself records of who sent something, apart from what the sender claims (`by`, `origin`)."""
+"""The sender of a message as Perdure records it, apart from the sender's own claims (`by`, `origin`)."""
 
 from pydantic import Field
 
@@ -6,16 +6,15 @@ from contracts.models import Edge, Value
 
 
 class Sender(Edge):
-    """Where a start, request, answer, result, cancel or event came in. Perdure's doors write it; callers cannot.
+    """The entry point of a start, request, answer, result, cancel or event. Set by Perdure; callers cannot set it.
 
-    A client of Temporal itself can write anything into a body, so it proves nothing there. Of an answer that is
-    signed, the signature covers it.
+    A Temporal client can write any body, so it proves nothing about one. The signature of an answer covers it.
     """
 
     door: str = Field(min_length=1, max_length=100)
     """`cli`, `gateway`, `mcp`, `webhook:NAME`, `schedule`, `mailbox`, `follow-up` or `delegation`."""
     token: str | None = Field(default=None, max_length=200, exclude_if=lambda token: token is None)
-    """The name of the gateway's token."""
+    """The name of the gateway token."""
 
 
 CLI = Sender(door="cli")
@@ -27,10 +26,10 @@ DELEGATION = Sender(door="delegation")
 
 
 class SentBy(Value):
-    """Who sent something. Without a `sender` it was a client of Temporal itself, which no door knows."""
+    """The sender of a message. Without a `sender` it came from a Temporal client directly."""
 
     sender: Sender | None = None
     by: str | None = None
-    """As they call themselves."""
+    """The person, self-declared."""
     identity: str = ""
-    """The name of the Temporal client, as it calls itself."""
+    """The Temporal client, self-declared."""

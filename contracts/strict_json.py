@@ -1,4 +1,4 @@
-"""The one reader of JSON from outside: what two readers may understand differently is refused, with its place."""
+"""The one reader of JSON from outside: it refuses text that two readers may understand differently, with its place."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from typing import Any
 
 from contracts.models import is_utf8
 
-MAX_DIGITS = 4300  # of a number: Python reads and writes no more of a whole one
+MAX_DIGITS = 4300  # of a number: Python's own limit for integers
 
 _TWICE, _LONG, _LARGE = "it is there twice", f"a number has more than {MAX_DIGITS:,} digits", "a number is too large"
 _HALF = r"half of a \u pair is no character"
@@ -15,7 +15,7 @@ _DEEP = "it is nested too deeply"
 
 
 class JsonError(ValueError):
-    """The text is no JSON, or not plain. The message is one line: the place, and what is wrong. It quotes no value."""
+    """The text is not strict JSON. The message is one line: the place and the reason. It quotes no value."""
 
     def __init__(self, reason: str, place: str = "") -> None:
         super().__init__(f"{place}: {reason}" if place else reason)
@@ -23,14 +23,14 @@ class JsonError(ValueError):
 
 
 class _Flaw:
-    """Stands in a value for what must not be there."""
+    """A placeholder in a value for a part that JSON does not allow."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return what a text says. Raises JsonError."""
+    """Return the value of a JSON text. Raises JsonError."""
     reader = _Reader()
     try:
         plain = text.decode() if isinstance(text, bytes) else text
@@ -55,7 +55,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 class _Reader:
-    """The hooks of `json.loads`, which know no place: a flaw stands in the value until it is looked for."""
+    """The hooks of `json.loads`. They do not know the place, so they put a `_Flaw` into the value."""
 
     is_flawed = False
 
@@ -74,11 +74,11 @@ class _Reader:
         return self._flaw(f"{name} is no number of JSON")
 
     def read_object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        result = dict(pairs)
+        if len(result) < len(pairs):
             names = [name for name, _ in pairs]
-            found[next(name for name in names if names.count(name) > 1)] = self._flaw(_TWICE)
-        return found
+            result[next(name for name in names if names.count(name) > 1)] = self._flaw(_TWICE)
+        return result
 
     def _flaw(self, reason: str) -> _Flaw:
         self.is_flawed = True
@@ -86,22 +86,22 @@ class _Reader:
 
 
 def flaw_in(value: Any) -> str | None:
-    """Return what of a value JSON cannot say, with its place; None if nothing of it is known to be so."""
+    """Return place and reason of the first part of a value that JSON cannot represent, if there is one."""
     place, reason = next(_flaws_in(value), ("", ""))
     return f"{place}: {reason}" if place else reason or None
 
 
 def _flaws_in(value: Any) -> Iterator[tuple[str, str]]:
-    """Each flaw with its place, in order. Not by recursion: a value may be nested deep."""
-    left: list[tuple[str, Any]] = [("", value)]
-    while left:
-        place, inner = left.pop()
+    """Yield each flaw with its place, in order. Not recursive: a value may be nested deeply."""
+    remaining: list[tuple[str, Any]] = [("", value)]
+    while remaining:
+        place, inner = remaining.pop()
         if reason := _reason(inner):
             yield place, reason
         elif isinstance(inner, dict):
-            left += [(_within(place, name), each) for name, each in reversed(inner.items())]
+            remaining += [(_within(place, name), item) for name, item in reversed(inner.items())]
         elif isinstance(inner, list | tuple):
-            left += [(_within(place, str(number)), each) for number, each in reversed(list(enumerate(inner)))]
+            remaining += [(_within(place, str(number)), item) for number, item in reversed(list(enumerate(inner)))]
 
 
 def _reason(value: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""What a tool is, one call of it, and what came back."""
+"""Tools, tool calls and their outcomes."""
 
 from datetime import timedelta
 from enum import StrEnum
@@ -12,23 +12,23 @@ from contracts.models import ForeignText, JsonResult, Terse, Value, sparse
 
 RETRY_DELAYS = (0.5, 2.0, 8.0)  # seconds (B1)
 MOST_ERROR = 8 * 1024  # characters of an error that a model is shown
-MAX_RESULT_BYTES = 8 * 1024 * 1024  # of a result; the run keeps the first part of a larger one
-CALL_MARGIN = timedelta(seconds=5)  # an activity's timeout over the tool's own, which speaks first
+MAX_RESULT_BYTES = 8 * 1024 * 1024  # of a result; a larger one is truncated
+CALL_MARGIN = timedelta(seconds=5)  # an activity's timeout beyond the tool's own, which expires first
 
 
 class Effect(StrEnum):
-    """What a tool does to the world. The retry policy of its calls follows from this alone (B1, B2)."""
+    """The side effect of a tool. It alone determines the retry policy of calls (B1, B2)."""
 
-    read = "read"  # looks only
-    keyed = "keyed"  # changes something, but the other side honours our idempotency key
-    once = "once"  # changes something, and must never be repeated by the runtime
+    read = "read"  # no change
+    keyed = "keyed"  # a change, made idempotent by our idempotency key
+    once = "once"  # a change that the runtime must never repeat
 
 
 class ToolKind(StrEnum):
-    """Where a tool lives (A7)."""
+    """The implementation of a tool (A7)."""
 
-    builtin = "builtin"  # a decision: handled inside the workflow, costs no activity
-    native = "native"  # comes with Perdure: fetch and the file tools
+    builtin = "builtin"  # a decision, made in the workflow without an activity
+    native = "native"  # part of Perdure: fetch and the file tools
     python = "python"  # a function in the user's project
     http = "http"  # a POST of the tool request event
     mcp = "mcp"  # a tool of an MCP server
@@ -42,7 +42,7 @@ class Approval(StrEnum):
 
 
 class QueueRoute(Value):
-    """Where a tool of the kind `queue` is: the activity, who takes it, and how often it must say that it is alive."""
+    """The route to a tool of kind `queue`: the task queue, the activity, and its heartbeat timeout."""
 
     task_queue: str
     activity: str
@@ -50,19 +50,19 @@ class QueueRoute(Value):
 
 
 class ToolRoute(Value):
-    """The row of the static tool table that a run's decisions need: where a call goes, how it may be retried."""
+    """A tool's row in a run's static tool table: its kind, effect and settings."""
 
     name: str
     kind: ToolKind
     effect: Effect
     approval: Approval = sparse(Approval.never)
-    timeout: Duration = sparse(timedelta(seconds=1))  # a builtin takes no time, and says none
+    timeout: Duration = sparse(timedelta(seconds=1))  # builtins do not use it
     takes_step: bool = sparse(True)
-    pollable: bool = sparse(False)  # repeats are no sign of a loop
+    pollable: bool = sparse(False)  # loop detection ignores repeated calls
     approval_timeout: Duration | None = sparse(None)
-    is_posted: bool = sparse(True)  # of kind signal: the request is sent to a URL; else it is read from the run
+    is_posted: bool = sparse(True)  # kind signal: the request is POSTed to a URL; otherwise it is read from the run
     queue: QueueRoute | None = sparse(None)
-    approval_kinds: tuple[str, ...] = sparse(())  # of `workflow_task_create`: a task of these kinds needs an approval
+    approval_kinds: tuple[str, ...] = sparse(())  # `workflow_task_create`: tasks of these kinds need approval
 
 
 @lru_cache(maxsize=256)
@@ -70,22 +70,20 @@ def _one_of(table: tuple[ToolRoute, ...]) -> tuple[ToolRoute, ...]:
     return table
 
 
-# Wherever it is read from, a worker with a thousand runs of one agent has its table once.
+# Equal tables are shared: a worker with a thousand runs of one agent holds one table.
 ToolTable = Annotated[tuple[ToolRoute, ...], AfterValidator(_one_of)]
 
 
 class ToolCall(Terse):
     """The input of the activity `call_tool`.
 
-    `arguments` is None where they are large: they are in the transcript already, as the model wrote them, and
-    a byte of conversation enters history once. The activity then looks `tool_use_id` up there, in the transcript
-    of `length` parts whose hash is `head`. `owner` is the run under whose id the call was first made, where it is
-    not this one: a resumed run keeps its origin's keys, and its page of the ledger. `execution`, of `once` calls, is
-    the first Temporal execution of that run: another run may be started under the same id. `key_id` stands for that
-    run's id in the call's keys, where an earlier run had the same id. `approval` is the digest of the call that a
-    person approved, where this one needed it: no other is made. `accepts` is the digest of the tool's definition that
-    a person accepted for it, where that is not the pinned one. `nonce`, of the kind
-    `signal`, is what the result must bring back at the gateway.
+    `arguments` is None if they are large: the activity then reads them by `tool_use_id` from the transcript of
+    `length` parts whose hash is `head`, so that history holds them once. `owner` is the run that first made the call,
+    if it is another one: a resumed run keeps its origin's keys and ledger entries. `execution`, for `once` calls, is
+    that run's first Temporal execution, as another run may have the same id. `key_id` replaces the run's id in the
+    call's keys if an earlier run had the same id. `approval` is the digest of the approved call; no other call is
+    made. `accepts` is the digest of a tool definition that a person accepted in place of the pinned one. `nonce`, for
+    kind `signal`, must come back with the result at the gateway.
     """
 
     step: int
@@ -105,26 +103,26 @@ class ToolCall(Terse):
 
 
 class ToolError(Value):
-    """`kind` is one of `contracts.failures.ToolFault`; `retryable` says whether trying again could help.
+    """The error of a call. `kind` is one of `contracts.failures.ToolFault`, or the tool's own.
 
-    `definition` is the digest of what the tool's server says now, where that was not accepted: a person decides.
+    `definition` is the digest of the tool's current definition if it was not accepted: a person decides.
     """
 
     kind: str
-    """One of the [kinds](failures.md#errors-of-tools), or a word of the tool's own."""
+    """One of the [kinds](failures.md#errors-of-tools), or the tool's own."""
     message: ForeignText
-    """For the model, which decides what to do about it."""
+    """The message to the model."""
     retryable: bool = False
-    """Whether trying again could help; the model is told."""
+    """`true` if a retry could help; the model sees it."""
     definition: str | None = sparse(None)
-    """Of MCP tools only: leave it out."""
+    """For MCP tools only; leave it out."""
 
 
 class ToolOutcome(Terse):
-    """What a call brought. `result` is any JSON value; a large one is `{artifact_path, content_type, excerpt}`.
+    """The outcome of a call. `result` is any JSON value; a large one is `{artifact_path, content_type, excerpt}`.
 
-    `artifacts` are the deliverables the call wrote, relative to the run's workspace. `interrupted` says that an
-    attempt before this one was lost with its worker.
+    `artifacts` are the deliverables that the call wrote, relative to the run's workspace. `interrupted`: an earlier
+    attempt was lost with its worker.
     """
 
     status: Literal["ok", "error"] = "ok"
@@ -136,12 +134,12 @@ class ToolOutcome(Terse):
 
 
 class LargeResult(Value):
-    """The input of the activity `keep_result`, and of the query `result` by which it gets the result of the run."""
+    """The input of the activity `keep_result`, and of the query `result` with which it reads the result."""
 
     step: int
     tool: str
 
 
 def failed(kind: str, message: str, *, retryable: bool = False) -> ToolOutcome:
-    """The outcome of a call that brought an error the model should see."""
+    """Return the outcome of a failed call. The model sees the error."""
     return ToolOutcome(status="error", error=ToolError(kind=kind, message=message, retryable=retryable))

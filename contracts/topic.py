@@ -1,4 +1,4 @@
-"""Where an outside event and the task that waits for it meet: events, subscriptions, and what a topic keeps (E4)."""
+"""Topics, which match events from outside with waiting tasks: events, subscriptions and state (E4)."""
 
 from typing import Any, Literal
 
@@ -8,36 +8,36 @@ from contracts.conversation import MAX_ID_LENGTH
 from contracts.models import MOST_DEPTH, CamelValue, Value, depth, sparse
 from contracts.sender import Sender
 
-MOST_EVENT = 256 * 1024  # bytes of an event; a signal of 2 MiB would be refused by the server
-MOST_TIME = 2**53  # milliseconds; what JSON can say exactly
+MOST_EVENT = 256 * 1024  # bytes of an event; the server refuses a signal of 2 MiB
+MOST_TIME = 2**53  # milliseconds; JSON numbers are exact up to here
 MESSAGE_CREATED = "evt.adapter.message.created"
 
 
 def flat(value: dict[str, Any]) -> dict[str, Any]:
-    """Raises ValueError for what is nested too deep to be passed on."""
+    """Return the value. Raises ValueError if it is nested too deeply to be passed on."""
     if depth(value) > MOST_DEPTH:
         raise ValueError(f"it may be nested {MOST_DEPTH} deep")
     return value
 
 
 class PostedMessage(CamelValue):
-    """A message that somebody wrote on a chat platform, as its adapter tells it. `raw` is the adapter's own part."""
+    """A message on a chat platform, as its adapter reports it."""
 
     platform: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
-    """Where it was written, like `discord`."""
+    """The platform, such as `discord`."""
     channel_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
     """The channel, room or issue."""
     message_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
-    """Of this message."""
+    """The id of this message."""
     user_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
-    """Who wrote it."""
+    """The author."""
     user_name: str | None = None
-    """As people know the writer."""
+    """The author's display name."""
     text: str
     ts: int = Field(ge=0, le=MOST_TIME)
-    """Milliseconds since 1970, like every time here."""
+    """The time in milliseconds since 1970."""
     raw: dict[str, Any] | None = None
-    """The adapter's own part. `raw.<platform>.replyToMessageId` says what it replies to."""
+    """The adapter's own data. `raw.<platform>.replyToMessageId` is the message that this one replies to."""
 
     @field_validator("raw")
     @classmethod
@@ -46,16 +46,16 @@ class PostedMessage(CamelValue):
 
 
 class Event(Value):
-    """The source's envelope. Events come at least once: `id` is by what one that comes again is known."""
+    """The source's envelope of a posted message, delivered at least once."""
 
     type: Literal["evt.adapter.message.created"]
     id: str | None = Field(default=None, min_length=1, max_length=2 * MAX_ID_LENGTH)
-    """By which an event that comes again is known; else by platform, channel and message."""
+    """Identifies the event, so that a repeat has no effect. Default: platform, channel and message."""
     headers: dict[str, Any] = Field(default_factory=dict)
-    """Kept with it, and read by nobody here."""
+    """Stored with the event, not interpreted."""
     data: PostedMessage
     sender: Sender | None = sparse(None)
-    """Where it came in. Perdure's doors set it."""
+    """The entry point that it came through. Set by Perdure."""
 
     @field_validator("headers")
     @classmethod
@@ -64,21 +64,21 @@ class Event(Value):
 
 
 class Subscription(CamelValue):
-    """The body of the signal `subscribe`: the FollowUp `subscriber` waits with its task until `expires_at`.
+    """The body of the signal `subscribe`: a task of the FollowUp `subscriber` waits until `expires_at`.
 
-    The same again with another `expires_at` replaces it; one that has passed ends it. None: for as long as it takes.
+    A repeat with another `expires_at` replaces it.
     """
 
     subscriber: str = Field(pattern="^wf:", max_length=3 * MAX_ID_LENGTH)
     """The workflow id of the follow-up."""
     task_id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
-    """Its task."""
+    """The task of the follow-up."""
     expires_at: int | None = Field(default=None, ge=0, le=MOST_TIME)
-    """Milliseconds since 1970; one that has passed ends it. None: for as long as it takes."""
+    """Milliseconds since 1970; a time in the past ends the subscription. None: no limit."""
 
 
 class Sent(Value):
-    """What has been sent, as histories before `marks` have it."""
+    """A sent event, in histories older than `marks`."""
 
     subscriber: str
     task_id: str
@@ -93,11 +93,11 @@ class TopicInput(Value):
 
 
 class TopicState(Value):
-    """All that an `EventTopic` knows, which is also its input after continue-as-new, and the answer of `state`.
+    """The state of an `EventTopic`: its input after continue-as-new, and the answer of `state`.
 
-    `marks` are what has been sent to whom, in few bytes each: nothing is sent twice by one topic. `late` are events
-    that came when nobody waited any more; `forgotten` counts those that no longer fitted. `known` are marks of events
-    that came, also of those: one that comes again is not news.
+    `marks` are short digests of sent events and their subscribers, so that a topic sends nothing twice. `late` are
+    events that arrived without a subscriber; `forgotten` counts those dropped for space. `known` are digests of all
+    events that arrived, so that a repeat has no effect.
     """
 
     type: Literal["topic.continue"] = "topic.continue"

@@ -1,18 +1,18 @@
-"""What next: pure functions and values. No clock, no randomness, no I/O; these come in as facts.
+"""Decisions: pure functions and values. No clock, no randomness, no I/O; these are passed in as facts.
 
-api_tool       what the Messages API takes for a tool
-builtin_tools  the tools that are decisions themselves, and their schemas
-cron           a cron line: the zone that holds, its words, and what is refused
-delegation     which subtasks are refused, which are ready, what each end makes of the rest
-errors         What is wrong with a value that was given, in one line: the first fault that pydantic found, and …
-evaluation     whether a run came to what was expected of it
+api_tool       the Messages API's own rules for a tool
+builtin_tools  the tools that the workflow settles itself, and their schemas
+cron           a cron line: its time zone, its meaning in words, and the lines that are rejected
+delegation     subtasks: the checks on a request, which are ready, and the effect of each end on the rest
+errors         the first validation error, in one line; and the error of an illegal move
+evaluation     the checks of a run against its expectation
 ids            every id and dedupe key, one function each
-mcp            tools of MCP servers: names, effects, and what has changed of them
-model_names    whom the name of a model means
-reconcile      what is wrong with runs, claims and stores, and which of it may be repaired
-sender         who sent something: what is known, what is claimed
-signature      what a signed answer covers, and whether its signature holds
-tool_requests  What a tool outside is asked: the same on every attempt of a call, whichever way it goes
+mcp            tools of MCP servers: names, effects, and changes to their definitions
+model_names    the provider that a model's name refers to
+reconcile      problems of runs, claims and stores, and which of them are repaired
+sender         the sender of a message: what is known, what is claimed
+signature      the content that a signed answer covers, and the check of its signature
+tool_requests  the request to a tool outside: the same on every attempt of a call
 conversation/  Lanes: which requests are accepted, and in which order they become turns
 followup/      Follow-ups and topics: their tasks, by kind, and the events that resolve them
 mailbox/       Mailboxes: which messages are accepted, and what happens to each

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-MAX_DEFINITION = 64 * 1024  # bytes of a tool's description and schema: all of it goes to the model
+MAX_DEFINITION = 64 * 1024  # bytes of a tool's description and schema, which are sent to the model
 COMBINATORS = ("anyOf", "oneOf", "allOf")
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -12,29 +12,29 @@ _PROPERTY = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
 def api_fault(name: str, description: str, input_schema: Any) -> tuple[str, str] | None:
-    """The field that the API does not take, and its rule; None where it takes the tool."""
+    """Return the field that the API rejects, and its rule, if any."""
     if not _NAME.fullmatch(name):
         return "name", "the name must match ^[a-zA-Z0-9_-]{1,64}$"
     if not isinstance(input_schema, dict):
         return "input_schema", "the schema must be an object"
-    if fault := _schema_fault(input_schema):
-        return fault
+    if error := _schema_fault(input_schema):
+        return error
     if len(json.dumps([description, input_schema]).encode()) > MAX_DEFINITION:
         return "input_schema", f"the definition is larger than {MAX_DEFINITION:,} bytes"
     return None
 
 
 def _schema_fault(schema: dict[str, Any]) -> tuple[str, str] | None:
-    """Only the root is bound: what lies deeper may have combinators, and properties of any name."""
+    """Check the root of the schema. Deeper levels may have combinators, and properties of any name."""
     if schema.get("type") != "object":
         return "input_schema.type", 'the schema must have the type "object"'
-    if found := [word for word in COMBINATORS if word in schema]:
-        return "input_schema", f"{found[0]} is not supported at the root of the schema"
+    if combinators := [word for word in COMBINATORS if word in schema]:
+        return "input_schema", f"{combinators[0]} is not supported at the root of the schema"
     properties = schema.get("properties", {})
     if not isinstance(properties, dict):
         return "input_schema.properties", "the properties must be an object"
-    strange = next((key for key in properties if not _PROPERTY.fullmatch(key)), None)
-    if strange is not None:
+    bad_name = next((key for key in properties if not _PROPERTY.fullmatch(key)), None)
+    if bad_name is not None:
         rule = "names of properties must match ^[a-zA-Z0-9_.-]{1,64}$"
-        return "input_schema.properties", f"{rule}, and {strange[:100]!a} does not"
+        return "input_schema.properties", f"{rule}, and {bad_name[:100]!a} does not"
     return None

@@ -1,4 +1,4 @@
-"""The tools that are decisions themselves: settled inside the workflow, at the cost of no activity."""
+"""The built-in tools that the workflow settles itself, without an activity."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -16,13 +16,13 @@ WORKFLOW_CREATE, WORKFLOW_TASK_CREATE = "workflow_create", "workflow_task_create
 WORKFLOW_WAIT_FOR_REPLY = "workflow_wait_for_reply"
 DELEGATE = "delegate"
 
-# Settled after the other calls of their turn, since they judge what those brought.
+# Settled after the other calls of their turn, since they judge those results.
 CONTROL = (FINISH, ESCALATE, REFRAME)
 JOURNAL = (GET_JOURNAL, UPDATE_JOURNAL, APPEND_JOURNAL)
 FOLLOW_UP = (WORKFLOW_CREATE, WORKFLOW_TASK_CREATE, WORKFLOW_WAIT_FOR_REPLY)
 
-# In results, since tools and prompt stay the same for the provider's cache. Small models repeat a call whose result
-# does not say what comes next.
+# Part of results, since tools and prompt must not change, for the provider's cache. Small models repeat a call whose
+# result does not state the next step.
 GO_ON = "Go on with the task: call the tool that it needs next, or write your answer as text without a tool call."
 
 TEXT_SECTIONS = ("objective", "current_state", "handoff_next_action")
@@ -37,204 +37,172 @@ def _texts(description: str) -> dict[str, Any]:
     return {"type": "array", "items": {"type": "string"}, "description": description}
 
 
+def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
+
+
+def _tool(name: str, description: str, properties: dict[str, Any], *required: str) -> ToolSchema:
+    return ToolSchema(name=name, description=description, input_schema=_object(properties, *required))
+
+
 SCHEMAS = (
-    ToolSchema(
-        name=FINISH,
-        description="End the run: the goal is reached. Say what was achieved, and name the files that hold it.",
-        input_schema={
-            "type": "object",
-            "properties": {
-                "outcome": _text("What was achieved, in one to three sentences."),
-                "artifacts": _texts("Paths of the results."),
-            },
-            "required": ["outcome"],
+    _tool(
+        FINISH,
+        "End the run: the goal is reached. Say what was achieved, and name the files that hold it.",
+        {
+            "outcome": _text("What was achieved, in one to three sentences."),
+            "artifacts": _texts("Paths of the results."),
+        },
+        "outcome",
+    ),
+    _tool(
+        REFRAME,
+        "The approach does not work: state the task anew, and go on from there.",
+        {"frame": _text("The task as you see it now."), "reason": _text("Why the old one failed.")},
+        "frame",
+    ),
+    _tool(
+        ESCALATE,
+        "Give the task back to a person: it cannot be done with these tools or rights.",
+        {"reason": _text("What stands in the way, and what a person would have to do.")},
+        "reason",
+    ),
+    _tool(
+        ASK_HUMAN,
+        "Ask a person one question and wait for the answer, however long it takes.",
+        {
+            "question": _text("One question, understandable without the conversation."),
+            "options": _texts("Suggested answers, if any."),
+        },
+        "question",
+    ),
+    _tool(GET_JOURNAL, "Read your run journal: your own notes, which outlast the conversation.", {}),
+    _tool(
+        UPDATE_JOURNAL,
+        "Replace sections of your run journal. Keep current_state and handoff_next_action true after each "
+        "milestone: old messages are dropped when the conversation grows long, the journal is not.",
+        {
+            "objective": _text("The task in your own words."),
+            "current_state": _text("Where the work stands, in a few sentences."),
+            "handoff_next_action": _text("What should happen next if you stopped here, in one line."),
+            "verified_findings": _texts("What you have confirmed."),
+            "decisions": _texts("What was decided, and why."),
+            "artifacts": _texts("Where the results are: paths, ids."),
+            "open_questions": _texts("What is unresolved."),
+            "blockers": _texts("What stands in the way; an empty list once it is gone."),
         },
     ),
-    ToolSchema(
-        name=REFRAME,
-        description="The approach does not work: state the task anew, and go on from there.",
-        input_schema={
-            "type": "object",
-            "properties": {
-                "frame": _text("The task as you see it now."),
-                "reason": _text("Why the old one failed."),
-            },
-            "required": ["frame"],
+    _tool(
+        APPEND_JOURNAL,
+        "Add one entry to a list of your run journal.",
+        {
+            "section": {"type": "string", "enum": list(LIST_SECTIONS)},
+            "entry": _text("One sentence, understandable without the conversation."),
         },
+        "section",
+        "entry",
     ),
-    ToolSchema(
-        name=ESCALATE,
-        description="Give the task back to a person: it cannot be done with these tools or rights.",
-        input_schema={
-            "type": "object",
-            "properties": {"reason": _text("What stands in the way, and what a person would have to do.")},
-            "required": ["reason"],
-        },
-    ),
-    ToolSchema(
-        name=ASK_HUMAN,
-        description="Ask a person one question and wait for the answer, however long it takes.",
-        input_schema={
-            "type": "object",
-            "properties": {
-                "question": _text("One question, understandable without the conversation."),
-                "options": _texts("Suggested answers, if any."),
-            },
-            "required": ["question"],
-        },
-    ),
-    ToolSchema(
-        name=GET_JOURNAL,
-        description="Read your run journal: your own notes, which outlast the conversation.",
-        input_schema={"type": "object", "properties": {}},
-    ),
-    ToolSchema(
-        name=UPDATE_JOURNAL,
-        description=(
-            "Replace sections of your run journal. Keep current_state and handoff_next_action true after each "
-            "milestone: old messages are dropped when the conversation grows long, the journal is not."
-        ),
-        input_schema={
-            "type": "object",
-            "properties": {
-                "objective": _text("The task in your own words."),
-                "current_state": _text("Where the work stands, in a few sentences."),
-                "handoff_next_action": _text("What should happen next if you stopped here, in one line."),
-                "verified_findings": _texts("What you have confirmed."),
-                "decisions": _texts("What was decided, and why."),
-                "artifacts": _texts("Where the results are: paths, ids."),
-                "open_questions": _texts("What is unresolved."),
-                "blockers": _texts("What stands in the way; an empty list once it is gone."),
-            },
-        },
-    ),
-    ToolSchema(
-        name=APPEND_JOURNAL,
-        description="Add one entry to a list of your run journal.",
-        input_schema={
-            "type": "object",
-            "properties": {
-                "section": {"type": "string", "enum": list(LIST_SECTIONS)},
-                "entry": _text("One sentence, understandable without the conversation."),
-            },
-            "required": ["section", "entry"],
-        },
-    ),
-    ToolSchema(
-        name=WORKFLOW_CREATE,
-        description=(
-            "Create a follow-up: tasks that resolve later, after this run has ended. When they have, a new request "
-            "goes on with the work, in the session of resumeTarget. Add its tasks, then end this run."
-        ),
-        input_schema={
-            "type": "object",
-            "properties": {
-                "definition": {
-                    "type": "object",
-                    "properties": {
-                        "summary": _text("What is being done and what is waited for; nothing else is known on resume."),
-                        "completion": {
-                            "type": "string",
-                            "enum": list(Completion),
-                            "description": "Resume after all tasks (the default), or after any of them.",
-                        },
-                        "resumeTarget": {
-                            "type": "object",
-                            "properties": {
-                                "session_id": _text("The session to go on in; this one by default."),
-                                "request_client": _text("Its platform, e.g. discord."),
-                                "mention_user_id": _text("Who is to be mentioned there."),
-                            },
-                        },
-                        "origin": {"type": "object", "description": "By default this run's own request."},
-                        "version": {"type": "integer", "enum": [2]},
+    _tool(
+        WORKFLOW_CREATE,
+        "Create a follow-up: tasks that resolve later, after this run has ended. When they have, a new request "
+        "goes on with the work, in the session of resumeTarget. Add its tasks, then end this run.",
+        {
+            "definition": _object(
+                {
+                    "summary": _text("What is being done and what is waited for; nothing else is known on resume."),
+                    "completion": {
+                        "type": "string",
+                        "enum": list(Completion),
+                        "description": "Resume after all tasks (the default), or after any of them.",
                     },
-                    "required": ["summary"],
-                }
-            },
-            "required": ["definition"],
-        },
-    ),
-    ToolSchema(
-        name=WORKFLOW_TASK_CREATE,
-        description="Add a task to a follow-up. After the timeoutMs of its input, if any, the work goes on without it.",
-        input_schema={
-            "type": "object",
-            "properties": {
-                "workflowId": _text("As workflow_create returned it."),
-                "kind": {"type": "string", "enum": list(KINDS)},
-                "description": _text("What is waited for, understandable without the conversation."),
-                "input": {
-                    "type": "object",
-                    "description": "By kind. " + ". ".join(f"{kind.name}: {kind.about}" for kind in KINDS.values()),
+                    "resumeTarget": _object(
+                        {
+                            "session_id": _text("The session to go on in; this one by default."),
+                            "request_client": _text("Its platform, e.g. discord."),
+                            "mention_user_id": _text("Who is to be mentioned there."),
+                        }
+                    ),
+                    "origin": {"type": "object", "description": "By default this run's own request."},
+                    "version": {"type": "integer", "enum": [2]},
                 },
-            },
-            "required": ["workflowId", "kind", "description", "input"],
+                "summary",
+            )
         },
+        "definition",
     ),
-    ToolSchema(
-        name=WORKFLOW_WAIT_FOR_REPLY,
-        description=(
-            "Wait for a reply to a chat message, after this run has ended. Without workflowId a follow-up is "
-            "created for it, which goes on with the work in this session."
-        ),
-        input_schema={
-            "type": "object",
-            "properties": {
-                "workflowId": _text("A follow-up to add it to, if any."),
-                "description": _text("What is waited for, understandable without the conversation."),
-                "platform": _text("Where the message was sent: discord (the default), slack, github, …"),
-                "channelId": _text("The channel of the message."),
-                "messageId": _text(
-                    "The message; only a reply to it counts. In Slack what began the thread, on GitHub the issue."
-                ),
-                "after": _text(
-                    "Your own message, where messageId names another: in Slack its ts, when you wrote in a thread; on "
-                    "GitHub the id of your comment. Only what was written after it counts."
-                ),
-                "fromUserId": _text("Only a reply of this user counts."),
-                "timeoutMs": {"type": "integer", "description": "Go on without a reply after this time."},
+    _tool(
+        WORKFLOW_TASK_CREATE,
+        "Add a task to a follow-up. After the timeoutMs of its input, if any, the work goes on without it.",
+        {
+            "workflowId": _text("As workflow_create returned it."),
+            "kind": {"type": "string", "enum": list(KINDS)},
+            "description": _text("What is waited for, understandable without the conversation."),
+            "input": {
+                "type": "object",
+                "description": "By kind. " + ". ".join(f"{kind.name}: {kind.about}" for kind in KINDS.values()),
             },
-            "required": ["description", "channelId", "messageId"],
         },
+        "workflowId",
+        "kind",
+        "description",
+        "input",
+    ),
+    _tool(
+        WORKFLOW_WAIT_FOR_REPLY,
+        "Wait for a reply to a chat message, after this run has ended. Without workflowId a follow-up is "
+        "created for it, which goes on with the work in this session.",
+        {
+            "workflowId": _text("A follow-up to add it to, if any."),
+            "description": _text("What is waited for, understandable without the conversation."),
+            "platform": _text("Where the message was sent: discord (the default), slack, github, …"),
+            "channelId": _text("The channel of the message."),
+            "messageId": _text(
+                "The message; only a reply to it counts. In Slack what began the thread, on GitHub the issue."
+            ),
+            "after": _text(
+                "Your own message, where messageId names another: in Slack its ts, when you wrote in a thread; on "
+                "GitHub the id of your comment. Only what was written after it counts."
+            ),
+            "fromUserId": _text("Only a reply of this user counts."),
+            "timeoutMs": {"type": "integer", "description": "Go on without a reply after this time."},
+        },
+        "description",
+        "channelId",
+        "messageId",
     ),
 )
 
-# Only for agents that have peers, and where depth is left.
-DELEGATE_SCHEMA = ToolSchema(
-    name=DELEGATE,
-    description=(
-        "Have peers do parts of the task: a DAG of subtasks, each a run of its own. Those that wait for nothing start "
-        "at once. Comes back when all are done, with their results, which you put together; or when one has failed."
-    ),
-    input_schema={
-        "type": "object",
-        "properties": {
-            "subtasks": {
-                "type": "array",
-                "items": {
-                    "type": "object",
-                    "properties": {
-                        "id": _text("A short name: letters, digits, - and _."),
-                        "agent": _text("Which peer does it."),
-                        "instructions": _text(
-                            "All that the peer must know: it sees neither this conversation nor the DAG."
-                        ),
-                        "depends_on": _texts("Ids of the subtasks whose results it needs, and is given."),
-                        "expected_output": _text("What it should bring back, and in which form."),
-                        "timeout": _text('How long it may take, such as "10m".'),
-                    },
-                    "required": ["id", "agent", "instructions"],
+# Only for agents that have peers, if the depth limit allows it.
+DELEGATE_SCHEMA = _tool(
+    DELEGATE,
+    "Have peers do parts of the task: a DAG of subtasks, each a run of its own. Those that wait for nothing start "
+    "at once. Comes back when all are done, with their results, which you put together; or when one has failed.",
+    {
+        "subtasks": {
+            "type": "array",
+            "items": _object(
+                {
+                    "id": _text("A short name: letters, digits, - and _."),
+                    "agent": _text("Which peer does it."),
+                    "instructions": _text(
+                        "All that the peer must know: it sees neither this conversation nor the DAG."
+                    ),
+                    "depends_on": _texts("Ids of the subtasks whose results it needs, and is given."),
+                    "expected_output": _text("What it should bring back, and in which form."),
+                    "timeout": _text('How long it may take, such as "10m".'),
                 },
-            },
-            "join": {
-                "type": "string",
-                "enum": ["all", "any"],
-                "description": "all (the default): each must be done. any: the first that is done ends the others.",
-            },
+                "id",
+                "agent",
+                "instructions",
+            ),
         },
-        "required": ["subtasks"],
+        "join": {
+            "type": "string",
+            "enum": ["all", "any"],
+            "description": "all (the default): each must be done. any: the first that is done ends the others.",
+        },
     },
+    "subtasks",
 )
 
 
@@ -251,21 +219,21 @@ ALL_SCHEMAS = (*SCHEMAS, DELEGATE_SCHEMA)
 ROUTES = tuple(_route(schema) for schema in ALL_SCHEMAS)
 
 NAMES = frozenset(schema.name for schema in ALL_SCHEMAS)
-NOTIFY = "notify"  # no tool: a task of this kind, by which an agent sends a message
+NOTIFY = "notify"  # not a tool: a kind of task, by which an agent sends a message
 GATED = (*FOLLOW_UP, DELEGATE, NOTIFY)  # may wait for an approval, as they reach beyond the run
 
 
 def offered(*, delegates: bool, journal: bool, follow_ups: bool) -> tuple[ToolSchema, ...]:
-    """The built-in tools of an agent."""
+    """Return the built-in tools of an agent."""
     optional = ((delegates, (DELEGATE,)), (journal, JOURNAL), (follow_ups, FOLLOW_UP))
     left_out = {name for is_allowed, names in optional if not is_allowed for name in names}
     return tuple(schema for schema in ALL_SCHEMAS if schema.name not in left_out)
 
 
 def gated_routes(gates: Mapping[str, timedelta | None]) -> tuple[ToolRoute, ...]:
-    """The built-in routes, where `gates` names those that need an approval, each with the time that it may take.
+    """Return the built-in routes. `gates` names those that need an approval, each with the approval's time limit.
 
-    A gate of `notify` stands before the tasks of that kind only.
+    A gate of `notify` applies only to tasks of that kind.
     """
     return tuple(_gated(route, gates) for route in ROUTES)
 

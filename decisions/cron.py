@@ -1,7 +1,7 @@
-"""A cron line as Temporal's schedules read it: which zone holds, what it means in words, and what is not taken.
+"""A cron line as Temporal's schedules read it: its time zone, its meaning in words, and the lines that are rejected.
 
-Temporal reads a line otherwise than crontab(5) in two ways: a start has to fit the day of the month *and* the day of
-the week, and a sixth field is the year.
+Temporal differs from crontab(5) in two ways: a start must match the day of the month *and* the day of the week, and a
+sixth field is the year.
 """
 
 import re
@@ -32,13 +32,13 @@ SHORTHANDS = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-MAX_TIMES = 4  # of a day, that words name one by one
+MAX_TIMES = 4  # of a day, listed one by one
 _ZONE = re.compile(r"^(?:CRON_TZ|TZ)=(\S*)\s+")
 _PART = re.compile(r"(\*|[A-Za-z]+|\d+)(?:-([A-Za-z]+|\d+))?(?:/(\d+))?")
 
 
 class CronError(ValueError):
-    """The line is not taken. The message is one line that says why and what to write instead."""
+    """The line is rejected. The message is one line with the reason and an alternative."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,18 @@ _FIELDS = (
 
 
 def split_zone(line: str, time_zone: str | None) -> tuple[str, str | None]:
-    """Return the five fields and the zone that holds, whether the line or `time_zone` names it. Raises CronError."""
+    """Return the five fields and the time zone, from the line or from `time_zone`. Raises CronError."""
     line = line.strip()
     if (match := _ZONE.match(line)) is None:
         return line, time_zone
-    named = match[1]
-    if time_zone not in (None, named):
-        raise CronError(f"the cron line names the time zone {named}, and --time-zone {time_zone}: give one of them")
-    return line[match.end() :].strip(), named or None
+    zone = match[1]
+    if time_zone not in (None, zone):
+        raise CronError(f"the cron line names the time zone {zone}, and --time-zone {time_zone}: give one of them")
+    return line[match.end() :].strip(), zone or None
 
 
 def check(line: str) -> None:
-    """Refuse what means something else than it seems to. What nobody understands is left to the server."""
+    """Reject a line that does not mean what it seems to, with CronError. The server checks lines unknown here."""
     if line.startswith("@every"):
         raise CronError(f'"{line}" is an interval: give it as --every {line.removeprefix("@every").strip() or "1h"}')
     if line.startswith("@"):
@@ -99,12 +99,12 @@ def _check_steps(text: str, field: _Field) -> None:
 
 
 def describe(line: str, time_zone: str | None) -> str:
-    """Say in words when it starts something, like "at 09:00 on Monday to Friday in Europe/Berlin"."""
+    """Say in words when the line starts something, like "at 09:00 on Monday to Friday in Europe/Berlin"."""
     zone = f"in {time_zone or 'UTC'}"
     sets = [_values(text, field) for text, field in zip(_expanded(line), _FIELDS, strict=False)]
     if len(sets) != len(_FIELDS) or None in sets:
-        return f"{line} {zone}"  # the server understands more than we do
-    minutes, hours, days, months, weekdays = ([] if each is None else each for each in sets)
+        return f"{line} {zone}"  # the server accepts more than this module reads
+    minutes, hours, days, months, weekdays = (values or [] for values in sets)
     weekdays = sorted({day % 7 for day in weekdays})
     return " ".join(filter(None, (_times(minutes, hours), _on_days(days, weekdays), _in_months(months), zone)))
 
@@ -114,7 +114,7 @@ def _expanded(line: str) -> list[str]:
 
 
 def _values(text: str, field: _Field) -> list[int] | None:
-    """All that the field fits, sorted; None of one that cannot be read here."""
+    """Return all values of the field, sorted, if this module can read it."""
     values: set[int] = set()
     for part in text.split(","):
         match = _PART.fullmatch(part)
@@ -172,7 +172,7 @@ def _in_months(months: list[int]) -> str:
 
 
 def _ranges(values: list[int], name: Callable[[int], str]) -> list[str]:
-    """Runs of three or more as "a to b"."""
+    """Format runs of three or more as "a to b"."""
     runs: list[list[int]] = []
     for value in values:
         if runs and value == runs[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""Whether a run came to what was expected of it, and if not, why: a reason in a line each."""
+"""The checks of a run against its expectation: a line for each that fails."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -11,11 +11,11 @@ MOST_SHOWN = 120  # characters of a text in a reason
 
 
 def faults(expect: Expectation, facts: Facts) -> tuple[str, ...]:
-    """Empty where all that was expected holds."""
+    """Return the failed checks; empty if the run meets its expectation."""
     question = _question_fault(expect, facts)
     if question is not None:
         return (question,)
-    if facts.unanswered is not None:  # it had to ask, and has: it was stopped there
+    if facts.unanswered is not None:  # it asked as expected, and was stopped there
         return tuple(_call_faults(expect, facts))
     return (*_end_faults(expect, facts), *_call_faults(expect, facts), *_limit_faults(expect, facts))
 
@@ -27,7 +27,7 @@ def _question_fault(expect: Expectation, facts: Facts) -> str | None:
     if expect.asks is None:
         return None
     if not facts.asked:
-        return f"it asks nobody; it is {facts.status}: {_short(facts.text)}"
+        return f"it asks no question; it is {facts.status}: {_short(facts.text)}"
     if expect.asks is not True and not any(expect.asks in asked for asked in facts.asked):
         return f"it asks something else: {_short(facts.asked[0])}"
     return None
@@ -48,7 +48,8 @@ def _end_faults(expect: Expectation, facts: Facts) -> Iterator[str]:
             yield f"it does not match {_short(pattern)!r}: {_short(facts.text)!r}"
     for pattern in expect.artifact:
         if not any(fnmatchcase(file, pattern) for file in facts.files):
-            yield f"there is no file {_short(pattern)}; there are: {_short(', '.join(facts.files) or 'none')}"
+            files = ", ".join(facts.files) or "none"
+            yield f"there is no file {_short(pattern)}; there are: {_short(files)}"
 
 
 def _call_faults(expect: Expectation, facts: Facts) -> Iterator[str]:
@@ -62,17 +63,17 @@ def _call_faults(expect: Expectation, facts: Facts) -> Iterator[str]:
 
 def _limit_faults(expect: Expectation, facts: Facts) -> Iterator[str]:
     if expect.max_steps is not None and facts.steps > expect.max_steps:
-        yield f"it takes {facts.steps} steps, and {expect.max_steps} are the most"
+        yield f"it takes {facts.steps} steps; the limit is {expect.max_steps}"
     if expect.max_cost_usd is None:
         return
     if facts.cost_usd is None:
-        yield "what it costs is not known: say it in perdure.toml, [prices.MODEL]"
+        yield "its cost is not known: set the price in perdure.toml, [prices.MODEL]"
     elif facts.cost_usd > expect.max_cost_usd:
-        yield f"it costs USD {facts.cost_usd:.4f}, and {expect.max_cost_usd:g} is the most"
+        yield f"it costs USD {facts.cost_usd:.4f}; the limit is {expect.max_cost_usd:g}"
 
 
 def rate(scores: Sequence[Score]) -> float:
-    """The share that passed, 0 to 1."""
+    """Return the share that passed, 0 to 1."""
     return sum(score.passed for score in scores) / len(scores)
 
 

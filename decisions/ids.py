@@ -13,11 +13,11 @@ RUN = "run:"
 FOLLOW_UP = "wf:"
 SCHEDULE = "schedule:"
 _DELEGATION = "/delegation:"
-_AGAIN = re.compile(r"~[0-9a-f]{12}$")  # of a `key_id`
-MOST_AGENT = 160  # characters of an agent's name in the id of a conversation, which has 200
-MOST_KEY = 400  # characters of a topic's key; a longer one is its digest
-MOST_WORKFLOW_ID = 1000  # bytes that the server takes
-MOST_PLAIN = 800  # bytes of a run id that is made of others
+_AGAIN = re.compile(r"~[0-9a-f]{12}$")  # the end of a `key_id`
+MOST_AGENT = 160  # characters of an agent's name in a conversation's id, which may have 200
+MOST_KEY = 400  # characters of a topic's key; a longer one is replaced by its digest
+MOST_WORKFLOW_ID = 1000  # bytes that the server accepts
+MOST_PLAIN = 800  # bytes of a run id that is composed of others
 
 
 def run_workflow_id(run_id: str) -> str:
@@ -25,12 +25,12 @@ def run_workflow_id(run_id: str) -> str:
 
 
 def run_id_of(workflow_id: str) -> str:
-    """The id after `run:`; a workflow started under another id is its own run id."""
+    """Return the id after `run:`; a workflow started under another id is its own run id."""
     return workflow_id.removeprefix(RUN)
 
 
 def addressed(named: str) -> str:
-    """The workflow that a person names: a run by its id, a follow-up as `wf:<workflowId>`."""
+    """Return the id of the workflow that a person names: a run by its id, a follow-up as `wf:<workflowId>`."""
     return named if named.startswith(FOLLOW_UP) else run_workflow_id(run_id_of(named))
 
 
@@ -39,16 +39,12 @@ def start_of(first_execution: str, continued: str | None, *, is_retry: bool) -> 
 
     All ticks have one first execution, but each continues another one. A retry by Temporal is the same run again.
     """
-    return first_execution if continued is None or is_retry else _start_digest(continued)
-
-
-def _start_digest(continued: str) -> str:
-    return blake2b(f"tick\0{continued}".encode(), digest_size=6).hexdigest()
+    return first_execution if continued is None or is_retry else _digest("tick", continued, size=6)
 
 
 def key_id(run_id: str, start: str) -> str:
-    """Make the id that stands for `run_id` in keys and ids where an earlier run had that id: unique over time."""
-    return f"{run_id}~{blake2b(start.encode(), digest_size=6).hexdigest()}"
+    """Return the id that replaces `run_id` in keys and ids if an earlier run had that id: unique over time."""
+    return f"{run_id}~{_digest(start, size=6)}"
 
 
 def without_start(key_id: str) -> str:
@@ -57,7 +53,7 @@ def without_start(key_id: str) -> str:
 
 
 def conversation_workflow_id(conversation_id: str) -> str:
-    """Also the id of the store that the turns of this conversation share."""
+    """Return the id of a lane, and of the store that the conversation's turns share."""
     return f"conversation:{conversation_id}"
 
 
@@ -66,49 +62,43 @@ def conversation_id_of(workflow_id: str) -> str:
 
 
 def turn_run_id(conversation_id: str, request_id: str) -> str:
-    """A request that comes again finds its run again, also after its lane has forgotten it."""
-    named = f"{conversation_id}\0{request_id}".encode("utf-8", "surrogatepass")
-    return "c-" + blake2b(named, digest_size=10).hexdigest()
+    """Return the run id of a request's turn. A repeated request finds its run, even if its lane has forgotten it."""
+    return "c-" + _digest(conversation_id, request_id)
 
 
 def follow_up_workflow_id(workflow_id: str) -> str:
-    """Of a FollowUp, whose own `workflowId` is the source's name for it. Also the id of its store."""
+    """Return the id of a FollowUp, and of its store. `workflow_id` is the source's `workflowId`."""
     return FOLLOW_UP + workflow_id
 
 
 def schedule_id(name: str) -> str:
-    """Of Temporal's schedule that starts runs `<name>-<time>`."""
+    """Return the id of Temporal's schedule that starts runs `<name>-<time>`."""
     return SCHEDULE + name
 
 
 def follow_up_id(run_id: str, step: int) -> str:
-    """Of the follow-up that a run creates in a step: the same however often the step is made."""
-    return "f-" + _short("follow-up", run_id, step)
+    """Return the id of the follow-up that a run creates in a step: the same on every attempt."""
+    return "f-" + _digest("follow-up", run_id, str(step), size=6)
 
 
 def task_id(run_id: str, step: int) -> str:
-    return "t-" + _short("task", run_id, step)
-
-
-def _short(what: str, run_id: str, step: int) -> str:
-    named = f"{what}\0{run_id}\0{step}".encode("utf-8", "surrogatepass")
-    return blake2b(named, digest_size=6).hexdigest()
+    return "t-" + _digest("task", run_id, str(step), size=6)
 
 
 def resume_request_id(workflow_id: str, seq: int) -> str:
-    """Of the request by which a follow-up resumes the work; never of the form `discord:…` (E6)."""
+    """Return the id of the request by which a follow-up resumes the work; never of the form `discord:…` (E6)."""
     return f"wf:{workflow_id}:{seq}"
 
 
 def notify_key(workflow_id: str, task: str) -> str:
-    """The idempotency key of an outbound message."""
+    """Return the idempotency key of an outbound message."""
     return f"workflow:{workflow_id}:task:{task}:notify"
 
 
 def topic_key(platform: str, channel: str, message: str) -> str:
-    """Of the place where replies to a message, and who waits for them, meet."""
+    """Return the key of the topic for replies to a message."""
     key = ":".join(quote(part, safe="", errors="surrogatepass") for part in (platform, channel, message))
-    return key if len(key) <= MOST_KEY else blake2b(key.encode(), digest_size=16).hexdigest()
+    return key if len(key) <= MOST_KEY else _digest(key, size=16)
 
 
 def topic_workflow_id(key: str) -> str:
@@ -116,29 +106,29 @@ def topic_workflow_id(key: str) -> str:
 
 
 def delegation_workflow_id(run_id: str, step: int) -> str:
-    """A step delegates once: whoever comes to it again finds the same delegation.
+    """Return the id of a step's delegation. A step delegates once, so a repeat finds the same one.
 
-    A run that was started under a long id, as only another client can, has its `stand_in` there: an id that is too
-    long would leave the run stuck.
+    A run that another client started under a long id is replaced by a placeholder: an id that is too long would leave
+    the run stuck.
     """
     plain = f"{run_workflow_id(run_id)}{_DELEGATION}{step}"
     return plain if _bytes(plain) <= MOST_WORKFLOW_ID else f"{run_workflow_id(stand_in(run_id))}{_DELEGATION}{step}"
 
 
 def delegating_run_id(workflow_id: str) -> str | None:
-    """The run that made this delegation, or its `stand_in`; None of another workflow."""
+    """Return the run that made this delegation, or its placeholder. Other workflows have no such run."""
     owner, mark, _ = workflow_id.rpartition(_DELEGATION)
     return without_start(run_id_of(owner)) if mark else None
 
 
 def subtask_run_id(run_id: str, step: int, subtask: str) -> str:
-    """Readable, as long as the server takes it: an id that is too long would leave the delegation stuck."""
+    """Return a readable id, unless the server would reject it: the delegation would be stuck."""
     plain = f"{run_id}.{step}-{subtask}"
     return plain if _bytes(plain) <= MOST_PLAIN else stand_in(plain)
 
 
 def stand_in(run_id: str) -> str:
-    """What stands for a run id that is too long."""
+    """Return the replacement for a run id that is too long."""
     return "d-" + _digest(run_id)
 
 
@@ -147,29 +137,29 @@ def _bytes(text: str) -> int:
 
 
 def run_id_for(dedupe_key: str) -> str:
-    """Two starts with one dedupe key find the same run (A10)."""
-    return "k-" + blake2b(dedupe_key.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
+    """Return the run id of a dedupe key: two starts with one key find the same run (A10)."""
+    return "k-" + _digest(dedupe_key)
 
 
 def run_id_for_caller(caller: str, key: str) -> str:
-    """Two starts of one caller with one key find the same run; no dedupe key and no other caller finds it."""
+    """Return the run id of a caller's key. No dedupe key and no other caller finds the same run."""
     named = f"{caller}\0{key}".encode("utf-8", "surrogatepass")
     return "k-" + blake2b(named, digest_size=10, person=b"caller").hexdigest()
 
 
 def start_digest(payload: Mapping[str, Any]) -> str:
-    """Return a digest of what a start says; the order of its keys does not count."""
+    """Return a digest of a start's payload, independent of the order of its keys."""
     return "sha256:" + sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def resumed_id(run_id: str) -> str:
-    """The run that resumes this one: "a", "a.r2", "a.r3". Resuming twice finds the same run."""
+    """Return the id of the run that resumes this one: "a", "a.r2", "a.r3". Resuming twice finds the same run."""
     stem, number = _lineage(run_id)
     return f"{stem}{RESUMED}{number + 1}"
 
 
 def heirs_prefix(run_id: str) -> str:
-    """What the ids begin with of all runs that resume this one, or what it resumes."""
+    """Return the prefix of the ids of all runs that resume this run, or the run that it resumes."""
     return f"{_lineage(run_id)[0]}{RESUMED}"
 
 
@@ -183,18 +173,18 @@ def start_key(request_id: str) -> str:
 
 
 def request_key(run_id: str, step: int, attempt: int = 1) -> str:
-    """The idempotency key of a tool call. A person's `run_again` opens a new generation of it."""
+    """Return the idempotency key of a tool call. A person's `run_again` opens a new generation of it."""
     key = f"agentic:run:{run_id}:step:{step}:request"
     return key if attempt == 1 else f"{key}:{attempt}"
 
 
 def request_nonce(secret: str, key: str) -> str:
-    """What the result of a request must bring back. It cannot be guessed without the run's secret."""
+    """Return the nonce that a result must carry. It cannot be guessed without the run's secret."""
     return blake2b(key.encode("utf-8", "surrogatepass"), key=secret.encode(), digest_size=16).hexdigest()
 
 
 def generation_of(key: str) -> int:
-    """Of a request key: which attempt it is, by a person's "run again"."""
+    """Return a request key's generation, which a person's "run again" increments."""
     last = key.rpartition(":")[2]
     return int(last) if last.isdecimal() else 1
 
@@ -205,33 +195,28 @@ def result_key(run_id: str, step: int, attempt: int = 1) -> str:
 
 
 def trace_id(namespace: str, workflow_id: str) -> str:
-    """Of all that is told of a run, 32 hex digits: the same in every execution of it, on every worker.
+    """Return the trace id of a run, 32 hex digits: the same in every execution of it, on every worker.
 
-    The namespace belongs to it: what several installations tell goes to one place, and their run ids may be alike.
+    It depends on the namespace: several installations may report to one place, and their run ids may be equal.
     """
-    return _hex("trace", namespace, workflow_id, 16)
+    return _digest("trace", namespace, workflow_id, size=16)
 
 
 def root_span_id(namespace: str, workflow_id: str) -> str:
-    """Of the span that is the whole run, 16 hex digits: known before that span is made, at the end."""
-    return _hex("span", namespace, workflow_id, 8)
-
-
-def _hex(what: str, namespace: str, workflow_id: str, digest_size: int) -> str:
-    named = f"{what}\0{namespace}\0{workflow_id}".encode("utf-8", "surrogatepass")
-    return blake2b(named, digest_size=digest_size).hexdigest()
+    """Return the id of a run's root span, 16 hex digits: known before that span is made, at the end."""
+    return _digest("span", namespace, workflow_id, size=8)
 
 
 def call_digest(tool: str, arguments: Mapping[str, Any]) -> str:
-    """What exactly is called, in 24 hex digits; the order of the arguments does not count."""
+    """Return a digest of the call, 24 hex digits, independent of the order of its arguments."""
     canonical = json.dumps([tool, arguments], sort_keys=True, separators=(",", ":"))
     return blake2b(canonical.encode(), digest_size=12).hexdigest()
 
 
 def approval_digest(run: tuple[str, str], question: str, step: int | None, tool: str, arguments: Arguments) -> str:
-    """The call that an approval is asked for, in 24 hex digits: the same call at another step is another one.
+    """Return the id of the call that an approval is for, 24 hex digits: at another step the same call has another id.
 
-    `run` is its id and its first Temporal execution, since an id may be used again.
+    `run` is its id and its first Temporal execution, since an id may be reused.
     """
     canonical = json.dumps([*run, question, step, tool, arguments], sort_keys=True, separators=(",", ":"))
     return blake2b(canonical.encode(), digest_size=12).hexdigest()
@@ -246,12 +231,12 @@ def mailbox_workflow_id(agent: str) -> str:
 
 
 def mail_queue(folder: str) -> str:
-    """The task queue on which the bridges of a folder take their orders."""
+    """Return the task queue on which the bridges of a folder get their tasks."""
     return f"mail:{folder}"
 
 
 def letter_key(message_id: str, sha256: str) -> str:
-    """A message is known by its id and its content: ids get reused (C2)."""
+    """Return the key of a message: its id and its content, since ids get reused (C2)."""
     return _digest("letter", message_id, sha256)
 
 
@@ -260,31 +245,31 @@ def task_key(plan_id: str, task_id: str, subtask_id: str | None) -> str:
 
 
 def mail_conversation_id(agent: str, task: str) -> str:
-    """The lane of a task that came by mail. `task` is its `task_key`."""
+    """Return the lane of a task that arrived by mail. `task` is its `task_key`."""
     return f"mail:{agent if len(agent) <= MOST_AGENT else _digest(agent)}:{task}"
 
 
 def mail_request_id(key: str, attempt: int) -> str:
-    """Of the request by which a letter enters its lane: the same however often it is taken."""
+    """Return the id of the request by which a message enters its lane: the same on every attempt."""
     return f"mail:{key}:{attempt}"
 
 
 def delegated_task_id(run_id: str, step: int) -> str:
-    """The task of which the subtasks of this step are a part, as peers are told."""
+    """Return the id of the task whose subtasks a step delegates, as peers see it."""
     return f"{run_id}.{step}"
 
 
-def _digest(*named: str) -> str:
-    return blake2b("\0".join(named).encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
+def _digest(*names: str, size: int = 10) -> str:
+    return blake2b("\0".join(names).encode("utf-8", "surrogatepass"), digest_size=size).hexdigest()
 
 
 def named(attribute: str, value: str) -> str:
-    """That the attribute has this value, or one that begins like it."""
+    """Format the query that the attribute equals the value, or begins like it if the value cannot be quoted."""
     return f"{attribute} = '{value}'" if _asked(value) == value else begins(attribute, value)
 
 
 def unlike(attribute: str, value: str) -> str:
-    """That it has another one, or any."""
+    """Format the query that the attribute differs from the value, or is set if the value cannot be quoted."""
     return f"{attribute} != '{value}'" if _asked(value) == value else f"{attribute} IS NOT NULL"
 
 

@@ -1,4 +1,4 @@
-"""Tools of MCP servers: their names, what they do to the world, and whether they are what was accepted."""
+"""Tools of MCP servers: their names, their effects, and whether they are as accepted."""
 
 import json
 import re
@@ -13,10 +13,10 @@ from decisions.text.visible_text import render_visible
 
 SEPARATOR = "__"
 MOST_NAME = 64  # characters of a tool's name in the Messages API
-MOST_WORD = 60  # characters that a value in a schema has; more than that are words
-MOST_DIFFERENCE = 4000  # characters that a person is shown
+MOST_WORD = 60  # characters of a value in a schema; a longer one is prose
+MOST_DIFFERENCE = 4000  # characters of a diff
 
-# From the freest to the strictest.
+# From the loosest to the strictest.
 STRICTNESS = (Effect.read, Effect.keyed, Effect.once)
 
 _SERVER = re.compile(r"[a-zA-Z0-9-]+(_[a-zA-Z0-9-]+)*")
@@ -24,7 +24,7 @@ _TOOL = re.compile(r"[a-zA-Z0-9_-]+")
 
 
 def is_server_name(name: str) -> bool:
-    """A name without `__`, and without `_` at its ends: of `server__tool` it is all before the first `__`."""
+    """Return whether the name has no `__`, and no `_` at its ends: the server is all before the first `__`."""
     return _SERVER.fullmatch(name) is not None
 
 
@@ -33,25 +33,25 @@ def tool_name(server: str, tool: str) -> str:
 
 
 def server_of(name: str) -> str | None:
-    """The server in `server__tool` and `server__*`; None for a tool that is no server's."""
+    """Return the server in `server__tool` and `server__*`, if any."""
     server, separator, tool = name.partition(SEPARATOR)
     return server if separator and server and tool else None
 
 
 def unfit(server: str, tool: str) -> str | None:
-    """Why the Messages API does not take such a name; None if it does."""
+    """Return the reason why the Messages API rejects such a name, if any."""
     name = tool_name(server, tool)
     if not _TOOL.fullmatch(tool):
-        return f"{tool[:100]!r} has characters that no tool of a model may have"
+        return f"{tool[:100]!r} has characters that a model's tool may not have"
     if len(name) > MOST_NAME:
         spare = MOST_NAME - len(SEPARATOR) - len(tool)
-        hint = f"rename the server to at most {spare} characters" if spare > 0 else "no server's name is short enough"
-        return f"{name[:100]!r} has {len(name)} characters, and {MOST_NAME} is the most: {hint}"
+        hint = f"rename the server to at most {spare} characters" if spare > 0 else "no server name is short enough"
+        return f"{name[:100]!r} has {len(name)} characters; the limit is {MOST_NAME}: {hint}"
     return None
 
 
 def effect_of(annotations: Mapping[str, Any]) -> Effect:
-    """What the hints allow. A server takes no idempotency key: `keyed` means that a repeat adds nothing."""
+    """Return the effect that the hints allow. A server has no idempotency key: `keyed` means a repeat adds nothing."""
     if annotations.get("readOnlyHint") is True:
         return Effect.read
     return Effect.keyed if annotations.get("idempotentHint") is True else Effect.once
@@ -66,20 +66,20 @@ def strictest(*effects: Effect) -> Effect:
 
 
 def pin(description: str, input_schema: dict[str, Any], annotations: dict[str, Any]) -> Pin:
-    """A definition with its hash; the order of fields does not count."""
-    told = {"annotations": annotations, "description": description, "inputSchema": input_schema}
-    canonical = json.dumps(told, sort_keys=True, separators=(",", ":"))
+    """Return a definition with its hash, which does not depend on the order of fields."""
+    fields = {"annotations": annotations, "description": description, "inputSchema": input_schema}
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     digest = sha256(canonical.encode()).hexdigest()
     return Pin(description=description, input_schema=input_schema, annotations=annotations, sha256=digest)
 
 
-def is_sound(kept: Pin) -> bool:
-    """Whether its hash is its own: a file that was edited by hand, or merged badly, must not pass for accepted."""
-    return pin(kept.description, kept.input_schema, kept.annotations).sha256 == kept.sha256
+def is_sound(stored: Pin) -> bool:
+    """Return whether the hash is right. A file that was edited by hand, or merged badly, is not accepted."""
+    return pin(stored.description, stored.input_schema, stored.annotations).sha256 == stored.sha256
 
 
 def states(accepted: Mapping[str, Pin], now: Mapping[str, Pin]) -> dict[str, PinState]:
-    """Of every tool that is known on either side, in the order of their names."""
+    """Return the state of every tool on either side, by name."""
     return {name: _state(accepted.get(name), now.get(name)) for name in sorted({*accepted, *now})}
 
 
@@ -92,19 +92,19 @@ def _state(accepted: Pin | None, now: Pin | None) -> PinState:
 
 
 def difference(accepted: Pin | None, now: Pin | None) -> str:
-    """What changed, as a unified diff."""
+    """Format the changes as a unified diff."""
     lines = unified_diff(_told(accepted), _told(now), "accepted", "now", lineterm="", n=1)
     text = "\n".join(lines)
     return text if len(text) <= MOST_DIFFERENCE else f"{text[:MOST_DIFFERENCE]}\n… (cut)"
 
 
 def visible(text: str) -> str:
-    """With what nobody would see, or a terminal would obey, written out: hidden words are for a person to judge too."""
+    """Render hidden and control characters visibly, so that a person can judge hidden words too."""
     return render_visible(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def remarks(schema: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Each text of a schema that a model would read as words, with its place: all descriptions, and what is long."""
+    """Yield each text of a schema that a model would read, with its place: descriptions, and long values."""
     inner = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
     for key, value in inner:
         place = f"{path}.{key}" if path else str(key)
@@ -114,25 +114,25 @@ def remarks(schema: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from remarks(value, place)
 
 
-def _told(kept: Pin | None) -> list[str]:
-    return [] if kept is None else [visible(line) for line in _lines(kept)]
+def _told(tool: Pin | None) -> list[str]:
+    return [] if tool is None else [visible(line) for line in _lines(tool)]
 
 
-def _lines(kept: Pin) -> Iterator[str]:
-    yield from (f"description: {line}" for line in kept.description.split("\n"))
-    for field, value in (("annotations", kept.annotations), ("inputSchema", kept.input_schema)):
+def _lines(tool: Pin) -> Iterator[str]:
+    yield from (f"description: {line}" for line in tool.description.split("\n"))
+    for field, value in (("annotations", tool.annotations), ("inputSchema", tool.input_schema)):
         if value:
             first, *rest = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False).splitlines()
             yield from (f"{field}: {first}", *rest)
 
 
 def foreign_reference(schema: Any) -> str | None:
-    """The first reference that leads out of a schema: what it means would be somebody else's to say."""
+    """Return the first reference that leads out of a schema, whose meaning another party could change."""
     if isinstance(schema, dict):
         for key in ("$ref", "$dynamicRef"):
             target = schema.get(key)
             if isinstance(target, str) and not target.startswith("#"):
                 return target
         schema = list(schema.values())
-    inner = (foreign_reference(each) for each in schema) if isinstance(schema, list) else ()
+    inner = (foreign_reference(value) for value in schema) if isinstance(schema, list) else ()
     return next((target for target in inner if target is not None), None)

@@ -1,6 +1,6 @@
-"""What is wrong with the runs of a task queue, and which of it may be repaired without asking a person.
+"""Problems of the runs on a task queue, and which of them are repaired without asking a person.
 
-A repair is safe where the run itself can no longer be harmed by it. Whatever may have had an effect is only named.
+A repair is safe if it can no longer harm the run. A call that may have had an effect is only reported.
 """
 
 import re
@@ -17,25 +17,25 @@ from contracts.tool import ToolKind
 from decisions.text.formatting import cut
 
 ORPHAN_GRACE = timedelta(minutes=1)  # a parent may be asking its children to stop just now
-CLAIM_MARGIN = timedelta(minutes=5)  # beyond the time by which the effect has ended
+CLAIM_MARGIN = timedelta(minutes=5)  # after the time by which the effect has ended
 PATIENCE = timedelta(hours=24)  # for a person's answer
-TOOL_MARGIN = timedelta(minutes=5)  # beyond a tool's own timeout, which the run should have kept
+TOOL_MARGIN = timedelta(minutes=5)  # after a tool's own timeout, which the run should have enforced
 UNATTENDED_AFTER = timedelta(minutes=10)  # a worker that is being replaced is back by then
-GONE_FOR = timedelta(hours=1)  # between the first look that misses a run and the one that clears its store
+GONE_FOR = timedelta(hours=1)  # from the first check that misses a run to the one that clears its store
 MOST_NAMED = 20  # findings of one problem
 
-MEND = "roll the workers back, or mend their code, and it goes on by itself"
+MEND = "roll the workers back or fix their code; the run then continues by itself"
 _CUT_SHORT = frozenset({Standing.failed, Standing.cancelled, Standing.terminated, Standing.timed_out})
 _VIOLATIONS = frozenset({Escalation.step_never_issued, Escalation.wrong_tool})
 _CLAIM = re.compile(r"(?:([0-9a-f]+)-)?step-(\d+)(?:-(\d+))?\.claim")
 
 
 def wedged(run_id: str, reported: Sequence[str]) -> Finding:
-    why = f" ({cut(', '.join(reported), 200)})" if reported else ""
+    causes = f" ({cut(', '.join(reported), 200)})" if reported else ""
     return Finding(
         problem=Problem.wedged,
         run_id=run_id,
-        found=f"its workflow tasks fail{why}",
+        found=f"its workflow tasks fail{causes}",
         advice=MEND,
     )
 
@@ -48,7 +48,7 @@ class Parent:
 
 
 def orphaned(run_id: str, parent: Parent, now: datetime, *, is_wedged: bool = False) -> Finding | None:
-    """An open run whose parent was cut short is stopped like it. One that its parent left behind is a person's."""
+    """Report an open run whose parent has closed. If the parent was cut short, the run is stopped as well."""
     if parent.standing is Standing.open or (parent.closed_at and now < parent.closed_at + ORPHAN_GRACE):
         return None
     stops = parent.standing in _CUT_SHORT and not is_wedged
@@ -56,7 +56,7 @@ def orphaned(run_id: str, parent: Parent, now: datetime, *, is_wedged: bool = Fa
         problem=Problem.orphaned,
         run_id=run_id,
         found=f"its parent {parent.workflow_id} is {parent.standing}",
-        advice="the reconciler asks it to stop" if stops else f"if nobody needs it: perdure cancel {run_id}",
+        advice="the reconciler asks it to stop" if stops else f"if it is not needed: perdure cancel {run_id}",
         repair=Repair.cancel if stops else None,
     )
 
@@ -65,14 +65,14 @@ def unattended(run_id: str, task_queue: str) -> Finding:
     return Finding(
         problem=Problem.unattended,
         run_id=run_id,
-        found=f"nobody works on its task queue {task_queue}",
+        found=f"no worker polls its task queue {task_queue}",
         advice=f"start a worker with PERDURE_TASK_QUEUE={task_queue}, or cancel it",
     )
 
 
 @dataclass(frozen=True, order=True)
 class Page:
-    """A page of the ledger: one call, in one generation. `of` tells runs apart that had one id."""
+    """A ledger entry: one call, in one generation. `of` distinguishes runs that had the same id."""
 
     step: int
     generation: int
@@ -85,19 +85,19 @@ class Page:
 
 
 def loose(names: Iterable[str]) -> list[Page]:
-    """The claims of a ledger that have no result. A later generation shows that a person settled the one before it."""
-    there = set(names)
-    matches = [found for name in there if (found := _CLAIM.fullmatch(name))]
-    claims = [Page(int(found[2]), int(found[3] or 1), found[1] or "") for found in matches]
+    """Return a ledger's claims without a result. A later generation shows that a person settled the earlier one."""
+    existing = set(names)
+    matches = [match for name in existing if (match := _CLAIM.fullmatch(name))]
+    claims = [Page(int(match[2]), int(match[3] or 1), match[1] or "") for match in matches]
     latest = {(page.step, page.of): page for page in sorted(claims)}
-    return [page for _, page in sorted(latest.items()) if f"{page.name}.result" not in there]
+    return [page for _, page in sorted(latest.items()) if f"{page.name}.result" not in existing]
 
 
 @dataclass(frozen=True)
 class Claimed:
-    """A claim without a result, and the run that looks after it: the one that made it, or that resumes it.
+    """A claim without a result, and the run that is responsible for it: the one that made it, or that resumes it.
 
-    `until` and `tool` are empty where the claim cannot be read, `state` where the run does not tell it.
+    `until` and `tool` are empty if the claim cannot be read; `state` is None if the run does not report it.
     """
 
     page: Page
@@ -111,29 +111,29 @@ class Claimed:
 
 
 def is_fresh(until: datetime | None, now: datetime) -> bool:
-    """The effect may be under way."""
+    """Return whether the effect may still be under way."""
     return until is not None and now < until + CLAIM_MARGIN
 
 
 def unowned(run_id: str, claim: Claimed, now: datetime) -> Finding | None:
-    """A claim whose result nobody waits for, and which nobody will be asked about."""
+    """Report a claim whose result no run awaits, and which no person will be asked about."""
     if is_fresh(claim.until, now) or (claim.state is not None and _has_outcome(claim.state, claim.page.step)):
         return None
     if claim.standing is Standing.open and (claim.asks or claim.at_work):
         return None
     run = f"run {claim.keeper}" if claim.keeper != run_id else "the run"
-    settled = "is open and does not see to it" if claim.standing is Standing.open else f"is {claim.standing}"
+    settled = "is open and does not handle it" if claim.standing is Standing.open else f"is {claim.standing}"
     return Finding(
         problem=Problem.claim,
         run_id=run_id,
         found=f"{claim.tool or 'a call'} (step {claim.page.step}) may have happened: its claim has no result, "
         f"and {run} {settled}",
-        advice=f"look whether it happened, then remove ledger/{claim.page.name}.claim from the run's store",
+        advice=f"check whether it happened, then remove ledger/{claim.page.name}.claim from the run's store",
     )
 
 
 def _has_outcome(state: RunState, step: int) -> bool:
-    """History knows what became of the step. A halt answers what it interrupts, without knowing."""
+    """Return whether history knows the step's outcome. A halt settles interrupted calls without knowing it."""
     if state.status is RunStatus.cancelled or (state.ending is not None and state.ending.reason in _VIOLATIONS):
         return False
     is_open = any(p.step == step for p in state.pending) or any(
@@ -143,7 +143,7 @@ def _has_outcome(state: RunState, step: int) -> bool:
 
 
 def overdue(state: RunState, now: datetime) -> Finding | None:
-    """A wait that has taken too long: for a person, or for a result that the run should have given up on."""
+    """Report a wait that has taken too long: for a person, or for a result past its timeout."""
     if state.question is not None:
         waited = now - state.question.asked_at
         if waited < PATIENCE:
@@ -151,17 +151,18 @@ def overdue(state: RunState, now: datetime) -> Finding | None:
         return Finding(
             problem=Problem.overdue,
             run_id=state.run_id,
-            found=f"waits for a person for {_hours(waited)}: {cut(state.question.text, 80)}",
+            found=f"has waited {_hours(waited)} for a person: {cut(state.question.text, 80)}",
             advice=f"perdure answer {state.run_id}",
         )
     timeouts = {route.name: route.timeout for route in state.tools if route.kind is ToolKind.signal}
-    for each in state.pending:
-        timeout = timeouts.get(each.tool)
-        if each.outside and timeout is not None and now >= each.since + timeout + TOOL_MARGIN:
+    for pending in state.pending:
+        timeout = timeouts.get(pending.tool)
+        if pending.outside and timeout is not None and now >= pending.since + timeout + TOOL_MARGIN:
+            late = _hours(now - pending.since)
             return Finding(
                 problem=Problem.overdue,
                 run_id=state.run_id,
-                found=f"waits for {each.tool} (step {each.step}) for {_hours(now - each.since)}, past its timeout",
+                found=f"waits for {pending.tool} (step {pending.step}) past its timeout: {late}",
                 advice=f"send its result, or perdure cancel {state.run_id}",
             )
     return None
@@ -174,20 +175,20 @@ def _hours(time: timedelta) -> str:
 
 
 class Sweep(StrEnum):
-    """What to do with a store whose run the server does not know."""
+    """The action on a store whose run the server does not know."""
 
-    leave = "leave"  # nothing tells that it belongs here
+    leave = "leave"  # it may belong to another server
     note = "note"  # missing for the first time
     wait = "wait"
-    name = "name"  # a call in it may have happened
+    name = "name"  # report: a call in it may have happened
     clear = "clear"
 
 
 def swept(seen: StoreMark | None, here: Place, now: datetime, *, claims: int, has_heir: bool) -> Sweep:
-    """Only what was seen here with its run, and has been without it for long, is cleared.
+    """Decide about a store. Only one that was seen here with its run, and has been without it for long, is cleared.
 
-    So neither a run that is just being started, nor a server that lost its state, nor another server's runs in the same
-    folder cost a store. `has_heir`: an open run resumes this one, and looks calls up in its ledger.
+    So a run that is just starting, a server that lost its state, and another server's runs in the same folder never
+    cost a store. `has_heir`: an open run resumes this one, and looks calls up in its ledger.
     """
     if seen is None or seen.place != here:
         return Sweep.leave
@@ -199,12 +200,12 @@ def swept(seen: StoreMark | None, here: Place, now: datetime, *, claims: int, ha
 
 
 def left(run_id: str, claims: Sequence[Page] = ()) -> Finding:
-    """The run is gone from the server, its store is not."""
+    """Report a store whose run the server no longer has."""
     if not claims:
         return Finding(
             problem=Problem.left_store,
             run_id=run_id,
-            found="the server knows the run no longer, its store is still there",
+            found="the server no longer has the run, but its store still exists",
             advice="the reconciler removes the store; the run's files stay",
             repair=Repair.clear,
         )
@@ -212,28 +213,28 @@ def left(run_id: str, claims: Sequence[Page] = ()) -> Finding:
     return Finding(
         problem=Problem.claim,
         run_id=run_id,
-        found=f"a call may have happened ({steps}): its claim has no result, and the server knows the run no longer",
-        advice="look whether it happened, then remove the ledger from the run's store",
+        found=f"a call may have happened ({steps}): its claim has no result, and the server no longer has the run",
+        advice="check whether it happened, then remove the ledger from the run's store",
     )
 
 
 def named(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The first ones of each problem."""
+    """Return the first findings of each problem."""
     counts: Counter[Problem] = Counter()
-    kept = []
+    reported = []
     for finding in findings:
         counts[finding.problem] += 1
         if counts[finding.problem] <= MOST_NAMED:
-            kept.append(finding)
-    return tuple(kept)
+            reported.append(finding)
+    return tuple(reported)
 
 
 def told(report: ReconcileReport) -> str:
-    """The report as Markdown."""
+    """Render the report as Markdown."""
     if not report.findings:
-        return f"All is well. Looked into {report.stores} stores."
+        return f"No problems found. Checked {report.stores} stores."
     lines = [
-        f"- **{each.problem}** `{each.run_id}`: {each.found}; {'done: ' if each.repaired else ''}{each.advice}"
-        for each in report.findings
+        f"- **{item.problem}** `{item.run_id}`: {item.found}; {'done: ' if item.repaired else ''}{item.advice}"
+        for item in report.findings
     ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What is known of who sent something, beside what they claim, as one value and in one line."""
+"""The sender of a message, as one value and in one line: what is known of it, and what it claims."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from contracts.sender import Sender, SentBy
 
 
 def sent_by(body: Any, identity: str) -> SentBy:
-    """Return who sent a body that lies in history; it may be anything."""
+    """Return the sender of a body from history, which may be any value."""
     if not isinstance(body, Mapping):
         return SentBy(identity=identity)
     by = body.get("by")

@@ -1,7 +1,7 @@
-"""Signed answers: what a signature covers, and whether an answer to a run's question carries a valid one.
+"""Signed answers: the content that a signature covers, and the check that an answer carries a valid one.
 
-The run keeps public keys alone, in its state, so the check is part of the run's history: it comes out the same in every
-replay, whatever keys a worker has by then, and a worker holds nothing with which an answer could be forged.
+The run's state holds public keys only, so the check is part of the run's history: every replay has the same result,
+whatever keys a worker has by then, and a worker holds nothing that could forge an answer.
 """
 
 import json
@@ -20,7 +20,7 @@ FORMAT = "perdure.answer.1"
 
 @dataclass(frozen=True)
 class Asked:
-    """The question that a signature must be for: of which run, in which first Temporal execution, about which call."""
+    """The question that a signature must cover: its run, the first Temporal execution, and the call."""
 
     run: str
     execution: str
@@ -35,31 +35,31 @@ def public_text(key: Ed25519PublicKey | Ed25519PrivateKey) -> str:
 
 
 def signed_bytes(run: str, execution: str, answer: HumanInput) -> bytes:
-    """Return what a signature covers: run and first execution, question, call, decision, text and who answers.
+    """Return what a signature covers: run and first execution, question, call, decision, text and sender.
 
     As canonical JSON: names in order, no blanks, ASCII.
     """
-    said = answer.model_dump(mode="json", exclude={"signature"}, exclude_none=True)
-    claims = {"format": FORMAT, "run": run, "execution": execution, **said}
+    fields = answer.model_dump(mode="json", exclude={"signature"}, exclude_none=True)
+    claims = {"format": FORMAT, "run": run, "execution": execution, **fields}
     return json.dumps(claims, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
 def sign(run: str, execution: str, answer: HumanInput, key_id: str, key: Ed25519PrivateKey) -> HumanInput:
-    """Return the answer with its signature. It must name its question, and its call where there is one."""
+    """Return the answer with its signature. It must name its question, and its call if there is one."""
     value = b64encode(key.sign(signed_bytes(run, execution, answer))).decode()
     return answer.model_copy(update={"signature": f"{key_id}:{value}"})
 
 
 def signature_error(keys: Mapping[str, str], asked: Asked, answer: HumanInput) -> str | None:
-    """Return why the answer is not signed for what is asked; None if it is, or if no keys are named."""
+    """Return the reason why the answer's signature does not cover the question, if the run has keys."""
     if not keys:
         return None
-    takes = f"only answers signed with key {' or '.join(keys)} are taken"
+    required = f"only answers signed with key {' or '.join(keys)} are taken"
     if answer.signature is None:
-        return f"{takes}, and this one is not signed: answer by the terminal or the gateway, with PERDURE_ANSWER_KEY"
+        return f"{required}, and this one is not signed: answer by the terminal or the gateway, with PERDURE_ANSWER_KEY"
     key_id, _, value = answer.signature.partition(":")
     if key_id not in keys:
-        return f"{takes}, and this one is signed with another key"
+        return f"{required}, and this one is signed with another key"
     names_it = (answer.question_id, answer.call) == (asked.question, asked.call)
     if not names_it or not _is_valid(keys[key_id], value, signed_bytes(asked.run, asked.execution, answer)):
         return "the signature is not valid for this run, question, call and answer"

@@ -1,4 +1,4 @@
-"""What a tool outside is asked: the same on every attempt of a call, whichever way it goes."""
+"""The request to a tool outside: the same on every attempt of a call, by every transport."""
 
 from contracts.run.events import ToolRequestEvent, ToolRequestPayload
 from contracts.run.state import Call, Pending, RunState
@@ -6,7 +6,7 @@ from contracts.tool import ToolKind
 from decisions.ids import request_key, request_nonce
 from decisions.run.resume import origin_of
 
-PREFIX = "agentic.tool_request."  # what the type of a request begins with, and then names the tool
+PREFIX = "agentic.tool_request."  # of a request's type, followed by the tool's name
 
 
 def request_event(payload: ToolRequestPayload, key: str, nonce: str | None = None) -> ToolRequestEvent:
@@ -14,9 +14,9 @@ def request_event(payload: ToolRequestPayload, key: str, nonce: str | None = Non
 
 
 def nonce_of(state: RunState, call: Call) -> str | None:
-    """Return what the result of this call must bring back at the gateway, the same on every attempt of it.
+    """Return the nonce that the call's result must carry at the gateway: the same on every attempt.
 
-    None if the result does not come from outside by itself, or if the run has no secret to derive it from.
+    None if the result does not arrive as a signal, or if the run has no secret to derive it from.
     """
     if call.kind is not ToolKind.signal or not state.secret or call.step is None:
         return None

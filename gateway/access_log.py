@@ -1,4 +1,4 @@
-"""The access log: one line for each request, with who asked and what came of it, and nothing of what was said."""
+"""The access log: one line for each request, with its token and status, and without content."""
 
 import logging
 from time import perf_counter
@@ -10,16 +10,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from contracts.models import printable
 from decisions.text.formatting import cut
 
-PROBES = ("/healthz", "/readyz")  # which ask every few seconds, and are logged only if they fail
+PROBES = ("/healthz", "/readyz")  # called every few seconds: only failures are logged
 
 _log = logging.getLogger(__name__)
 
 
 class AccessLog:
-    """Logs each request at its end, of a stream too.
+    """Logs each request, also a stream, at its end.
 
-    The route is logged, never the address that was asked for: it may hold a token by mistake. `address` is the peer of
-    the connection, so it is that of a proxy in front.
+    The line has the route, never the requested address, which may hold a token by mistake. `address` is the peer of
+    the connection, such as a proxy.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -41,14 +41,14 @@ class AccessLog:
         try:
             await self._app(scope, receive, send_and_note)
         except Exception:
-            status = status or 500  # answered further out
+            status = status or 500  # an outer middleware answers
             raise
         finally:
             _record(scope, status, round((perf_counter() - started) * 1000))
 
 
 def _record(scope: Scope, status: int | None, ms: int) -> None:
-    """`status` is None if the client left before it had an answer."""
+    """Log a request; without a `status` the client left before the answer."""
     route = scope.get("route")
     path = route.path if isinstance(route, APIRoute) else None
     if path in PROBES and status == 200:
@@ -69,8 +69,8 @@ def _record(scope: Scope, status: int | None, ms: int) -> None:
         "reason": refused,
     }
     level = logging.WARNING if refused or (status or 0) >= 500 else logging.INFO
-    told = {name: value for name, value in line.items() if value is not None or name in ("token", "route", "status")}
-    _log.log(level, line["event"], extra={"event": told})
+    event = {name: value for name, value in line.items() if value is not None or name in ("token", "route", "status")}
+    _log.log(level, line["event"], extra={"event": event})
 
 
 def _named(scope: Scope, name: str) -> str | None:
@@ -79,5 +79,5 @@ def _named(scope: Scope, name: str) -> str | None:
 
 
 def note_refused_login(scope: Scope, reason: str) -> None:
-    """For the log line of this request: why it was not let in, in a word."""
+    """Record for the log line why this request was not authenticated, in a word."""
     scope.setdefault("state", {})["login_refused"] = reason

@@ -1,4 +1,4 @@
-"""The application: all routes, and what holds of each answer."""
+"""The application: routes, middleware and error handlers."""
 
 from importlib.metadata import version
 from typing import Any
@@ -28,12 +28,11 @@ ROUTERS = (
 
 
 async def _wrong_method(request: Request, error: Exception) -> Response:  # noqa: ARG001 - Starlette's signature
-    """The router names the methods of one route alone, where an address has several."""
+    """Answer 405 with the methods of all routes of the address; Starlette names those of one."""
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-    there = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
-    allowed = {method for route in there for method in route.methods or ()} or {"GET", "HEAD"}
-    why = "this address does not take this method"
-    return answer_to(Failure(405, why, headers={"Allow": ", ".join(sorted(allowed))}))
+    matching = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    allowed = {method for route in matching for method in route.methods or ()} or {"GET", "HEAD"}
+    return answer_to(Failure(405, "method not allowed", headers={"Allow": ", ".join(sorted(allowed))}))
 
 
 def make_app(gateway: Gateway) -> FastAPI:
@@ -42,9 +41,9 @@ def make_app(gateway: Gateway) -> FastAPI:
         summary="Agents that outlast their processes",
         description=ABOUT,
         version=version("perdure"),
-        docs_url=None,  # they would come from elsewhere
+        docs_url=None,  # its scripts would come from another host
         redoc_url=None,
-        redirect_slashes=False,  # an address with an encoded slash could not be written into a redirect
+        redirect_slashes=False,  # a redirect cannot hold an address with an encoded slash
         exception_handlers=handlers(gateway.session.settings.secrets),
     )
     app.state.gateway = gateway
@@ -56,10 +55,10 @@ def make_app(gateway: Gateway) -> FastAPI:
     app.add_middleware(EncodedSlashes)
     describe = app.openapi
 
-    def described() -> dict[str, Any]:
+    def openapi_with_problems() -> dict[str, Any]:
         schema = describe()
         schema["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
         return schema
 
-    app.openapi = described  # type: ignore[method-assign]  # FastAPI's documented way
+    app.openapi = openapi_with_problems  # type: ignore[method-assign]  # FastAPI's documented way
     return app

@@ -1,4 +1,4 @@
-"""Who asks: the bearer token is looked at before anything else of a request is. And what else holds of every route."""
+"""Authentication and the rules that apply to every route. The token is checked first."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -22,82 +22,82 @@ from perdure.client.door import speak_as
 from perdure.client.runs import MOST_ID_BYTES, has_length_of_id
 from perdure.session import Session
 
-PATIENCE = 45.0  # seconds for a whole answer, but a stream; a lane alone is tried for 30
+PATIENCE = 45.0  # seconds for an answer, except a stream; submitting to a lane takes up to 30
 _BEARER = HTTPBearer(auto_error=False, scheme_name="token", description="A token of `perdure token create`.")
 
 
 @dataclass
 class Gateway:
-    """What the routes share. `drop` cuts a connection off, by its client's address."""
+    """State shared by the routes. `drop` closes the connection from a client's address."""
 
     session: Session
     tokens: Tokens
     webhooks: dict[str, Webhook] = field(default_factory=dict)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    streams: int = 0  # that are open
+    streams: int = 0  # open ones
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    readiness: tuple[float, Any] | None = None  # when it was looked at last, by the loop's clock, and what was seen
+    readiness: tuple[float, Any] | None = None  # the last check: its time by the loop's clock, and its result
     drop: Callable[[Any], None] = lambda _: None
 
 
 def require(token: Token, scope: Scope) -> None:
-    """Raises Failure."""
+    """Raises Failure 403 if the token lacks the scope."""
     if scope not in token.scopes:
         challenge = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'}
         raise Failure(403, f"token {token.name} has no scope {scope}", headers=challenge)
 
 
 def needs(scope: Scope) -> Any:
-    """The dependency that says which scope a route needs. `Route` is what enforces it."""
+    """Return a dependency that declares the scope a route needs; `Route` enforces it."""
     return Security(_BEARER, scopes=[scope])
 
 
 class Route(APIRoute):
-    """Lets in whoever has the scope, then reads JSON strictly, and ends in time."""
+    """A route that requires its scopes, reads JSON strictly and has a timeout."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         scopes = [
             Scope(scope)
-            for each in self.dependencies
-            if isinstance(each, params.Security)
-            for scope in each.scopes or ()
+            for dependency in self.dependencies
+            if isinstance(dependency, params.Security)
+            for scope in dependency.scopes or ()
         ]
         takes_json = self.body_field is not None
 
-        async def strictly(given: Request) -> Response:
-            restore(given.scope)
-            request = StrictRequest(given.scope, given.receive)
+        async def handle_strictly(received: Request) -> Response:
+            restore(received.scope)
+            request = StrictRequest(received.scope, received.receive)
             for scope in scopes:
                 _admitted(request, scope)
                 speak_as(Sender(door="gateway", token=request.state.token.name))
             if takes_json and _has_body(request) and not _says_json(request):
-                raise Failure(415, "the body has to come with Content-Type: application/json")
+                raise Failure(415, "the body needs Content-Type: application/json")
             try:
                 async with asyncio.timeout(PATIENCE):
                     return await handle(request)
             except TimeoutError:
                 raise Failure(503, f"no answer within {PATIENCE:g} s", headers=AGAIN) from None
 
-        return strictly
+        return handle_strictly
 
 
 def _admitted(request: Request, scope: Scope) -> None:
-    """Keeps whose token it is. Raises Failure."""
+    """Check the token and its scope, and store it in the request. Raises Failure."""
     scheme, _, written = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not written.strip():
         note_refused_login(request.scope, "no_token")
-        why = "this needs a token: Authorization: Bearer … (perdure token create)"
-        raise Failure(401, why, headers={"WWW-Authenticate": "Bearer"})
+        reason = "this needs a token: Authorization: Bearer … (perdure token create)"
+        raise Failure(401, reason, headers={"WWW-Authenticate": "Bearer"})
     gateway: Gateway = request.app.state.gateway
     try:
         token = gateway.tokens.holder(written.strip(), datetime.now(UTC))
     except Unreadable:
-        raise Failure(503, "the gateway cannot read its tokens; its operator has to mend that") from None
+        raise Failure(503, "the gateway cannot read its tokens; its operator must fix this") from None
     if token is None:
         note_refused_login(request.scope, "unknown_token")
-        why = "the token is not known, or has expired, or was revoked"
-        raise Failure(401, why, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
+        reason = "the token is unknown, expired or revoked"
+        raise Failure(401, reason, headers={"WWW-Authenticate": 'Bearer error="invalid_token"'})
     request.state.token = token
     try:
         require(token, scope)

@@ -1,16 +1,16 @@
-// What waits for people, and one run as it happens. The token stays in this tab, and goes into one header.
+// Open questions, and one run as a live stream. The token stays in this tab, and is sent in one header only.
 
 const KEPT = "perdure-token";
-const EVERY = 3000; // milliseconds between looks at what waits
+const EVERY = 3000; // milliseconds between polls
 const byId = (id) => document.getElementById(id);
-let shown = ""; // the questions that are on the page, as JSON
-let following = null; // ends the stream of the run that is shown
+let shown = ""; // the questions on the page, as JSON
+let following = null; // aborts the stream of the run on the page
 
 function element(name, text = "", className = "") {
-  const made = document.createElement(name);
-  made.textContent = text;
-  if (className) made.className = className;
-  return made;
+  const node = document.createElement(name);
+  node.textContent = text;
+  if (className) node.className = className;
+  return node;
 }
 
 function notice(text, className = "") {
@@ -26,22 +26,22 @@ async function api(path, body) {
   const options = body === undefined ? { headers: headers() } : {
     method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body),
   };
-  const answer = await fetch(path, options);
-  const said = await answer.json();
-  if (!answer.ok) throw new Error(said.detail || `the gateway answered ${answer.status}`);
-  return said;
+  const response = await fetch(path, options);
+  const result = await response.json();
+  if (!response.ok) throw new Error(result.detail || `the gateway answered ${response.status}`);
+  return result;
 }
 
 const runPath = (id, rest = "") => `v1/runs/${encodeURIComponent(id)}${rest}`;
 
-// ---- what waits for people
+// ---- open questions
 
 async function look() {
   if (!sessionStorage.getItem(KEPT)) return;
   try {
-    const [asked, listed] = await Promise.all([api("v1/questions"), api("v1/runs?limit=30")]);
-    showQuestions(asked.questions);
-    showRuns(listed.runs);
+    const [{ questions }, { runs }] = await Promise.all([api("v1/questions"), api("v1/runs?limit=30")]);
+    showQuestions(questions);
+    showRuns(runs);
     if (byId("notice").className === "bad") notice("");
   } catch (error) {
     notice(error.message, "bad");
@@ -50,37 +50,37 @@ async function look() {
 
 function showQuestions(questions) {
   const now = JSON.stringify(questions);
-  if (now === shown) return; // what somebody is typing stays
-  const typed = new Map([...document.querySelectorAll("#waiting form")].map((form) => [form.id, form.said?.value]));
+  if (now === shown) return; // keep a half-typed answer
+  const typed = new Map([...document.querySelectorAll("#waiting form")].map((form) => [form.id, form.text?.value]));
   shown = now;
   byId("count").textContent = questions.length ? `(${questions.length})` : "";
   const cards = questions.map(card);
-  byId("waiting").replaceChildren(...(cards.length ? cards : [element("p", "Nothing waits.", "quiet")]));
+  byId("waiting").replaceChildren(...(cards.length ? cards : [element("p", "No open questions.", "quiet")]));
   for (const form of document.querySelectorAll("#waiting form")) {
-    if (form.said && typed.get(form.id)) form.said.value = typed.get(form.id);
+    if (form.text && typed.get(form.id)) form.text.value = typed.get(form.id);
   }
 }
 
 function card(open) {
-  const made = element("article", "", "card");
+  const article = element("article", "", "card");
   const title = element("p");
   title.append(link(open.run_id), element("span", open.agent ? ` · ${open.agent}` : "", "quiet"));
-  made.append(title);
-  if (open.goal) made.append(element("p", open.goal, "quiet"));
+  article.append(title);
+  if (open.goal) article.append(element("p", open.goal, "quiet"));
   if (!open.question) {
-    made.append(element("p", open.waiting_for), element("p", "No worker answers now.", "quiet"));
-    return made;
+    article.append(element("p", open.waiting_for), element("p", "No worker answers.", "quiet"));
+    return article;
   }
-  made.append(element("p", TITLES[open.question.kind] ?? open.question.kind, "kind"), element("pre", open.question.text));
-  if (open.question.call) made.append(element("p", `call ${open.question.call}`, "quiet"));
+  article.append(element("p", TITLES[open.question.kind] ?? open.question.kind, "kind"), element("pre", open.question.text));
+  if (open.question.call) article.append(element("p", `call ${open.question.call}`, "quiet"));
   if (open.question.expires_at) {
-    made.append(element("p", `until ${new Date(open.question.expires_at).toLocaleString()}`, "quiet"));
+    article.append(element("p", `until ${new Date(open.question.expires_at).toLocaleString()}`, "quiet"));
   }
-  made.append(answerForm(open));
-  return made;
+  article.append(answerForm(open));
+  return article;
 }
 
-// Each question is introduced by its kind: its own words may imitate another one.
+// The kind introduces each question: its text may imitate another kind.
 const TITLES = {
   question: "The agent asks",
   approval: "Approve a call",
@@ -101,18 +101,18 @@ function answerForm({ run_id, question }) {
   const isText = TEXTUAL.includes(question.kind);
   if (TAKE_TEXT.includes(question.kind)) {
     const field = element("input");
-    field.name = "said";
+    field.name = "text";
     field.setAttribute("aria-label", `Answer for ${run_id}`);
-    field.placeholder = question.kind === "approval" ? "a reason, if you like" : "in words";
+    field.placeholder = question.kind === "approval" ? "a reason (optional)" : "your answer";
     form.append(field);
   }
-  const said = () => form.said?.value.trim() || undefined;
+  const text = () => form.text?.value.trim() || undefined;
   const send = (body) => answer(run_id, { ...named, ...body }, form);
   for (const option of question.options) {
     const button = element("button", LABELS[option] ?? option.replaceAll("_", " "), option === "approve" && !isText ? "first" : "");
     button.type = "button";
     button.dataset.option = option;
-    button.addEventListener("click", () => send(isText ? { text: option } : { decision: option, text: said() }));
+    button.addEventListener("click", () => send(isText ? { text: option } : { decision: option, text: text() }));
     form.append(button);
   }
   if (isText ? question.kind === "question" : ["thrash", "recovery"].includes(question.kind)) {
@@ -120,8 +120,8 @@ function answerForm({ run_id, question }) {
   }
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (question.kind === "approval" || question.kind === "resume_unsafe") return; // by a button, never by Enter
-    if (said()) send({ text: said() });
+    if (question.kind === "approval" || question.kind === "resume_unsafe") return; // by a button only, not by Enter
+    if (text()) send({ text: text() });
   });
   return form;
 }
@@ -143,9 +143,9 @@ async function answer(runId, body, form) {
 // ---- the list of runs
 
 function link(runId) {
-  const made = element("a", runId);
-  made.href = `#${encodeURIComponent(runId)}`;
-  return made;
+  const anchor = element("a", runId);
+  anchor.href = `#${encodeURIComponent(runId)}`;
+  return anchor;
 }
 
 function showRuns(runs) {
@@ -193,7 +193,7 @@ async function openRun() {
       notice(error.message, "bad");
       if (error.isFinal) return;
     }
-    await new Promise((resolve) => setTimeout(resolve, 1000)); // then go on after the last event
+    await new Promise((resolve) => setTimeout(resolve, 1000)); // then reconnect after the last event
   }
 }
 
@@ -224,27 +224,27 @@ const brief = (value) => {
 };
 
 const LINES = {
-  thinking: (it) => [it.phase, `turn ${it.turn} …`],
-  calling: (it) => [`step ${it.call.step}`, `${it.call.tool} ${brief(it.call.arguments ?? {})}`],
-  called: (it) => [`step ${it.call.step}`, `${it.call.tool}: ${it.outcome.status}, ${it.outcome.duration_ms} ms ${it.outcome.error?.message ?? ""}`],
-  waiting: (it) => ["waits", it.question ? it.question.text : it.about],
-  resumed: () => ["goes on", ""],
-  delegating: () => ["delegates", "to other agents"],
-  delegated: () => ["delegated", "all of it has ended"],
-  failed: (it) => ["failed", `${it.what}: ${it.why}`],
-  retrying: (it) => ["tries again", `${it.what}, attempt ${it.attempt}: ${it.why}`],
-  shortened: () => ["summary", "older messages are summed up"],
-  crowded: () => ["too long", "the conversation is made shorter"],
+  model_call_started: (it) => [it.phase, `turn ${it.turn} …`],
+  tool_call_started: (it) => [`step ${it.call.step}`, `${it.call.tool} ${brief(it.call.arguments ?? {})}`],
+  tool_call_finished: (it) => [`step ${it.call.step}`, `${it.call.tool}: ${it.outcome.status}, ${it.outcome.duration_ms} ms ${it.outcome.error?.message ?? ""}`],
+  wait_started: (it) => ["waiting", it.question ? it.question.text : it.waiting_for],
+  wait_ended: () => ["continues", ""],
+  delegation_started: () => ["delegates", "to other agents"],
+  delegation_finished: () => ["delegated", "all subtasks have ended"],
+  activity_failed: (it) => ["failed", `${it.activity}: ${it.error}`],
+  activity_retrying: (it) => ["retries", `${it.activity}, attempt ${it.attempt}: ${it.error}`],
+  context_compacted: () => ["summary", "older messages were summarized"],
+  context_full: () => ["context full", "the conversation will be shortened"],
 };
 
 function happened(runId, it) {
-  if (it.happening === "live") {
+  if (it.type === "partial_text" || it.type === "rate_limited") {
     byId("live").hidden = false;
     byId("live").textContent = it.text;
     return;
   }
-  if (it.happening === "started") byId("goal").textContent = it.goal;
-  if (it.happening === "thought") {
+  if (it.type === "run_started") byId("goal").textContent = it.goal;
+  if (it.type === "model_replied") {
     byId("live").hidden = true;
     const text = it.reply.content.filter((block) => block.type === "text").map((block) => block.text).join("\n");
     if (text && it.phase === "plan") {
@@ -255,8 +255,8 @@ function happened(runId, it) {
     }
     showFacts(runId).catch((error) => notice(error.message, "bad"));
   }
-  if (it.happening === "waiting" || it.happening === "resumed") look();
-  const line = LINES[it.happening];
+  if (it.type === "wait_started" || it.type === "wait_ended") look();
+  const line = LINES[it.type];
   if (line) step(...line(it));
 }
 
@@ -268,7 +268,7 @@ function step(what, text) {
 
 async function showFacts(runId) {
   const { known, state } = await api(runPath(runId));
-  if (runId !== decodeURIComponent(location.hash.slice(1))) return; // another one is shown by now
+  if (runId !== decodeURIComponent(location.hash.slice(1))) return; // another run is on the page now
   const facts = { status: known.status.replaceAll("_", " "), agent: known.agent };
   if (state) {
     const { usage } = state;
@@ -277,7 +277,7 @@ async function showFacts(runId) {
       model: state.model,
       steps: `${state.step} of ${state.max_steps}, model turns ${state.turns}`,
       tokens: `${read.toLocaleString()} → ${usage.output.toLocaleString()}, ${usage.cache_read.toLocaleString()} cached`,
-      cost: state.cost_usd === null ? "not known" : `USD ${state.cost_usd.toFixed(4)}`,
+      cost: state.cost_usd === null ? "unknown" : `USD ${state.cost_usd.toFixed(4)}`,
     });
   }
   byId("facts").replaceChildren(...Object.entries(facts).flatMap(([name, value]) => [
@@ -286,8 +286,8 @@ async function showFacts(runId) {
 }
 
 function ending(end) {
-  const said = end.event?.payload?.outcome || end.event?.payload?.detail || end.message || "";
-  return `${end.status.replaceAll("_", " ")}${said ? `: ${said}` : ""}`;
+  const text = end.event?.payload?.outcome || end.event?.payload?.detail || end.message || "";
+  return `${end.status.replaceAll("_", " ")}${text ? `: ${text}` : ""}`;
 }
 
 // ---- the token

@@ -1,8 +1,8 @@
-"""The page: static files of ours, and nothing from elsewhere."""
+"""The web page: static files; its policy allows no other source."""
 
 from pathlib import Path
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse
 
 HERE = Path(__file__).parent
@@ -17,20 +17,8 @@ router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
-async def page() -> FileResponse:
-    return FileResponse(HERE / "page.html", headers=HEADERS)
-
-
 @router.get("/page.js")
-async def script() -> FileResponse:
-    return FileResponse(HERE / "page.js", headers=HEADERS)
-
-
 @router.get("/page.css")
-async def style() -> FileResponse:
-    return FileResponse(HERE / "page.css", headers=HEADERS)
-
-
 @router.get("/page.svg")
-async def icon() -> FileResponse:
-    return FileResponse(HERE / "page.svg", headers=HEADERS)
+async def page(request: Request) -> FileResponse:
+    return FileResponse(HERE / (request.scope["route"].path[1:] or "page.html"), headers=HEADERS)

@@ -1,4 +1,4 @@
-"""Every refusal as RFC 9457 problem details: one line that says what is wrong, never what was sent."""
+"""Errors as RFC 9457 problem details: one line that says what is wrong and never quotes the request."""
 
 import logging
 from collections.abc import Callable, Coroutine
@@ -23,38 +23,38 @@ from perdure.client.errors import NoSuchRun, NotReachable, Refused, ResultRefuse
 from perdure.client.lanes import NotTaken
 
 MEDIA_TYPE = "application/problem+json"
-AGAIN = {"Retry-After": "2"}  # seconds, where it is a server that is away
+AGAIN = {"Retry-After": "2"}  # seconds, if a server is down
 
 _log = logging.getLogger(__name__)
 
 
 class Kind(StrEnum):
-    """What tells refusals apart where their status does not: `type` is `urn:perdure:<kind>`."""
+    """The kind of a problem, if the status alone does not say it: `type` is `urn:perdure:<kind>`."""
 
     refused = "refused"
-    """The run or lane says no, and `detail` says why. Another request may do."""
+    """The run or lane rejected the request; `detail` has the reason."""
     request_reused = "request-id-reused"
-    """The request's id was used before, for something else. Take another one."""
+    """The request id was used before with other content. Use another id."""
     key_reused = "idempotency-key-reused"
-    """The key has started a run with another body. `detail` has the digests of both. Take another key."""
+    """The key started a run with another body. `detail` has both digests. Use another key."""
     result_conflict = "result-conflict"
-    """The run has taken another result for this step, which counts. `detail` has the digests of both."""
+    """The run already has another result for this step, which stays. `detail` has both digests."""
     lane_full = "lane-full"
-    """The conversation has as many requests as it takes. Come back after `Retry-After`."""
+    """The conversation's queue is full. Retry after `Retry-After`."""
     lane_busy = "lane-busy"
-    """A turn is running, and `when_busy` was `reject`. Come back after `Retry-After`, or queue."""
+    """A turn is running, and `when_busy` was `reject`. Retry after `Retry-After`, or queue."""
     lane_closing = "lane-closing"
-    """The conversation is being cancelled. Come back after `Retry-After`."""
+    """The conversation is being cancelled. Retry after `Retry-After`."""
     not_awaited = "not-awaited"
-    """An event that replies to nothing, so that nobody can wait for it, or one that is too large. It was not kept."""
+    """The event replies to nothing, so no task can wait for it, or is too large. It was dropped."""
     too_many_streams = "too-many-streams"
-    """This gateway follows as many runs as it can. Come back after `Retry-After`, or ask another gateway."""
+    """This gateway has no free stream. Retry after `Retry-After`, or use another gateway."""
 
 
 class Problem(BaseModel):
-    """RFC 9457. `field` names the part of the request that is at fault, where it is one."""
+    """RFC 9457 problem details. `field` names the part of the request at fault, if any."""
 
-    type: str = Field(description="What kind of problem it is; about:blank where the status says all of it.")
+    type: str = Field(description="The kind of problem; about:blank if the status says all.")
     title: str
     status: int
     detail: str
@@ -62,7 +62,7 @@ class Problem(BaseModel):
 
 
 class Failure(HTTPException):
-    """A refusal of the gateway's own."""
+    """An error response of the gateway."""
 
     def __init__(
         self,
@@ -89,13 +89,13 @@ def answer_to(failure: Failure, secrets: Secrets = NO_SECRETS) -> JSONResponse:
 
 
 def handlers(secrets: Secrets) -> dict[Any, Callable[[Request, Any], Coroutine[Any, Any, Response]]]:
-    """For each way in which a request ends otherwise than well."""
+    """Return a handler for each exception that ends a request."""
 
-    def told(read: Callable[[Any], Failure]) -> Callable[[Request, Any], Coroutine[Any, Any, Response]]:
-        async def handle(request: Request, error: Any) -> Response:  # noqa: ARG001 - Starlette's signature
+    def handler_of(read: Callable[[Any], Failure]) -> Callable[[Request, Any], Coroutine[Any, Any, Response]]:
+        async def answer_problem(request: Request, error: Any) -> Response:  # noqa: ARG001 - Starlette's signature
             return answer_to(read(error), secrets)
 
-        return handle
+        return answer_problem
 
     known: dict[Any, Callable[[Any], Failure]] = {
         Failure: lambda error: error,
@@ -104,34 +104,35 @@ def handlers(secrets: Secrets) -> dict[Any, Callable[[Request, Any], Coroutine[A
         NoSuchRun: lambda error: Failure(404, str(error)),
         NotTaken: _of_lane,
         TooLarge: lambda error: Failure(413, str(error)),
-        ResultRefused: lambda error: Failure(409, str(error), kind=_CONFLICTS[error.is_conflict]),
+        ResultRefused: _of_result,
         Refused: lambda error: Failure(409, str(error), kind=Kind.refused),
         NotAwaited: lambda error: Failure(422, str(error), kind=Kind.not_awaited),
         NotReachable: lambda error: Failure(503, str(error), headers=AGAIN),
         RPCError: _of_rpc,
         OSError: _of_store,
-        Exception: lambda _: Failure(500, "the gateway failed; what happened is in its log"),
+        Exception: lambda _: Failure(500, "the gateway failed; the error is in its log"),
     }
-    return {kind: told(read) for kind, read in known.items()}
+    return {kind: handler_of(read) for kind, read in known.items()}
 
 
-_CONFLICTS = {True: Kind.result_conflict, False: Kind.refused}
+def _of_result(error: ResultRefused) -> Failure:
+    return Failure(409, str(error), kind=Kind.result_conflict if error.is_conflict else Kind.refused)
 
 
 def _of_routing(error: RoutingError) -> Failure:
-    why = "there is nothing at this address" if error.status_code == 404 else str(error.detail)
-    return Failure(error.status_code, why, headers=dict(error.headers or {}))
+    reason = "there is nothing at this address" if error.status_code == 404 else str(error.detail)
+    return Failure(error.status_code, reason, headers=dict(error.headers or {}))
 
 
 def _of_validation(error: RequestValidationError) -> Failure:
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"]]
-    field = ".".join(place[1:] if place[0] in ("body", "query", "path", "header") else place)
-    why = "there is no such field" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
-    return Failure(422, f"{field}: {why}" if field else f"the body: {why}", field=field or None)
+    path = [str(part) for part in first["loc"]]
+    field = ".".join(path[1:] if path[0] in ("body", "query", "path", "header") else path)
+    reason = "unknown field" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+    return Failure(422, f"{field}: {reason}" if field else f"the body: {reason}", field=field or None)
 
 
-# The status, the kind of problem, and whether it may go well a little later.
+# The status, the kind of problem, and whether a retry may succeed.
 _OF_LANES: dict[LaneFault | None, tuple[int, Kind, bool]] = {
     LaneFault.invalid_input: (422, Kind.refused, False),
     LaneFault.request_reused: (409, Kind.request_reused, False),
@@ -143,26 +144,26 @@ _OF_LANES: dict[LaneFault | None, tuple[int, Kind, bool]] = {
 
 
 def _of_lane(error: NotTaken) -> Failure:
-    status, kind, comes_again = _OF_LANES.get(error.kind, (409, Kind.refused, False))
-    headers = {"Retry-After": f"{RETRY_AFTER:.0f}"} if comes_again else None
+    status, kind, is_retryable = _OF_LANES.get(error.kind, (409, Kind.refused, False))
+    headers = {"Retry-After": f"{RETRY_AFTER:.0f}"} if is_retryable else None
     return Failure(status, str(error), kind=kind, headers=headers)
 
 
 def _of_rpc(error: RPCError) -> Failure:
-    """What no function of ours has translated."""
+    """Convert an error of Temporal that the client functions did not."""
     if error.status is RPCStatusCode.INVALID_ARGUMENT:
-        return Failure(422, f"Temporal does not take it: {cut(error.message, 300)}")
+        return Failure(422, f"Temporal rejected the request: {cut(error.message, 300)}")
     _log.warning("Temporal: %s", cut(error.message, 300))
-    return Failure(503, f"Temporal does not do it now: {cut(error.message, 300)}", headers=AGAIN)
+    return Failure(503, f"Temporal is not available: {cut(error.message, 300)}", headers=AGAIN)
 
 
 def _of_store(error: OSError) -> Failure:
-    """The object store of large payloads, which no function of ours has asked for."""
+    """Convert an error of the object store of large payloads."""
     _log.warning("%s", cut(str(error), 300))
-    return Failure(503, "what this needs lies on an object store, which does not answer", headers=AGAIN)
+    return Failure(503, "the object store with this data does not answer", headers=AGAIN)
 
 
 def described(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For the OpenAPI description: these are answered as problems."""
+    """Describe these statuses as problems, for OpenAPI."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}

@@ -1,4 +1,4 @@
-"""What is read of a request's body: so much, for so long, and only JSON that says one thing."""
+"""Limits on a request's body: its size, its time, and unambiguous JSON."""
 
 import asyncio
 from contextlib import suppress
@@ -14,16 +14,16 @@ from gateway.problems import Failure, answer_to
 
 MOST_BODY = 1024 * 1024  # bytes
 MOST_DRAINED = 16 * MOST_BODY
-PATIENCE = 20.0  # seconds from the first look at a body to its end
-MOST_NESTED = MOST_DEPTH + 10  # what wraps a value that may be nested so deep
-_CLOSE = {"Connection": "close"}  # what still comes is not read
+PATIENCE = 20.0  # seconds to receive a body
+MOST_NESTED = MOST_DEPTH + 10  # room for the fields around a value of that depth
+_CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
 
 class BoundedBodies:
-    """Ends requests whose body is too large, or too slow, also one that comes in chunks."""
+    """Middleware that rejects bodies which are too large or too slow, also chunked ones."""
 
-    def __init__(self, app: ASGIApp, most: int = MOST_BODY, patience: float = PATIENCE) -> None:
-        self._app, self._most, self._patience = app, most, patience
+    def __init__(self, app: ASGIApp, limit: int = MOST_BODY, patience: float = PATIENCE) -> None:
+        self._app, self._limit, self._patience = app, limit, patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -31,12 +31,12 @@ class BoundedBodies:
             return
         headers = dict(scope["headers"])
         if b"content-length" in headers and b"transfer-encoding" in headers:
-            why = "Content-Length and Transfer-Encoding together: nobody can tell where the body ends"
-            await answer_to(Failure(400, why, headers=_CLOSE))(scope, receive, send)
+            reason = "Content-Length and Transfer-Encoding together: the end of the body is ambiguous"
+            await answer_to(Failure(400, reason, headers=_CLOSE))(scope, receive, send)
             return
-        told = headers.get(b"content-length", b"")
-        if told.isdigit() and int(told) > self._most:
-            if b"expect" not in headers:  # else it waits for our word before it sends
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._limit:
+            if b"expect" not in headers:  # otherwise the client waits before it sends
                 await self._drain(receive, asyncio.get_running_loop().time() + self._patience)
             await answer_to(self._too_large())(scope, receive, send)
             return
@@ -45,29 +45,29 @@ class BoundedBodies:
     def _bounded(self, receive: Receive) -> Receive:
         taken, is_read, deadline = 0, False, 0.0
 
-        async def bounded() -> Message:
+        async def receive_bounded() -> Message:
             nonlocal taken, is_read, deadline
-            if is_read:  # what comes now is that the client has left
+            if is_read:  # the next message is the disconnect
                 return await receive()
             deadline = deadline or asyncio.get_running_loop().time() + self._patience
             try:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
-                why = f"the body did not come within {self._patience:g} s"
-                raise Failure(408, why, headers=_CLOSE) from None
+                reason = f"the body did not arrive within {self._patience:g} s"
+                raise Failure(408, reason, headers=_CLOSE) from None
             taken += len(message.get("body", b""))
             is_read = not message.get("more_body", False)
-            if taken > self._most:
+            if taken > self._limit:
                 if not is_read:
                     await self._drain(receive, deadline)
                 raise self._too_large()
             return message
 
-        return bounded
+        return receive_bounded
 
     async def _drain(self, receive: Receive, deadline: float) -> None:
-        """Lets go of what still comes, within bounds: who is answered while it sends gets a reset, and no answer."""
+        """Read the rest of a body, up to a limit: a client that still sends would see a reset, not the answer."""
         taken, more = 0, True
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
@@ -77,7 +77,7 @@ class BoundedBodies:
                     more = message.get("more_body", False)
 
     def _too_large(self) -> Failure:
-        return Failure(413, f"a body may have {self._most:,} bytes", headers=_CLOSE)
+        return Failure(413, f"a body may have {self._limit:,} bytes", headers=_CLOSE)
 
 
 class StrictRequest(Request):
@@ -86,7 +86,7 @@ class StrictRequest(Request):
 
 
 def read_json(data: bytes) -> Any:
-    """Raises Failure for what JSON readers understand differently, or not at all."""
+    """Parse JSON. Raises Failure if it is ambiguous, invalid or nested too deep."""
     try:
         value = strict_json.read_json(data)
         is_flat = depth(value) <= MOST_NESTED
@@ -95,5 +95,5 @@ def read_json(data: bytes) -> Any:
     except JsonError as error:
         raise Failure(400, f"the body: {printable(str(error))}", field=error.place or None) from None
     if not is_flat:
-        raise Failure(400, f"the body: it is nested more than {MOST_NESTED} levels deep")
+        raise Failure(400, f"the body: nested more than {MOST_NESTED} levels deep")
     return value

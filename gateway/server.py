@@ -1,4 +1,4 @@
-"""The process that serves the gateway, until it is told to stop."""
+"""The gateway's HTTP server."""
 
 import asyncio
 import contextlib
@@ -15,22 +15,22 @@ from gateway.app import make_app
 from gateway.auth import Gateway
 from perdure.client.errors import NotReachable
 
-HEAD_PATIENCE = 20.0  # seconds in which the head of a request has to come
-GRACE = 10  # seconds in which what runs at the end may end
+HEAD_PATIENCE = 20.0  # seconds to receive the head of a request
+GRACE = 10  # seconds for active requests at shutdown
 BACKLOG = 512
 MAX_CONNECTIONS = 800  # each takes a descriptor, and a process may have 1,024 of them
 
 
 def max_connections() -> int:
-    """Return how many may be open, three quarters of the descriptors at most: Temporal and files need some too."""
+    """Return the limit on open connections: at most three quarters of the descriptors, the rest is for other uses."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, soft * 3 // 4)
 
 
 class _Connection(H11Protocol):
-    """Cuts off a client that opens a connection and does not ask.
+    """A connection that is closed if the client sends no request.
 
-    If there are too many connections, the one that waited longest for a request ends.
+    If too many are open, the one that has waited longest for a request is closed.
     """
 
     late: asyncio.TimerHandle | None = None
@@ -42,15 +42,15 @@ class _Connection(H11Protocol):
             self._make_room()
 
     def _make_room(self) -> None:
-        """Ends an idle connection, this one if no other is: a request that runs is not cut off."""
+        """Close an idle connection, if need be this one; active requests continue."""
         waiting = {c: c.late for c in self.connections if isinstance(c, _Connection) and c.late is not None}
         oldest = min(waiting, key=lambda connection: waiting[connection].when())
-        self.connections.discard(oldest)  # its end is seen in the next round only
+        self.connections.discard(oldest)  # connection_lost runs in the next loop iteration
         oldest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        asks = not getattr(self.cycle, "response_complete", True)  # there is none before the first request
+        asks = not getattr(self.cycle, "response_complete", True)  # there is no cycle before the first request
         if asks and self.late is not None:
             self.late.cancel()
             self.late = None
@@ -66,22 +66,22 @@ class _Connection(H11Protocol):
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Signals are the command's."""
+        """Leave signals to the command."""
         yield
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Raises NotReachable where the address is taken, or is not ours."""
+    """Open the listening socket. Raises NotReachable if the address is in use or not local."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise NotReachable(f"the gateway cannot listen at {host} port {port} ({why}): take another --port") from None
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise NotReachable(f"the gateway cannot listen on {host} port {port} ({reason}): use another --port") from None
 
 
 async def serve(gateway: Gateway, listener: socket.socket) -> None:
-    """Until `gateway.stopping` is set; then open streams end, and requests are answered."""
+    """Serve until `gateway.stopping` is set; then end open streams and answer active requests."""
     config = uvicorn.Config(
         make_app(gateway),
         http=_Connection,
@@ -89,19 +89,19 @@ async def serve(gateway: Gateway, listener: socket.socket) -> None:
         loop="none",
         lifespan="off",
         log_config=None,
-        access_log=False,  # an address may hold what is nobody's business
+        access_log=False,  # an address may hold a secret
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=GRACE,
     )
     server = _Server(config)
 
-    def drop(client: Any) -> None:
-        for each in list(server.server_state.connections):
-            if isinstance(each, _Connection) and each.client == tuple(client):
-                each.transport.abort()
+    def close_connections(client: Any) -> None:
+        for connection in list(server.server_state.connections):
+            if isinstance(connection, _Connection) and connection.client == tuple(client):
+                connection.transport.abort()
 
-    gateway.drop = drop
+    gateway.drop = close_connections
     serving = asyncio.create_task(server.serve([listener]))
     stopping = asyncio.create_task(gateway.stopping.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""How others sign what they send, and what it means here. Nothing is read before its signature is right.
+"""Signed webhooks: the schemes, their signatures and their events. The signature is checked before the body is read.
 
 standard  https://www.standardwebhooks.com: id, time and body are signed; the body is an event of `perdure event`
 slack     Slack's v0 signature, over time and body; the Events API's `message`
@@ -24,9 +24,9 @@ from decisions.text.formatting import cut
 from settings import ProjectError
 from settings.file import WebhookSettings
 
-WINDOW = 300  # seconds that a signature's time may be away from ours; the standard's library has the same
-# GitHub signs no time, so the comment's own counts. It must be less than a topic's time to live: an event that is sent
-# again after its topic has ended is too old by then.
+WINDOW = 300  # seconds between a signature's time and now, as in the standard's library
+# GitHub signs no time, so the comment's time counts. The window is shorter than a topic's time to live: an event
+# that is replayed after its topic has ended is too old.
 GITHUB_WINDOW = 3600  # seconds
 LEAST_SECRET = 16  # characters
 BY_PEOPLE = (None, "thread_broadcast", "file_share")  # Slack: plain, shown in the channel too, with a file
@@ -35,81 +35,80 @@ Headers = Mapping[str, str]
 
 
 class Forged(Exception):
-    """The signature is missing, wrong, or of another time."""
+    """The signature is missing, wrong or too old."""
 
 
 class Unusable(Exception):
-    """Signed, and yet no event of the scheme. The message is one line."""
+    """The body is signed, but is not an event of the scheme. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Ignored:
-    """Rightly signed, and nothing to be done about it; the sender is told so, and does not send it again."""
+    """A valid event that Perdure ignores; the answer says so, and the sender does not retry."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Challenge:
-    """Slack asks whether the address is ours."""
+    """Slack's check that the address belongs to this gateway."""
 
     challenge: str
 
 
 class WrongPlatform(Exception):
-    """Signed, and of a platform that this sender may not speak for. The message is one line."""
+    """The event's platform is not allowed for this sender. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Webhook:
-    """An address that somebody else POSTs to. `platforms` are those that it may speak for."""
+    """An address that an external sender POSTs to. `platforms` are those its events may have."""
 
     scheme: str
     secret: str = field(repr=False)
     platforms: frozenset[str] = frozenset()
 
     def check(self, headers: Headers, body: bytes) -> None:
-        """Raises Forged."""
-        _CHECKS[self.scheme](self.secret, headers, body)
+        """Check the signature. Raises Forged."""
+        _SCHEMES[self.scheme][0](self.secret, headers, body)
 
     def read(self, headers: Headers, value: Any) -> Event | Ignored | Challenge:
-        """What a checked body says. Raises Unusable, WrongPlatform."""
+        """Convert a checked body to an event. Raises Unusable, WrongPlatform."""
         if not isinstance(value, dict):
             raise Unusable("the body: expected an object")
         try:
-            read = _READERS[self.scheme](headers, value)
+            read = _SCHEMES[self.scheme][1](headers, value)
         except ValidationError as error:
             raise Unusable(fault_line(error)) from None
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise Unusable(f"the body is no event of the scheme {self.scheme}") from None
+            raise Unusable(f"the body is not an event of the scheme {self.scheme}") from None
         if isinstance(read, Event) and platform_name(read.data.platform) not in self.platforms:
-            raise WrongPlatform("this webhook may not speak for the platform of the message")
+            raise WrongPlatform("this webhook may not publish events of this platform")
         return read
 
 
 def webhooks_of(settings: Mapping[str, WebhookSettings], environment: Mapping[str, str]) -> dict[str, Webhook]:
-    """Raises ProjectError where a secret is missing: then anybody could send."""
-    made = {}
-    for name, each in settings.items():
-        where = f"[gateway.webhooks.{name}]: the variable {each.secret_env}"
-        secret = environment.get(each.secret_env) or ""
+    """Read the secrets of the configured webhooks. Raises ProjectError if one is missing or too short."""
+    webhooks = {}
+    for name, webhook in settings.items():
+        variable = f"[gateway.webhooks.{name}]: the variable {webhook.secret_env}"
+        secret = environment.get(webhook.secret_env) or ""
         if len(secret) < LEAST_SECRET:
-            raise ProjectError(
-                f"{where} has to hold the secret that the sender signs with, {LEAST_SECRET} characters or more"
-            )
-        if each.scheme == "standard":
+            raise ProjectError(f"{variable} must hold the sender's secret, at least {LEAST_SECRET} characters")
+        if webhook.scheme == "standard":
             try:
                 StandardWebhook(secret)
             except (ValueError, EmptyWebhookSecretError):
-                raise ProjectError(f"{where} has to hold base64, as whsec_… has") from None
-        made[name] = Webhook(each.scheme, secret, frozenset(map(platform_name, each.platforms or (each.scheme,))))
-    return made
+                raise ProjectError(f"{variable} must hold base64, as in whsec_…") from None
+        platforms = frozenset(map(platform_name, webhook.platforms or (webhook.scheme,)))
+        webhooks[name] = Webhook(webhook.scheme, secret, platforms)
+    return webhooks
 
 
 def _check_standard(secret: str, headers: Headers, body: bytes) -> None:
     try:
         StandardWebhook(secret).verify(body, dict(headers), json_parse=False)
-    except (WebhookVerificationError, ValueError):  # it splits and decodes what was sent before it looks at it
+    except (WebhookVerificationError, ValueError):  # the library fails this way on malformed headers
         raise Forged from None
 
 
@@ -124,15 +123,15 @@ def _check_github(secret: str, headers: Headers, body: bytes) -> None:
     _compare("sha256=", secret, body, headers.get("x-hub-signature-256", ""))
 
 
-def _compare(prefix: str, secret: str, signed: bytes, given: str) -> None:
-    wanted = prefix + hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
-    if not hmac.compare_digest(wanted.encode(), given.encode(errors="replace")):
+def _compare(prefix: str, secret: str, signed: bytes, provided: str) -> None:
+    expected = prefix + hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()
+    if not hmac.compare_digest(expected.encode(), provided.encode(errors="replace")):
         raise Forged
 
 
 def _read_standard(headers: Headers, value: dict[str, Any]) -> Event | Ignored:
     if value.get("type") != MESSAGE_CREATED:
-        return Ignored(f"only {MESSAGE_CREATED} is taken, not {cut(str(value.get('type')), 100)}")
+        return Ignored(f"only {MESSAGE_CREATED} is accepted, not {cut(str(value.get('type')), 100)}")
     return Event.model_validate({"id": headers["webhook-id"], **value})
 
 
@@ -141,11 +140,11 @@ def _read_slack(_headers: Headers, value: dict[str, Any]) -> Event | Ignored | C
         return Challenge(str(value["challenge"]))
     event = value["event"] if value["type"] == "event_callback" else {}
     if event.get("type") != "message" or event.get("subtype") not in BY_PEOPLE or event.get("bot_id") is not None:
-        return Ignored("only messages that people write are taken")
+        return Ignored("only messages by people are accepted")
     seconds, _, micros = str(event["ts"]).partition(".")
-    told: dict[str, Any] = {"teamId": value.get("team_id"), "eventId": value.get("event_id")}
+    raw: dict[str, Any] = {"teamId": value.get("team_id"), "eventId": value.get("event_id")}
     if event.get("thread_ts") not in (None, event["ts"]):
-        told["replyToMessageId"] = event["thread_ts"]
+        raw["replyToMessageId"] = event["thread_ts"]
     return _message(
         "slack",
         channelId=event["channel"],
@@ -153,19 +152,19 @@ def _read_slack(_headers: Headers, value: dict[str, Any]) -> Event | Ignored | C
         userId=event["user"],
         text=event.get("text") or "",
         ts=int(seconds) * 1000 + int((micros + "000")[:3]),
-        raw={"slack": told},
+        raw={"slack": raw},
     )
 
 
 def _read_github(headers: Headers, value: dict[str, Any]) -> Event | Ignored:
     if headers.get("x-github-event") != "issue_comment" or value["action"] != "created":
-        return Ignored("only comments on issues and pull requests are taken, when they are created")
+        return Ignored("only new comments on issues and pull requests are accepted")
     comment, issue = value["comment"], value["issue"]
     if comment["user"].get("type") == "Bot" or comment.get("performed_via_github_app") is not None:
-        return Ignored("only comments that people write are taken")
+        return Ignored("only comments by people are accepted")
     written_at = _seconds(comment["created_at"])
     if not all(_is_recent(at) for at in (written_at, _seconds(comment.get("updated_at") or comment["created_at"]))):
-        return Ignored(f"only comments of the last {GITHUB_WINDOW // 60} minutes are taken: GitHub signs no time")
+        return Ignored(f"only comments of the last {GITHUB_WINDOW // 60} minutes are accepted: GitHub signs no time")
     return _message(
         "github",
         channelId=value["repository"]["full_name"],
@@ -179,7 +178,7 @@ def _read_github(headers: Headers, value: dict[str, Any]) -> Event | Ignored:
 
 
 def _seconds(written: str) -> float:
-    """Seconds since 1970. Raises ValueError for a time without its zone, which is another one on each machine."""
+    """Return seconds since 1970. Raises ValueError for a time without a zone."""
     at = datetime.fromisoformat(written)
     if at.tzinfo is None:
         raise ValueError("a time without a zone")
@@ -191,17 +190,14 @@ def _is_recent(at: float) -> bool:
 
 
 def _message(platform: str, **data: Any) -> Event:
-    """Without an id of its own: then it is the same as one that another adapter tells of this message."""
+    """Return the event of a message, without an id: it then equals the one that another adapter publishes."""
     return Event.model_validate({"type": MESSAGE_CREATED, "data": {"platform": platform, **data}})
 
 
-_CHECKS: dict[str, Callable[[str, Headers, bytes], None]] = {
-    "standard": _check_standard,
-    "slack": _check_slack,
-    "github": _check_github,
-}
-_READERS: dict[str, Callable[[Headers, dict[str, Any]], Event | Ignored | Challenge]] = {
-    "standard": _read_standard,
-    "slack": _read_slack,
-    "github": _read_github,
+_Check = Callable[[str, Headers, bytes], None]
+_Reader = Callable[[Headers, dict[str, Any]], Event | Ignored | Challenge]
+_SCHEMES: dict[str, tuple[_Check, _Reader]] = {
+    "standard": (_check_standard, _read_standard),
+    "slack": (_check_slack, _read_slack),
+    "github": (_check_github, _read_github),
 }

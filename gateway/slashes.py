@@ -1,14 +1,14 @@
-"""A slash within an id comes percent-encoded, and parts no address: routes see it as a sign that no other text has."""
+"""Percent-encoded slashes in ids: routes see them as a character that no other text has."""
 
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-_WITHIN = "\udc2f"  # half a surrogate pair, which nothing that is decoded from UTF-8 holds
+_WITHIN = "\udc2f"  # half a surrogate pair, which decoded UTF-8 never holds
 
 
 class EncodedSlashes:
-    """For the application; `restore` gives the routes their ids back. Servers hand on the path with them decoded."""
+    """Middleware that hides encoded slashes from the router; `restore` puts them back. Servers decode the path."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -22,6 +22,5 @@ class EncodedSlashes:
 
 
 def restore(scope: Scope) -> None:
-    """Where a route was found."""
-    given = scope["path_params"]
-    scope["path_params"] = {name: value.replace(_WITHIN, "/") for name, value in given.items()}
+    """Restore the slashes in the path parameters of a routed request."""
+    scope["path_params"] = {name: value.replace(_WITHIN, "/") for name, value in scope["path_params"].items()}

@@ -1,6 +1,6 @@
-"""Bearer tokens: 32 random bytes each, of which only the SHA-256 is kept.
+"""Bearer tokens: 32 random bytes each, stored as SHA-256.
 
-A slow hash protects what people choose. These are random, so there is nothing to guess.
+A slow hash protects passwords; random tokens cannot be guessed.
 """
 
 import fcntl
@@ -26,15 +26,15 @@ from decisions.errors import fault_line
 from decisions.followup.topic import platform_name
 from settings import ProjectError
 
-VARIABLE = "PERDURE_TOKENS"  # `name:sha256:scope+scope:platform+platform,…`, for where there is no file
-PREFIX = "pdr_"  # by which scanners know one that was published by mistake
+VARIABLE = "PERDURE_TOKENS"  # `name:sha256:scope+scope:platform+platform,…`, in place of the file
+PREFIX = "pdr_"  # secret scanners recognize it
 PLATFORM = r"[a-z0-9][a-z0-9_.-]{0,63}"
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 NAME = r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}"
 
 
 class Scope(StrEnum):
-    """What a token allows. None of them is all of them."""
+    """The permissions of a token; each is granted separately."""
 
     start = "runs:start"  # start runs, and hand requests to conversations
     read = "runs:read"  # read and follow runs, conversations and questions
@@ -44,14 +44,14 @@ class Scope(StrEnum):
 
 
 class Token(Edge):
-    """What is kept of a token."""
+    """A stored token."""
 
     name: str = Field(pattern=f"^{NAME}$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     scopes: tuple[Scope, ...] = Field(min_length=1)
     created_at: datetime | None = None
-    expires_at: datetime | None = None  # None: it does not
-    platforms: tuple[Annotated[str, Field(pattern=f"^{PLATFORM}$")], ...] = ()  # that it may publish events of
+    expires_at: datetime | None = None  # None: never
+    platforms: tuple[Annotated[str, Field(pattern=f"^{PLATFORM}$")], ...] = ()  # it may publish events of these
 
     def is_expired(self, now: datetime) -> bool:
         return self.expires_at is not None and now >= self.expires_at
@@ -62,13 +62,13 @@ class TokenFile(Edge):
 
 
 class Unreadable(Exception):
-    """The token file cannot be read, so nobody is let in. The message says why."""
+    """The token file cannot be read, so every request is rejected. The message says why."""
 
 
 def new_token(
     name: str, scopes: tuple[Scope, ...], lifetime: timedelta | None, platforms: tuple[str, ...] = ()
 ) -> tuple[str, Token]:
-    """The token itself, which is never seen again, and what is kept of it. Raises ProjectError."""
+    """Create a token; return its text, which is shown once, and its stored form. Raises ProjectError."""
     if not re.fullmatch(NAME, name):
         raise ProjectError(f"a token's name has 1 to 64 of the characters A-Z a-z 0-9 _ . @ -, not {name[:80]!r}")
     platforms = tuple(map(platform_name, platforms))
@@ -78,12 +78,12 @@ def new_token(
     try:
         expires = now + lifetime if lifetime else None
     except OverflowError:
-        raise ProjectError("a token cannot expire so late; leave --expires out") from None
+        raise ProjectError("--expires is too large; leave it out for a token that does not expire") from None
     order = tuple(scope for scope in Scope if scope in scopes)
-    kept = Token(
+    stored = Token(
         name=name, sha256=digest(written), scopes=order, created_at=now, expires_at=expires, platforms=platforms
     )
-    return written, kept
+    return written, stored
 
 
 def digest(written: str) -> str:
@@ -92,7 +92,7 @@ def digest(written: str) -> str:
 
 @dataclass
 class Tokens:
-    """Those of the file, which is read again whenever it has changed, and those of the environment."""
+    """The tokens of the file, which is read again after a change, and of the environment."""
 
     path: Path
     fixed: tuple[Token, ...] = ()
@@ -100,12 +100,12 @@ class Tokens:
     _stamp: tuple[int, ...] | None = field(default=None)
 
     def all(self) -> tuple[Token, ...]:
-        """Raises Unreadable."""
+        """Return all tokens. Raises Unreadable."""
         try:
-            there = self.path.stat()
-            if there.st_mode & OTHERS:
-                raise Unreadable(f"{self.path}: others on this machine may open it: chmod 600 {self.path}")
-            stamp = (there.st_mtime_ns, there.st_size, there.st_ino)
+            info = self.path.stat()
+            if info.st_mode & OTHERS:
+                raise Unreadable(f"{self.path}: other users can open it; run: chmod 600 {self.path}")
+            stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
             if stamp != self._stamp:
                 self._kept, self._stamp = _read(self.path), stamp
         except FileNotFoundError:
@@ -115,45 +115,45 @@ class Tokens:
         return (*self.fixed, *self._kept)
 
     def holder(self, written: str, now: datetime) -> Token | None:
-        """Whose token this is; each one is compared, in constant time. Raises Unreadable."""
-        given, found = digest(written), None
+        """Return the token with this text, if valid; compares all in constant time. Raises Unreadable."""
+        provided, match = digest(written), None
         for token in self.all():
-            if hmac.compare_digest(given, token.sha256) and not token.is_expired(now):
-                found = token
-        return found
+            if hmac.compare_digest(provided, token.sha256) and not token.is_expired(now):
+                match = token
+        return match
 
     def add(self, token: Token) -> None:
-        """Raises ProjectError where the name is taken, Unreadable."""
+        """Store a token. Raises ProjectError if its name exists, Unreadable."""
         with self._changing():
-            if any(each.name == token.name for each in self.all()):
-                raise ProjectError(f"there is a token {token.name!r} already; revoke it first, or choose another name")
+            if any(other.name == token.name for other in self.all()):
+                raise ProjectError(f"token {token.name!r} already exists; revoke it first, or choose another name")
             self._write((*self._kept, token))
 
     def revoke(self, name: str) -> None:
-        """Raises ProjectError where there is none to be revoked, Unreadable."""
-        if any(each.name == name for each in self.fixed):
-            raise ProjectError(f"token {name!r} is from {VARIABLE}: take it out there, and start the gateway again")
+        """Remove a token. Raises ProjectError if the file does not have it, Unreadable."""
+        if any(token.name == name for token in self.fixed):
+            raise ProjectError(f"token {name!r} is from {VARIABLE}: remove it there and restart the gateway")
         with self._changing():
-            left = tuple(each for each in self.all() if each.name != name and each not in self.fixed)
-            if len(left) == len(self._kept):
+            remaining = tuple(token for token in self.all() if token.name != name and token not in self.fixed)
+            if len(remaining) == len(self._kept):
                 raise ProjectError(f"there is no token {name!r}; see: perdure token list")
-            self._write(left)
+            self._write(remaining)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """One change at a time, whoever makes it."""
+        """Hold the lock for one change, also against other processes."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.with_suffix(".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def _write(self, tokens: tuple[Token, ...]) -> None:
-        """Atomically: a reader sees the old file or the new one."""
+        """Replace the file atomically."""
         draft = self.path.with_suffix(".new")
         draft.unlink(missing_ok=True)
-        whole = TokenFile(tokens=tokens).model_dump(mode="json", exclude_none=True)
+        content = TokenFile(tokens=tokens).model_dump(mode="json", exclude_none=True)
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(whole, file, indent=2)
+            json.dump(content, file, indent=2)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self.path)
@@ -167,33 +167,33 @@ def _read(path: Path) -> tuple[Token, ...]:
 
 
 def tokens_of(home: Path, environment: Mapping[str, str]) -> Tokens:
-    """Raises ProjectError."""
+    """Return the tokens of a home folder and of the environment. Raises ProjectError."""
     return Tokens(home / "tokens.json", tuple(_in_variable(environment.get(VARIABLE) or "")))
 
 
 def _in_variable(text: str) -> Iterator[Token]:
-    """No entry is echoed: somebody may have put a token there instead of its hash."""
+    """Parse the variable. Errors never quote an entry, which may be a token instead of its hash."""
     names = set()
-    for number, entry in enumerate(filter(None, (each.strip() for each in text.split(","))), 1):
+    for number, entry in enumerate(filter(None, (part.strip() for part in text.split(","))), 1):
         name, _, rest = entry.partition(":")
         sha256, _, rights = rest.partition(":")
         scopes, platforms = _rights(rights)
         try:
             token = Token.model_validate({"name": name, "sha256": sha256, "scopes": scopes, "platforms": platforms})
         except ValidationError as error:
-            fault = error.errors()[0]["loc"][0]
+            field_name = error.errors()[0]["loc"][0]
             raise ProjectError(
-                f"{VARIABLE}: entry {number}: {fault}: expected name:sha256:scope+scope with 64 hex digits and scopes "
-                f"of {', '.join(Scope)}, and after a colon the platforms of {Scope.publish}"
+                f"{VARIABLE}: entry {number}: {field_name}: expected name:sha256:scope+scope, with 64 hex digits and "
+                f"scopes of {', '.join(Scope)}, and after a colon the platforms of {Scope.publish}"
             ) from None
         if name in names:
-            raise ProjectError(f"{VARIABLE}: entry {number}: the name {name!r} stands there twice")
+            raise ProjectError(f"{VARIABLE}: entry {number}: the name {name!r} occurs twice")
         names.add(name)
         yield token
 
 
 def _rights(text: str) -> tuple[list[str], list[str]]:
-    """Return the scopes, and the platforms that stand after a colon behind them."""
+    """Split `scope+scope:platform+platform` into scopes and platforms."""
     parts = re.fullmatch(r"([a-z]+:[a-z]+(?:\+[a-z]+:[a-z]+)*)(?::(.+))?", text)
     if parts is None:
         return [text], []
@@ -201,6 +201,6 @@ def _rights(text: str) -> tuple[list[str], list[str]]:
 
 
 def entry_of(token: Token) -> str:
-    """As the environment has it, where no token expires."""
+    """Format a token as an entry of the variable, which has no expiry."""
     platforms = f":{'+'.join(token.platforms)}" if token.platforms else ""
     return f"{token.name}:{token.sha256}:{'+'.join(token.scopes)}{platforms}"

@@ -1,13 +1,13 @@
-"""What the processes of Perdure share, in rooms; what is started is at the root.
+"""Code shared by Perdure's processes; the programs themselves are at the root.
 
-answer_keys  the keys that sign answers, and check them
-codec        the same, encrypted
-converter    what crosses to Temporal, and back
-doctor       everything a run needs, looked at one by one
-session      where a command runs: the configured Temporal, or an embedded server with a worker of its own
-client/      Runs from outside, through a Temporal client: nothing here makes a worker, or reads a project's settings
-commands/    What a person types: the commands of `perdure`, and how they show what they find
-process/     What a process is made of: a worker, a bridge, an embedded server, a command with any of them inside
-terminal/    The terminal: what commands print and ask
-testkit/     For those who test their agents: fakes that speak the real protocols
+answer_keys  keys that sign and verify answers
+codec        encryption of Temporal payloads
+converter    conversion of values to Temporal payloads and back
+doctor       the checks of `perdure doctor`
+session      a command's connection: the configured Temporal, or an embedded server with a worker
+client/      runs from the outside, through a Temporal client
+commands/    the commands of `perdure`
+process/     parts of a process: worker, bridge, embedded server
+terminal/    the terminal: output and questions of commands
+testkit/     fakes for tests of agents, with the real protocols
 """

@@ -1,7 +1,7 @@
-"""The keys of `PERDURE_ANSWER_KEY`: who may answer signs with the secret half, a run checks by the public one.
+"""The keys of `PERDURE_ANSWER_KEY`: the secret half signs answers, the public half verifies them.
 
-`id:<base64 of 32 bytes>`, several with commas: the first that a run names signs, and runs take all of them.
-`id:public:<base64>` is the public half alone, for a worker that only checks: `python -m perdure.answer_keys` prints it.
+`id:<base64 of 32 bytes>`, separated by commas: the first that a run accepts signs. `id:public:<base64>` is only the
+public half, for a worker that verifies; `python -m perdure.answer_keys` prints it.
 """
 
 import os
@@ -20,34 +20,32 @@ PUBLIC = "public:"
 
 
 class MissingKeyError(Exception):
-    """A run takes only answers signed with a key that is not here. The message says which."""
+    """A run requires a signature with a key that this process lacks. The message names the key."""
 
 
 @dataclass(frozen=True)
 class AnswerKeys:
-    """`public` is what runs are told, by key id; `secret` are those that can sign here."""
+    """Keys by id: `public` for runs to verify, `secret` to sign in this process."""
 
     public: Mapping[str, str] = field(default_factory=dict)
     secret: Mapping[str, Ed25519PrivateKey] = field(default_factory=dict, repr=False)
 
     def signed(self, run: str, execution: str, accepted: Mapping[str, str], answer: HumanInput) -> HumanInput:
-        """Return the answer as a run takes it that accepts these keys. Raises MissingKeyError."""
+        """Return the answer signed with one of the accepted keys, if any are. Raises MissingKeyError."""
         if not accepted:
             return answer
         for key_id, key in self.secret.items():
             if accepted.get(key_id) == self.public[key_id]:
                 return sign(run, execution, answer, key_id, key)
         names = " or ".join(accepted)
-        raise MissingKeyError(
-            f"{run} takes only answers signed with key {names}: set {VARIABLE} to it where you answer"
-        )
+        raise MissingKeyError(f"{run} accepts only answers signed with key {names}: set {VARIABLE} to that key")
 
 
 NO_KEYS = AnswerKeys()
 
 
 def read_answer_keys(text: str) -> AnswerKeys:
-    """Raises BadKeys."""
+    """Parse `PERDURE_ANSWER_KEY`. Raises BadKeys."""
     public: dict[str, str] = {}
     secret: dict[str, Ed25519PrivateKey] = {}
     for key_id, data, is_public in key_entries(text, PUBLIC):
@@ -60,7 +58,7 @@ def read_answer_keys(text: str) -> AnswerKeys:
 
 
 def format_public(keys: AnswerKeys) -> str:
-    """Format the public halves as `PERDURE_ANSWER_KEY` of a worker that only checks."""
+    """Format the public halves as `PERDURE_ANSWER_KEY` of a worker that only verifies."""
     return ",".join(f"{key_id}:{PUBLIC}{public}" for key_id, public in keys.public.items())
 
 

@@ -1,7 +1,7 @@
-"""The payload codec: what Temporal keeps of a run is encrypted, by AES-256-GCM, before it leaves the process.
+"""The payload codec: encrypts payloads with AES-256-GCM before they leave the process.
 
-The first key encrypts and all of them decrypt, so that keys can be changed while runs are under way. The id of the key
-is bound to the ciphertext. What nobody encrypted passes: people start runs and signal them with plain JSON.
+The first key encrypts and all keys decrypt, so keys can be rotated while runs are active. The key id is bound to the
+ciphertext. Plain payloads pass: users can start and signal runs with plain JSON.
 """
 
 import binascii
@@ -18,32 +18,32 @@ from temporalio.converter import PayloadCodec
 
 VARIABLE = "PERDURE_CODEC_KEYS"
 ENCRYPTED = b"binary/encrypted"
-UNREADABLE = b"binary/unreadable"  # what says that it is encrypted and is not, or refers to what is not there
+UNREADABLE = b"binary/unreadable"  # a payload that cannot be decrypted, or whose stored data is gone
 
 _KEY_ID = "encryption-key-id"
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
-_ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")  # shorter than a key in base64, so that none is ever shown as an id
+_ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")  # shorter than a key in base64, so that a key is never shown as an id
 
 logger = logging.getLogger(__name__)
 
 
 class BadKeys(ValueError):
-    """The keys cannot be used. The message is one line and shows none of them."""
+    """The keys are invalid. The message is one line and shows no key."""
 
 
 class UnknownKey(Exception):
-    """A payload needs a key that is not here. Who handles it for a run must fail the task, which is tried again."""
+    """A payload needs a key that this process lacks. In a workflow the task must fail, so that it is retried."""
 
     def __init__(self, key_id: str) -> None:
         super().__init__(
-            f"a payload is encrypted with key {key_id!r}, which is not here: add {key_id}:<its key> to {VARIABLE}"
+            f"a payload is encrypted with key {key_id!r}, which is missing: add {key_id}:<its key> to {VARIABLE}"
         )
 
 
 class AesGcmCodec(PayloadCodec):
-    """`keys` by their ids, the one that encrypts first."""
+    """A codec with `keys` by id; the first one encrypts."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         self._ciphers = {key_id: AESGCM(key) for key_id, key in keys.items()}
@@ -52,14 +52,14 @@ class AesGcmCodec(PayloadCodec):
 
     @property
     def key_id(self) -> str:
-        """Of the key that encrypts."""
+        """The id of the key that encrypts."""
         return self.key_ids[0]
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         return [self._sealed(payload) for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Raises UnknownKey. What is broken becomes `UNREADABLE`: one bad signal must not stop a run."""
+        """Decrypt payloads; broken ones become `UNREADABLE`, as a bad signal must not stop a run. Raises UnknownKey."""
         return [self.opened(payload) for payload in payloads]
 
     def _sealed(self, payload: Payload) -> Payload:
@@ -86,7 +86,7 @@ class AesGcmCodec(PayloadCodec):
             return unreadable(f"it cannot be decrypted with key {key_id!r}, which it names")
 
     def _unknown(self, key_id: str) -> UnknownKey:
-        """Told once in the log: a run that waits for the key tries again and again."""
+        """Create the error, and log it once per key: a waiting run retries."""
         error = UnknownKey(key_id)
         if key_id not in self._missed:
             self._missed.add(key_id)
@@ -95,33 +95,33 @@ class AesGcmCodec(PayloadCodec):
 
 
 def key_id_of(payload: Payload) -> str | None:
-    """The key that an encrypted payload names, if that can be the id of one."""
+    """Return the key id of an encrypted payload, if valid."""
     name = payload.metadata.get(_KEY_ID, b"").decode(errors="replace")
     return name if payload.metadata.get("encoding") == ENCRYPTED and _ID.fullmatch(name) else None
 
 
-def unreadable(why: str) -> Payload:
-    """Stands for a payload that cannot be read: whoever takes it untyped gets `Undecodable`."""
-    return Payload(metadata={"encoding": UNREADABLE}, data=why.encode())
+def unreadable(reason: str) -> Payload:
+    """Return a placeholder for an unreadable payload, which decodes to `Undecodable` without a type."""
+    return Payload(metadata={"encoding": UNREADABLE}, data=reason.encode())
 
 
 def read_codec(text: str) -> AesGcmCodec:
-    """The codec of "k2:<base64 of 32 bytes>,k1:<…>". Raises BadKeys."""
+    """Return the codec of "k2:<base64 of 32 bytes>,k1:<…>". Raises BadKeys."""
     return AesGcmCodec({key_id: key for key_id, key, _ in key_entries(text)})
 
 
 def key_entries(text: str, mark: str = "") -> list[tuple[str, bytes, bool]]:
-    """Return each key's id, its 32 bytes, and whether `mark` stands before them. Raises BadKeys."""
-    found: dict[str, tuple[str, bytes, bool]] = {}
+    """Return the id of each key, its 32 bytes, and whether `mark` precedes them. Raises BadKeys."""
+    entries: dict[str, tuple[str, bytes, bool]] = {}
     for number, entry in enumerate(text.split(","), 1):
         key_id, _, encoded = entry.strip().partition(":")
         if not encoded or not _ID.fullmatch(key_id):
             raise BadKeys(f'entry {number}: expected "id:key", the id of at most 32 letters, digits, "_", "." and "-"')
-        if key_id in found:
-            raise BadKeys(f"key {key_id} stands there twice")
+        if key_id in entries:
+            raise BadKeys(f"key {key_id} occurs twice")
         is_marked = bool(mark) and encoded.startswith(mark)
-        found[key_id] = (key_id, _key_of(key_id, encoded.removeprefix(mark) if is_marked else encoded), is_marked)
-    return list(found.values())
+        entries[key_id] = (key_id, _key_of(key_id, encoded.removeprefix(mark) if is_marked else encoded), is_marked)
+    return list(entries.values())
 
 
 def _key_of(key_id: str, encoded: str) -> bytes:
@@ -130,5 +130,5 @@ def _key_of(key_id: str, encoded: str) -> bytes:
     except (binascii.Error, ValueError):
         raise BadKeys(f"key {key_id} is not base64") from None
     if len(key) != _KEY_BYTES:
-        raise BadKeys(f"key {key_id} has {len(key)} bytes, and {_KEY_BYTES} are needed (openssl rand -base64 32)")
+        raise BadKeys(f"key {key_id} has {len(key)} bytes, not {_KEY_BYTES} (openssl rand -base64 32)")
     return key

@@ -1,8 +1,7 @@
-"""The data converter of every client and worker: pydantic's, except that nothing undecodable gets stuck.
+"""The data converter of every client and worker: pydantic's, but undecodable payloads do not block a run.
 
-What a workflow or handler takes untyped arrives as `Undecodable` where it cannot be read (nested too deep, an encoding
-that nobody here knows): an exception at that place would fail the workflow task, and be retried for ever. That is just
-what is wanted where only a key is missing: the run waits, and goes on once the key is there.
+An untyped payload that cannot be read (too deep, an unknown encoding) becomes `Undecodable`: an exception would fail
+the workflow task, which is then retried forever. A missing key does raise: the run waits until the key is added.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -29,10 +28,10 @@ from contracts.strict_json import read_json
 from decisions.text.formatting import cut
 from perdure.codec import UNREADABLE, UnknownKey, key_id_of, unreadable
 
-LARGE = 64 * 1024  # bytes; a step of a run is smaller, its state and what comes from outside may not be
+LARGE = 64 * 1024  # bytes; a run's step is smaller, its state and external input may be larger
 
 
-# The SDK makes a converter for each run, and pydantic's would build the validators of its types anew for each.
+# Shared, because the SDK creates a converter for each run, and pydantic's would rebuild its validators each time.
 _JSON = PydanticJSONPlainPayloadConverter()
 _BY_ENCODING = tuple(
     _JSON if converter.encoding == _JSON.encoding else converter
@@ -41,7 +40,7 @@ _BY_ENCODING = tuple(
 
 
 class TolerantPayloadConverter(CompositePayloadConverter):
-    """Typed values are decoded as ever; a fault in one of our own is a bug, and should be seen as one."""
+    """Decodes untyped payloads leniently; an error in a typed one is a bug and raises."""
 
     def __init__(self) -> None:
         super().__init__(*_BY_ENCODING)
@@ -54,7 +53,7 @@ class TolerantPayloadConverter(CompositePayloadConverter):
         return [self._read(payload, hint) for payload, hint in zip(payloads, hints, strict=False)]
 
     def _read(self, payload: Payload, hint: type | None) -> Any:
-        if (key_id := key_id_of(payload)) is not None:  # nothing has decrypted it: this process has no codec
+        if (key_id := key_id_of(payload)) is not None:  # still encrypted: this process has no codec
             raise UnknownKey(key_id)
         if hint is not None and hint is not Any:
             return super().from_payloads([payload], [hint])[0]
@@ -63,12 +62,12 @@ class TolerantPayloadConverter(CompositePayloadConverter):
         try:
             _must_say_one_thing(payload)
             return super().from_payloads([payload])[0]
-        except Exception as error:  # noqa: BLE001 - whatever a foreign payload breaks, it must not break the run
+        except Exception as error:  # noqa: BLE001 - no foreign payload may break the run
             return Undecodable(reason=" ".join(str(error).split())[:200])
 
 
 def _must_say_one_thing(payload: Payload) -> None:
-    """Raises JsonError for JSON that other readers may understand differently than the one here, or not at all."""
+    """Raises JsonError for ambiguous or invalid JSON."""
     if payload.metadata.get("encoding") == b"json/plain":
         read_json(payload.data)
 
@@ -79,9 +78,9 @@ def _tersely(value: Terse) -> RawValue:
 
 
 class EncryptedFailures(DefaultFailureConverter):
-    """Message and trace of a failure are payloads, and encrypted like all others.
+    """Encrypts message and trace of a failure, as payloads.
 
-    Only that a key is missing stays readable: those who are to know it may not have the key of who says it.
+    A missing key stays readable: its readers may not have the key of the writer.
     """
 
     def __init__(self) -> None:
@@ -96,10 +95,10 @@ class EncryptedFailures(DefaultFailureConverter):
 
 @dataclass(frozen=True)
 class TolerantDataConverter(DataConverter):
-    """A reference to an object store that leads nowhere is unreadable, and no more than that.
+    """Makes a dangling reference to an object store an unreadable payload.
 
-    Anybody who may signal a run can send one. The SDK's own converter fails the workflow task, again and again. That is
-    right only where the store cannot be asked just now, an OSError: the run waits until it answers.
+    Any sender of a signal can send one, and the SDK's converter would fail the workflow task over and over. An OSError
+    does raise: the store is down, and the run waits until it answers.
     """
 
     async def _decode_reference_payload_sequence(self, payloads: Sequence[Payload]) -> list[Payload]:
@@ -116,7 +115,7 @@ async def _each(
         return await read(payloads)
     except OSError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a foreign payload breaks, it must not break the run
+    except Exception as error:  # noqa: BLE001 - no foreign payload may break the run
         if len(payloads) > 1:
             return [(await _each(read, [payload]))[0] for payload in payloads]
         return [unreadable(f"it is kept outside of Temporal, and cannot be had: {cut(str(error), 200)}")]
@@ -129,10 +128,10 @@ data_converter = TolerantDataConverter(
 
 
 def encrypting(codec: PayloadCodec) -> DataConverter:
-    """The converter of those who have keys."""
+    """Return the converter with encryption."""
     return replace(data_converter, payload_codec=codec, failure_converter_class=EncryptedFailures)
 
 
 def offloading(converter: DataConverter, store: StorageDriver) -> DataConverter:
-    """Keeps what is large in `store`, encrypted where the converter encrypts. Temporal has a reference to it."""
+    """Return a converter that stores large payloads in `store`; Temporal gets a reference."""
     return replace(converter, external_storage=ExternalStorage([store], payload_size_threshold=LARGE))

@@ -1,4 +1,4 @@
-"""`perdure doctor`: everything a run needs, looked at one by one."""
+"""The checks of `perdure doctor`: everything that a run needs."""
 
 import asyncio
 import sys
@@ -38,7 +38,7 @@ OURS = ("contracts", "decisions", "workflows", "activities")
 
 @dataclass(frozen=True)
 class Check:
-    """`found` says what is there, or what to do."""
+    """The result of a check; `found` is what was found, or what to do."""
 
     name: str
     ok: bool
@@ -46,7 +46,7 @@ class Check:
 
 
 async def examine() -> AsyncIterator[Check]:
-    """The checks, in the order in which a start would meet them."""
+    """Run the checks in the order of a start."""
     python = ".".join(str(n) for n in sys.version_info[:3])
     yield Check("python", sys.version_info >= (3, 11), f"{python} (3.11 or later is needed)")
     yield Check("temporal SDK", ok=True, found=version("temporalio"))
@@ -72,28 +72,26 @@ async def examine() -> AsyncIterator[Check]:
 
 
 def _names() -> Check:
-    """Another distribution that installs one of our top-level names would be imported in its place."""
+    """Check that no other distribution installs one of Perdure's top-level names: it could be imported instead."""
     owners = packages_distributions()
     foreign = {name: owner for name in OURS for owner in owners.get(name, ()) if owner != "perdure"}
     if foreign:
-        told = ", ".join(f"{owner} also installs `{name}`" for name, owner in foreign.items())
-        return Check("import names", ok=False, found=f"{told}: use an environment without it")
-    return Check("import names", ok=True, found="no other package owns ours")
+        conflicts = ", ".join(f"{owner} also installs `{name}`" for name, owner in foreign.items())
+        return Check("import names", ok=False, found=f"{conflicts}: use an environment without it")
+    return Check("import names", ok=True, found="no other package installs Perdure's modules")
 
 
 def _modules(folder: Path) -> Check:
-    """The project's folder comes last on the import path: a module there that has a name of ours is never found."""
+    """Check the project's module names: its folder is last on the import path, so Perdure's modules win."""
     if folder == Path(__file__).parents[1]:
         return Check("module names", ok=True, found="the project is Perdure's own folder")
-    ours = {name for name, owners in packages_distributions().items() if "perdure" in owners}
-    theirs = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
-    if taken := sorted(ours & theirs):
-        named = ", ".join(f"`{name}`" for name in taken)
-        told = (
-            f"{named} in {folder}: Perdure has {'modules' if taken[1:] else 'a module'} of that name, and finds its own"
-        )
-        return Check("module names", ok=False, found=f"{told}; rename yours")
-    return Check("module names", ok=True, found="none of the project's is one of Perdure's")
+    perdures = {name for name, owners in packages_distributions().items() if "perdure" in owners}
+    projects = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
+    if taken := sorted(perdures & projects):
+        names = ", ".join(f"`{name}`" for name in taken)
+        found = f"Perdure's own {'modules shadow' if taken[1:] else 'module shadows'} {names} in {folder}; rename yours"
+        return Check("module names", ok=False, found=found)
+    return Check("module names", ok=True, found="no project module shadows a Perdure module")
 
 
 def _model(settings: Settings) -> Check:
@@ -104,7 +102,7 @@ def _model(settings: Settings) -> Check:
     except ProjectError as error:
         return Check("model", ok=False, found=str(error))
     if settings.rehearses:
-        found = "rehearsal, as no model is configured; ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL brings a real one"
+        found = "rehearsal, as no model is configured; for a real one set ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL"
         return Check("model", ok=True, found=found)
     names = (settings.model, *settings.fallbacks)
     return Check("model", ok=True, found=f"{', else '.join(_placed(settings, name) for name in names)} (not called)")
@@ -116,16 +114,16 @@ def _placed(settings: Settings, name: str) -> str:
     if where == DEFAULT:
         key, place = settings.api_key, settings.base_url or "Anthropic"
     else:
-        each = providers[where]
-        key, place = settings.keys.get(where), each.base_url or f"{each.kind}, {each.region}"
-        if each.kind != "messages" and not key:
+        provider = providers[where]
+        key, place = settings.keys.get(where), provider.base_url or f"{provider.kind}, {provider.region}"
+        if provider.kind != "messages" and not key:
             return f"{name} at {place}, with the cloud's own credentials"
     return f"{name} at {settings.secrets.redact(place)}, {'with' if key else 'without'} a key"
 
 
 def _encryption(settings: Settings) -> Check:
     if settings.codec is None:
-        return Check("encryption", ok=True, found=f"off: {VARIABLE} turns it on")
+        return Check("encryption", ok=True, found=f"off: to encrypt payloads set {VARIABLE}")
     reads = f"; {', '.join(settings.codec.key_ids[1:])} can be read too" if settings.codec.key_ids[1:] else ""
     return Check("encryption", ok=True, found=f"payloads are encrypted with key {settings.codec.key_id}{reads}")
 
@@ -133,11 +131,10 @@ def _encryption(settings: Settings) -> Check:
 def _answers(settings: Settings) -> Check:
     keys = settings.answer_keys
     if not keys.public:
-        return Check(
-            "answers", ok=True, found=f"whoever reaches Temporal may answer: {ANSWER_KEY} asks for signed ones"
-        )
-    signs = "" if keys.secret else "; this process only checks them"
-    return Check("answers", ok=True, found=f"runs take those signed with key {' or '.join(keys.public)}{signs}")
+        found = f"any client of Temporal may answer: to require signatures set {ANSWER_KEY}"
+        return Check("answers", ok=True, found=found)
+    signs = "" if keys.secret else "; this process only verifies them"
+    return Check("answers", ok=True, found=f"runs accept those signed with key {' or '.join(keys.public)}{signs}")
 
 
 async def _tools(settings: Settings) -> AsyncIterator[Check]:
@@ -156,7 +153,7 @@ async def _tools(settings: Settings) -> AsyncIterator[Check]:
 
 
 async def _object_stores(settings: Settings) -> AsyncIterator[Check]:
-    """Those that are set are asked, with the credentials of this environment."""
+    """Check the configured object stores, with the credentials of this environment."""
     if settings.store:
         from activities.storage.object_store import RemoteStores
 
@@ -175,11 +172,11 @@ async def _object_stores(settings: Settings) -> AsyncIterator[Check]:
 
 async def _mcp(settings: Settings) -> Check:
     try:
-        found = await standings(settings)
+        servers = await standings(settings)
     except ProjectError as error:
         return Check("MCP servers", ok=False, found=str(error))
-    told = "; ".join(_standing(each) for each in found)
-    return Check("MCP servers", ok=all(each.is_settled for each in found), found=told)
+    found = "; ".join(map(_standing, servers))
+    return Check("MCP servers", ok=all(server.is_settled for server in servers), found=found)
 
 
 def _standing(standing: Standing) -> str:
@@ -188,7 +185,7 @@ def _standing(standing: Standing) -> str:
     if not standing.is_seen:
         return f"{standing.server}: not seen yet: perdure tools --accept {standing.server}"
     other = [f"{tool} {state}" for tool, state in standing.tools.items() if state is not PinState.pinned]
-    refused = "".join(f"; {tool!a} is not offered: {why}" for tool, why in standing.refused.items())
+    refused = "".join(f"; {tool!a} is not offered: {reason}" for tool, reason in standing.refused.items())
     return f"{standing.server}: {', '.join(other) or f'{len(standing.tools)} tools as accepted'}{refused}"
 
 
@@ -201,9 +198,9 @@ async def _server(settings: Settings) -> AsyncIterator[Check]:
             await register_search_attributes(here.client)
             yield Check("search attributes", ok=True, found="registered")
             if where != "embedded":
-                worked_on = await here.has_worker()
-                found = "one is polling" if worked_on else "none is polling: start one with perdure worker"
-                yield Check("worker", worked_on, f"task queue {settings.task_queue}: {found}")
+                has_worker = await here.has_worker()
+                found = "polled" if has_worker else "not polled: start a worker with perdure worker"
+                yield Check("worker", has_worker, f"task queue {settings.task_queue}: {found}")
                 if settings.deployment:
                     yield await _deployment(here.client, settings.deployment)
             yield await _reconciler(here.client, settings.task_queue)
@@ -214,38 +211,38 @@ async def _server(settings: Settings) -> AsyncIterator[Check]:
 
 
 async def _deployment(client: Client, deployment: Deployment) -> Check:
-    """Without a current build, new runs wait in vain for a versioned worker."""
+    """Check the worker deployment: without a current build, new runs do not start."""
     from temporalio.api.workflowservice.v1 import DescribeWorkerDeploymentRequest
 
     name, build_id = deployment.name, deployment.build_id
     command = f"temporal worker deployment set-current-version --deployment-name {name} --build-id {build_id}"
-    asked = DescribeWorkerDeploymentRequest(namespace=client.namespace, deployment_name=name)
+    request = DescribeWorkerDeploymentRequest(namespace=client.namespace, deployment_name=name)
     try:
-        answer = await client.workflow_service.describe_worker_deployment(asked)
+        answer = await client.workflow_service.describe_worker_deployment(request)
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise
-        return Check("deployment", ok=False, found=f"{deployment}: no worker of it has been seen yet; start one")
+        return Check("deployment", ok=False, found=f"{deployment}: it has no worker yet; start one")
     current = answer.worker_deployment_info.routing_config.current_deployment_version.build_id
     if current == build_id:
-        return Check("deployment", ok=True, found=f"{deployment}: it is current, new runs go to it")
+        return Check("deployment", ok=True, found=f"{deployment}: it is current, new runs use it")
     if current:
-        return Check("deployment", ok=True, found=f"{deployment}: new runs go to build {current}; to change: {command}")
-    return Check("deployment", ok=False, found=f"{deployment}: no build is current, so no new run begins: {command}")
+        return Check("deployment", ok=True, found=f"{deployment}: new runs use build {current}; to change: {command}")
+    return Check("deployment", ok=False, found=f"{deployment}: no build is current, so no new run starts: {command}")
 
 
 async def _reconciler(client: Client, task_queue: str) -> Check:
     try:
         at = await latest_look(client, task_queue)
     except RPCError as error:
-        why = "" if error.status == RPCStatusCode.NOT_FOUND else f" ({cut(error.message, 100)})"
-        return Check("reconciler", ok=True, found=f"not scheduled yet{why}; a worker's start does it")
-    found = f"every five minutes, the last time at {at:%Y-%m-%d %H:%M} UTC" if at else "every five minutes, not yet"
+        reason = "" if error.status == RPCStatusCode.NOT_FOUND else f" ({cut(error.message, 100)})"
+        return Check("reconciler", ok=True, found=f"not scheduled yet{reason}; a worker schedules it when it starts")
+    found = f"every five minutes, {f'last at {at:%Y-%m-%d %H:%M} UTC' if at else 'not run yet'}"
     return Check("reconciler", ok=True, found=found)
 
 
 async def _runs(client: Client, settings: Settings) -> list[Check]:
-    """A look of our own, as the reconciler has it, that repairs nothing."""
+    """Run the reconciler's checks, without repairs."""
     from activities.reconcile.reconcile import Reconciliations
     from perdure.process.project import looked_at
 
@@ -253,24 +250,24 @@ async def _runs(client: Client, settings: Settings) -> list[Check]:
         async with looked_at(settings) as project:
             report = await Reconciliations(client, project.stores, settings.task_queue).look()
     except ProjectError as error:
-        return [Check("runs", ok=False, found=f"not looked at: {error}")]
+        return [Check("runs", ok=False, found=f"not checked: {error}")]
     except RPCError as error:
-        return [Check("runs", ok=False, found=f"cannot be looked at: {cut(error.message, 200)}")]
+        return [Check("runs", ok=False, found=f"cannot be checked: {cut(error.message, 200)}")]
     return [_told(problem, report) for problem in Problem]
 
 
 def _told(problem: Problem, report: ReconcileReport) -> Check:
     findings = [finding for finding in report.findings if finding.problem is problem]
     count = report.found.get(problem, 0)
-    lines = "; ".join(f"{each.run_id}: {each.found} → {each.advice}" for each in findings[:MOST_TOLD])
+    lines = "; ".join(f"{finding.run_id}: {finding.found} → {finding.advice}" for finding in findings[:MOST_TOLD])
     found = f"{count}: {lines}{' …' if count > MOST_TOLD else ''}" if count else "none"
     if problem in (Problem.claim, Problem.overdue) and report.unasked:
-        found += f" ({report.unasked} runs did not answer, or were too many to ask)"
+        found += f" ({report.unasked} runs did not answer or were not queried)"
     if problem in (Problem.claim, Problem.left_store) and report.after:
-        found += f" (in the first {report.stores} stores; the reconciler looks into the others)"
-    return Check(HEADINGS[problem], ok=all(_is_seen_to(each) for each in findings), found=found)
+        found += f" (in the first {report.stores} stores; the reconciler checks the others)"
+    return Check(HEADINGS[problem], ok=all(map(_is_seen_to, findings)), found=found)
 
 
 def _is_seen_to(finding: Finding) -> bool:
-    """The reconciler repairs it."""
+    """Return whether the reconciler repairs it."""
     return finding.repair is not None

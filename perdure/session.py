@@ -1,4 +1,4 @@
-"""Where a command runs: the configured Temporal, or an embedded server with a worker of its own."""
+"""A command's session: the configured Temporal, or an embedded server with a worker."""
 
 import asyncio
 import fcntl
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 
 from temporalio.client import Client
@@ -26,12 +27,12 @@ from perdure.process.streams import detach_tools
 from settings import Settings
 from telemetry import log_to
 
-STARTS_WITHIN = 15.0  # seconds that a worker which is starting is waited for; it takes two or three
+STARTS_WITHIN = 15.0  # seconds to wait for a starting worker, which takes two or three
 LOOKS_EVERY = 0.05
 
 
 class Needs(Enum):
-    """What a command needs beside the server. With a configured Temporal, workers are somebody else's."""
+    """A command's requirement, if the server is embedded. A configured Temporal has its own workers."""
 
     nothing = "nothing"
     answers = "answers"  # queries and updates are answered
@@ -43,16 +44,16 @@ class Session:
     client: Client
     settings: Settings
     ui: str | None  # of the embedded server
-    is_busy: Callable[[], bool] = bool  # whether a worker of this process, if it has one, makes a call just now
+    is_busy: Callable[[], bool] = bool  # whether a worker in this process is making a call
 
     def page_of(self, run_id: str) -> str | None:
-        """The run's page in the Web UI."""
+        """Return the address of the run's page in the Web UI."""
         workflow = quote(ids.run_workflow_id(run_id), safe=":")
         return f"{self.ui}/namespaces/{NAMESPACE}/workflows/{workflow}" if self.ui else None
 
     async def has_worker(self) -> bool:
-        """Whether anybody works on the task queue; beside an embedded server, who is about to is waited for."""
-        if self.ui is not None:  # the server itself would tell of pollers that left minutes ago, too
+        """Return whether the task queue has a worker; with an embedded server, wait for one that is starting."""
+        if self.ui is not None:  # the server also reports pollers that left minutes ago
             return await _is_worked_on(self.settings)
         from temporalio.api.enums.v1 import TaskQueueType
         from temporalio.api.taskqueue.v1 import TaskQueue
@@ -68,32 +69,27 @@ class Session:
         return bool(answer.pollers)
 
     async def no_worker(self, run_id: str | None = None) -> str | None:
-        """Where nobody works on the task queue: a line that says so, and what brings a worker, to `run_id` if given."""
+        """Return a message if no worker is running, with the command that starts one, for `run_id` if given."""
         if await self.has_worker():
             return None
         if self.ui is None:
-            return "no worker runs now; start one: perdure worker"
-        brings = f"watch {shlex.quote(run_id)}" if run_id and not run_id.startswith(ids.FOLLOW_UP) else "dev"
-        return f"no worker runs now: perdure {brings} brings one"
+            return "no worker is running; start one with: perdure worker"
+        command = f"watch {shlex.quote(run_id)}" if run_id and not run_id.startswith(ids.FOLLOW_UP) else "dev"
+        return f"no worker is running; start one with: perdure {command}"
 
     @property
     def rehearsal(self) -> str | None:
-        """Where no model is configured: a line that says so, and who answers. Workers elsewhere may have one."""
+        """A message if no model is configured. Workers on other machines may have one."""
         if not self.settings.rehearses:
             return None
-        so = ", so" if self.ui else " here; where the worker has none either,"
-        said = f"No model is configured{so} the rehearsal model answers, by rule."
-        return f"{said} For a real one set ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL."
+        so = ", so" if self.ui else " here; if the worker has none either,"
+        line = f"No model is configured{so} the rehearsal model answers, by rule."
+        return f"{line} For a real one set ANTHROPIC_API_KEY or ANTHROPIC_BASE_URL."
 
 
-def _worker_lock(settings: Settings) -> Path:
-    """Held by each worker beside an embedded server: the kernel drops it with its owner."""
-    return settings.home / f"worker-{folder_name(settings.task_queue)}.lock"
-
-
-def _starting_lock(settings: Settings) -> Path:
-    """Held by who is about to be such a worker."""
-    return settings.home / f"starting-{folder_name(settings.task_queue)}.lock"
+def _lock_path(settings: Settings, state: Literal["worker", "starting"]) -> Path:
+    """Return the path of the lock that each worker of an embedded server holds, or holds while it starts."""
+    return settings.home / f"{state}-{folder_name(settings.task_queue)}.lock"
 
 
 @contextmanager
@@ -105,10 +101,10 @@ def _holding(path: Path) -> Iterator[None]:
 
 async def _is_worked_on(settings: Settings) -> bool:
     deadline = asyncio.get_running_loop().time() + STARTS_WITHIN
-    while not _is_locked(_worker_lock(settings)):
-        if not _is_locked(_starting_lock(settings)) or asyncio.get_running_loop().time() > deadline:
-            # The one lock may have been taken, and the other dropped, between the two looks.
-            return _is_locked(_worker_lock(settings))
+    while not _is_locked(_lock_path(settings, "worker")):
+        if not _is_locked(_lock_path(settings, "starting")) or asyncio.get_running_loop().time() > deadline:
+            # Between the two checks the worker may have taken its lock and dropped the starting lock.
+            return _is_locked(_lock_path(settings, "worker"))
         await asyncio.sleep(LOOKS_EVERY)
     return True
 
@@ -126,75 +122,75 @@ def _is_locked(path: Path) -> bool:
 async def open_session(
     settings: Settings, needs: Needs, *, port: int | None = None, ui_port: int | None = None
 ) -> AsyncIterator[Session]:
-    """Raises NotReachable, ProjectError, devserver.ServerDidNotStart."""
+    """Open a session. Raises NotReachable, ProjectError, devserver.ServerDidNotStart."""
     if configured_address() is not None:
         if port or ui_port:
             raise NotReachable("a Temporal server is configured by TEMPORAL_*; ports are for the embedded one")
-        there = Session(await connect(codec=settings.codec, payloads=settings.payloads), settings, None)
-        await check(there.client, settings.task_queue, settings.codec, there.has_worker)
-        yield there
+        remote = Session(await connect(codec=settings.codec, payloads=settings.payloads), settings, None)
+        await check(remote.client, settings.task_queue, settings.codec, remote.has_worker)
+        yield remote
         return
     prepared(settings.home)
     with ExitStack() as starting:
-        if needs is Needs.work:  # from now on, so that who meets the server first knows of the worker to come
-            starting.enter_context(_holding(_starting_lock(settings)))
-            # To load one takes over a second, in which the server can begin on another core.
+        if needs is Needs.work:  # before the server starts: its other users then wait for this worker
+            starting.enter_context(_holding(_lock_path(settings, "starting")))
+            # Loading a worker takes over a second, in which the server starts on another core.
             loading = asyncio.create_task(asyncio.to_thread(import_module, "worker"))
             starting.callback(loading.cancel)
         async with (
             embedded(settings.home, port=port, ui_port=ui_port) as server,
-            _beside(server, settings, needs) as it,
+            _beside(server, settings, needs) as embedded_session,
         ):
             starting.close()
-            yield it
+            yield embedded_session
 
 
 @asynccontextmanager
 async def _beside(server: DevServer, settings: Settings, needs: Needs) -> AsyncIterator[Session]:
     client = await connect(server.address, settings.codec, settings.payloads)
     await register_search_attributes(client)
-    found = Session(client, settings, server.ui)
+    opened = Session(client, settings, server.ui)
     if needs is Needs.work:
         await affix(client, settings.task_queue, settings.codec)
     else:
-        await check(client, settings.task_queue, settings.codec, found.has_worker)
-    if needs is Needs.nothing or (needs is Needs.answers and await found.has_worker()):
-        yield found
+        await check(client, settings.task_queue, settings.codec, opened.has_worker)
+    if needs is Needs.nothing or (needs is Needs.answers and await opened.has_worker()):
+        yield opened
         return
     # Loading workflows takes half a second, and a whole worker a second: only commands that need them pay for it.
     if needs is Needs.answers:
         from perdure.process.workflows import answering
 
         async with answering(client, settings.task_queue):
-            yield found
+            yield opened
         return
     from worker import working
 
     log_to(logging.FileHandler(create_private(settings.home / "worker.log"), encoding="utf-8"), settings.secrets)
     detach_tools()
-    async with _ending_in_time() as begins_to_end, working(client, settings) as observed:
-        with _holding(_worker_lock(settings)):
+    async with _ending_in_time() as begin_shutdown, working(client, settings) as observed:
+        with _holding(_lock_path(settings, "worker")):
             try:
-                yield replace(found, is_busy=lambda: observed.attempts > 0)
+                yield replace(opened, is_busy=lambda: observed.attempts > 0)
             finally:
-                begins_to_end()
+                begin_shutdown()
 
 
 @asynccontextmanager
 async def _ending_in_time() -> AsyncIterator[Callable[[], None]]:
-    """Bound the time of an end, from the call on: the SDK's core sometimes never ends its shutdown."""
+    """Limit the shutdown time, counted from the yielded call: the SDK's core sometimes never shuts down."""
     from worker import GRACE, LEAVING
 
     cause: BaseException | None = None
     try:
         async with asyncio.timeout(None) as limit:
 
-            def begin() -> None:
+            def begin_shutdown() -> None:
                 nonlocal cause
                 cause = sys.exc_info()[1]
                 limit.reschedule(asyncio.get_running_loop().time() + (GRACE + LEAVING).total_seconds())
 
-            yield begin
+            yield begin_shutdown
     except TimeoutError:
         if not limit.expired():
             raise

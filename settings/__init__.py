@@ -1,16 +1,16 @@
-"""What a project and its environment set: `perdure.toml`, `agents/*.md`, and the PERDURE_* variables.
+"""The settings of a project and its environment: `perdure.toml`, `agents/*.md`, and the PERDURE_* variables.
 
-A project is the folder that holds `perdure.toml`; all of it is optional. Whatever does not load becomes one line that
-names the file, the line where that can be told, and what was expected.
+A project is the folder that holds `perdure.toml`; all files are optional. An error is one line with the file, the line
+number if known, and the expected value.
 
 file         perdure.toml
 agents       agents/*.md
 tools        the tables `[tools.*]` of perdure.toml
 mcp          .mcp.json
-access       a provider's key and address
-libraries    variables that our libraries read: proxies, certificates, sizes
+access       keys, addresses and headers
+libraries    variables that our libraries read: proxies and certificates
 environment  the worker's build, metrics, spans, encryption, large payloads
-problems     what is wrong with any of them, as one line
+problems     reading project files, and their errors
 """
 
 import os
@@ -89,13 +89,12 @@ REHEARSAL = "rehearsal"
 
 @dataclass(frozen=True)
 class Settings:
-    """`folder` is the project's, and `path` its file; `home` holds state, `workspaces` a folder for each run.
+    """The settings in force. `folder` is the project's, `path` its file; `home` holds all state.
 
-    `store` is the URL of the object store that holds the runs' segments and ledgers; None: the workspaces do.
-    `payloads` keeps what is too large for Temporal's history; None: history has it.
-    `fallbacks` are asked where `model` cannot answer; `keys` are those of the providers that have one.
-    `headers` are those that tools and the outbox send, by the name of their table: `tools.NAME`, `outbox`.
-    `metrics` is the "address:port" of the Prometheus endpoint; None: there is none.
+    `workspaces` has a folder for each run. `store` is the URL of the object store for the runs' segments and ledgers;
+    without it they are in the workspaces. `payloads` stores payloads that are too large for Temporal's history.
+    `fallbacks` are asked if `model` cannot answer; `keys` are the keys by provider. `headers` are sent by tools and the
+    outbox, by table: `tools.NAME`, `outbox`. `metrics` is the "address:port" of the Prometheus endpoint.
     """
 
     folder: Path
@@ -127,14 +126,11 @@ class Settings:
 
     @property
     def rehearses(self) -> bool:
-        """Whether the rehearsal model answers: `PERDURE_MODEL` asks for it, or no model, key or address is set."""
+        """True if the rehearsal model answers: `PERDURE_MODEL` names it, or no model, key or address is set."""
         return self.model == REHEARSAL
 
     def check_models(self) -> None:
-        """Raises ProjectError if a model that a run may ask has neither a key nor an address.
-
-        Only a process that calls models needs this: clients and gateways have no key.
-        """
+        """Raise ProjectError if a model in use has neither a key nor an address. For workers: clients have no key."""
         if self.rehearses or self.api_key or self.base_url:
             return
         named = [("model", name) for name in (self.model, *self.fallbacks, self.file.model.summary) if name]
@@ -143,39 +139,39 @@ class Settings:
         providers = self.file.model.providers
         others = ", ".join(name for name in providers if name != DEFAULT)
         own = f"; the providers of perdure.toml are: {others}" if others else ""
-        for where, name in named:
+        for place, name in named:
             if provider_of(name, providers)[0] == DEFAULT:
                 server = "ANTHROPIC_API_KEY, or ANTHROPIC_BASE_URL of a server that has it"
                 rehearsal = f"PERDURE_MODEL={REHEARSAL} answers by rule"
-                raise ProjectError(f"{where} {name} needs {server}{own}; {rehearsal}")
+                raise ProjectError(f"{place} {name} needs {server}{own}; {rehearsal}")
 
     def check_headers(self) -> None:
-        """Raises ProjectError if a variable that a header is taken from is not set. Only workers need them."""
+        """Raise ProjectError if the variable of a header is not set. For workers, which send headers."""
         for table, (_, variables) in header_variables_of(self.file).items():
             for header, variable in variables.items():
                 if header not in self.headers.get(table, {}):
                     raise ProjectError(f"{self.at(*table.split('.'), 'headers_env')}.{header}: {variable} is not set")
 
-    def at(self, *where: str) -> str:
-        """Where a setting of the project's file stands."""
-        return place_of(self.path, where)
+    def at(self, *setting: str) -> str:
+        """Return file, line and name of a setting in `perdure.toml`."""
+        return place_of(self.path, setting)
 
     def agent(self, name: str) -> Agent:
-        """Raises ProjectError where there is none of this name."""
+        """Return the agent of this name. Raises ProjectError if it does not exist."""
         if name not in self.agents:
             near = meant(name, self.agents)
             raise ProjectError(f"there is no agent {name!r}{near}; the agents are: {', '.join(self.agents)}")
         return self.agents[name]
 
     def check_agent(self, name: str | None) -> None:
-        """Raises ProjectError where no run can be this agent. None is the default one."""
+        """Raise ProjectError if this agent cannot run here. Without a name it is the default agent."""
         if name is not None and self.agent(name).mailbox:
             bridge = f"perdure mail FOLDER --agent {name}"
             raise ProjectError(f"agent {name!r} lives outside: write to its mailbox ({bridge}), or delegate to it")
 
 
 def current_folder() -> Path:
-    """Raises ProjectError where it is gone."""
+    """Return the current folder. Raises ProjectError if it no longer exists."""
     try:
         return Path.cwd()
     except OSError as error:
@@ -183,16 +179,16 @@ def current_folder() -> Path:
 
 
 def _project_file(env: Mapping[str, str], folder: Path | None) -> Path:
-    if not (named := env.get("PERDURE_CONFIG")):
+    if not (text := env.get("PERDURE_CONFIG")):
         return (folder or current_folder()) / "perdure.toml"
-    path = path_from(named)
+    path = path_from(text)
     if not path.is_file():
         raise ProjectError(f"PERDURE_CONFIG names {path}, and there is no such file")
     return path
 
 
 def load(environment: Mapping[str, str] | None = None, folder: Path | None = None, *, strict: bool = True) -> Settings:
-    """The project in force. Raises ProjectError; if not `strict`, agents that do not load are told of in the roster."""
+    """Load the settings in force. Raises ProjectError. If not `strict`, broken agent files are listed in the roster."""
     env = os.environ if environment is None else environment
     check_libraries(env)
     path = _project_file(env, folder)
@@ -202,17 +198,17 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
     home = _folder_of(env, "PERDURE_HOME", root / ".perdure")
     key, url = key_of(env, "ANTHROPIC_API_KEY"), base_url_of(env, "ANTHROPIC_BASE_URL")
     must_be_private("ANTHROPIC_BASE_URL", url, key)
-    for name, each in file.model.providers.items():
-        must_be_private(f"model.providers.{name}.base_url", each.base_url, env.get(each.api_key_env or ""))
+    for name, provider in file.model.providers.items():
+        must_be_private(f"model.providers.{name}.base_url", provider.base_url, env.get(provider.api_key_env or ""))
     headers = _headers_of(env, file)
     roster = read_agents(root / "agents", tool_names(file.tools), servers, file.limits)
     if strict:
         roster.check()
     model, *fallbacks = _models(env, file, roster.agents, is_reachable=bool(key or url))
-    names = {name: each.api_key_env for name, each in file.model.providers.items() if each.api_key_env}
-    holders = [*names.values(), *(each.secret_env for each in file.gateway.webhooks.values())]
-    given = [(name, env[name].strip()) for name in holders if name in env]
-    given += [pair for _, variables in header_variables_of(file).values() for pair in _header_secrets(env, variables)]
+    names = {name: table.api_key_env for name, table in file.model.providers.items() if table.api_key_env}
+    holders = [*names.values(), *(webhook.secret_env for webhook in file.gateway.webhooks.values())]
+    named = [(name, env[name].strip()) for name in holders if name in env]
+    named += [pair for _, variables in header_variables_of(file).values() for pair in _header_secrets(env, variables)]
     return Settings(
         folder=root,
         path=path,
@@ -238,17 +234,17 @@ def load(environment: Mapping[str, str] | None = None, folder: Path | None = Non
         secrets=secrets_of(
             env,
             urls_of(file) | server_urls(servers.values()),
-            [*named_secrets(servers.values()), *given],
+            [*named_secrets(servers.values()), *named],
         ),
     )
 
 
-def _folder_of(env: Mapping[str, str], variable: str, otherwise: Path) -> Path:
-    return resolved(path_from(env[variable]) if env.get(variable) else otherwise)
+def _folder_of(env: Mapping[str, str], variable: str, default: Path) -> Path:
+    return resolved(path_from(env[variable]) if env.get(variable) else default)
 
 
 def _headers_of(env: Mapping[str, str], file: ProjectFile) -> dict[str, dict[str, str]]:
-    """Return the headers by table, as far as their variables are set. Raises ProjectError for a bad value or place."""
+    """Return the headers by table, if their variables are set. Raises ProjectError for a bad value or address."""
     headers = dict[str, dict[str, str]]()
     for table, (url, variables) in header_variables_of(file).items():
         values = {header: value for header, name in variables.items() if (value := key_of(env, name))}
@@ -258,7 +254,7 @@ def _headers_of(env: Mapping[str, str], file: ProjectFile) -> dict[str, dict[str
 
 
 def _header_secrets(env: Mapping[str, str], variables: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the values of headers, and what stands behind a scheme such as `Bearer`."""
+    """Yield the values of headers, with and without a scheme such as `Bearer`."""
     for name in variables.values():
         value = env.get(name, "").strip()
         yield name, value
@@ -268,9 +264,9 @@ def _header_secrets(env: Mapping[str, str], variables: Mapping[str, str]) -> Ite
 def _models(
     env: Mapping[str, str], file: ProjectFile, agents: Mapping[str, Agent], *, is_reachable: bool
 ) -> tuple[str, ...]:
-    """The models to ask, first to last. A project that names none, and has no key or address, rehearses.
+    """Return the models to ask, in order: the rehearsal model if the project has no model, key or address.
 
-    A project that names one never does by itself: a key that is missing is an error where a worker starts.
+    A project that names a model never rehearses by itself: a missing key is an error when a worker starts.
     """
     if env.get("PERDURE_MODEL"):
         return (env["PERDURE_MODEL"],)

@@ -1,4 +1,4 @@
-"""How a model's provider, a tool or the outbox is reached: keys and addresses, looked at before anybody is asked."""
+"""Keys, addresses and headers of model providers, tools and the outbox, checked before use."""
 
 from collections.abc import Mapping
 from ipaddress import ip_address
@@ -18,13 +18,13 @@ _OWN_HEADERS = frozenset(
 
 
 def _checked_headers(variables: dict[str, str]) -> dict[str, str]:
-    """Raises ValueError for headers that are Perdure's own to set, or that are there twice."""
+    """Return the headers. Raises ValueError for duplicates and headers that Perdure sets itself."""
     seen = set[str]()
     for name in map(str.lower, variables):
         if name in _OWN_HEADERS:
             raise ValueError(f"the header {name} is set by Perdure; leave it out")
         if name in seen:
-            raise ValueError(f"the header {name} is there twice")
+            raise ValueError(f"duplicate header {name}")
         seen.add(name)
     return variables
 
@@ -39,16 +39,16 @@ HeaderVariables = Annotated[
 
 
 def key_of(env: Mapping[str, str], variable: str) -> str | None:
-    """A file of a mounted secret often ends in a line break. Raises ProjectError, which never has the key in it."""
+    """Return the key in a variable, stripped: mounted secrets often end in a line break. Raises ProjectError."""
     key = env.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
-        amiss = "a line break, a control character or a letter beyond ASCII is in it"
-        raise ProjectError(f"{variable}: expected a key of printable ASCII characters in one line; {amiss}")
+        reason = "it contains a line break, a control character or a non-ASCII character"
+        raise ProjectError(f"{variable}: expected a key of printable ASCII characters in one line; {reason}")
     return key or None
 
 
 def base_url_of(env: Mapping[str, str], variable: str) -> str | None:
-    """Raises ProjectError."""
+    """Return the URL in a variable, if it is set. Raises ProjectError."""
     if not env.get(variable):
         return None
     try:
@@ -57,10 +57,10 @@ def base_url_of(env: Mapping[str, str], variable: str) -> str | None:
         raise ProjectError(f"{variable}: {error}") from None
 
 
-def must_be_private(where: str, url: str | None, key: str | None) -> None:
-    """Raises ProjectError where a key would cross a network that others can listen to."""
+def must_be_private(place: str, url: str | None, key: str | None) -> None:
+    """Raise ProjectError if a key would cross a network unencrypted."""
     if key and url and url.lower().startswith("http://") and not _is_loopback(urlsplit(url).hostname or ""):
-        raise ProjectError(f"{where}: a key goes to another machine by https:// only; this address is http://")
+        raise ProjectError(f"{place}: a key is sent to another machine over https:// only; this address is http://")
 
 
 def _is_loopback(host: str) -> bool:
@@ -71,33 +71,33 @@ def _is_loopback(host: str) -> bool:
 
 
 def checked_url(text: str) -> str:
-    """Raises ValueError: what is wrong, without the URL, which may have a password in it."""
+    """Return the URL, stripped. Raises ValueError without the URL, which may contain a password."""
     text = text.strip()
-    if wrong := _fault_of(text):
-        raise ValueError(f"{EXPECTED}; {wrong}")
+    if reason := _fault_of(text):
+        raise ValueError(f"{EXPECTED}; {reason}")
     return text
 
 
 def _fault_of(text: str) -> str | None:
     if not text.isprintable() or " " in text:
-        return "a blank or a control character is in it"
+        return "it contains a blank or a control character"
     if not text.lower().startswith(("http://", "https://")):
-        return "this one does not begin with http:// or https://"
+        return "it does not begin with http:// or https://"
     try:
         host = urlsplit(text).hostname
     except ValueError:
-        return "the host of this one cannot be read"
+        return "its host is not valid"
     if not host:
-        return "this one names no host"
+        return "it has no host"
     try:
         port = urlsplit(text).port
     except ValueError:
         port = 0
-    return "the port of this one is no number from 1 to 65535" if port == 0 else None
+    return "its port is not a number from 1 to 65535" if port == 0 else None
 
 
 def checked_host(text: str) -> str:
-    """A host of an allow-list, `host`, `*.host` or `host:port`, in small letters. Raises ValueError."""
+    """Return a host of an allow-list (`host`, `*.host` or `host:port`) in lower case. Raises ValueError."""
     bare = text.strip().lower().removeprefix("*.")
     if not bare or "*" in bare or "/" in bare or "@" in bare or _fault_of(f"http://{bare}"):
         raise ValueError("expected a host such as example.com, *.example.com or example.com:8443")

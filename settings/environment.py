@@ -1,4 +1,4 @@
-"""What the environment says beside addresses and keys: a worker's build, metrics, spans, encryption, large payloads."""
+"""Settings from environment variables: a worker's build, metrics, spans, encryption, large payloads."""
 
 import ipaddress
 import re
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
-# The server silently lets a worker of another name or build wait for ever.
+# With other names or builds, the server accepts a worker but never gives it work.
 DEPLOYMENT_NAME = r"(?!__)[^.:]{1,200}"
 MOST_BUILD_ID = 200
 MOST_PORT = 65_535
-MOST_QUEUE_BYTES = 1000  # the server's bound
+MOST_QUEUE_BYTES = 1000  # the server's limit
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """The build that a worker is, among others of the same deployment: Temporal's worker versioning."""
+    """A worker's deployment and build, for Temporal's worker versioning."""
 
     name: str
     build_id: str
@@ -36,7 +36,7 @@ class Deployment:
 
 
 def deployment_of(env: Mapping[str, str]) -> Deployment | None:
-    """By the names that Temporal's own worker controller sets."""
+    """Return the deployment in the variables that Temporal's worker controller sets. Raises ProjectError."""
     name, build_id = env.get("TEMPORAL_DEPLOYMENT_NAME") or None, env.get("TEMPORAL_WORKER_BUILD_ID") or None
     if name is None and build_id is None:
         return None
@@ -45,8 +45,8 @@ def deployment_of(env: Mapping[str, str]) -> Deployment | None:
         raise ProjectError(f"{have} is set and {lack} is not: worker versioning needs both")
     if not re.fullmatch(DEPLOYMENT_NAME, name) or len(build_id) > MOST_BUILD_ID:
         raise ProjectError(
-            f"TEMPORAL_DEPLOYMENT_NAME and TEMPORAL_WORKER_BUILD_ID: up to {MOST_BUILD_ID} characters each are taken, "
-            "and no name with . or : in it or __ in front"
+            f"TEMPORAL_DEPLOYMENT_NAME and TEMPORAL_WORKER_BUILD_ID: expected up to {MOST_BUILD_ID} characters each, "
+            "and a name without . and : that does not begin with __"
         )
     return Deployment(name, build_id)
 
@@ -54,12 +54,12 @@ def deployment_of(env: Mapping[str, str]) -> Deployment | None:
 def task_queue_of(env: Mapping[str, str]) -> str:
     name = env.get("PERDURE_TASK_QUEUE") or "perdure"
     if not is_utf8(name) or len(name.encode()) > MOST_QUEUE_BYTES:
-        raise ProjectError(f"PERDURE_TASK_QUEUE: expected UTF-8, up to {MOST_QUEUE_BYTES:,} bytes of it")
+        raise ProjectError(f"PERDURE_TASK_QUEUE: expected up to {MOST_QUEUE_BYTES:,} bytes of UTF-8")
     return name
 
 
 def metrics_of(env: Mapping[str, str]) -> str | None:
-    """Nobody is asked for a password there, so a bare port is one of this machine alone."""
+    """Return "address:port" of the metrics endpoint. It has no password, so a bare port binds to loopback."""
     text = (env.get("PERDURE_METRICS") or "").strip()
     if not text:
         return None
@@ -75,28 +75,28 @@ def metrics_of(env: Mapping[str, str]) -> str | None:
 
 
 def exports_spans(env: Mapping[str, str]) -> bool:
-    """By OpenTelemetry's own names; what else they say, the exporter reads."""
+    """Return whether OpenTelemetry's variables enable spans. The exporter reads the other ones itself."""
     if env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER") == "none":
         return False
     return bool(env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_ENDPOINT"))
 
 
 def payloads_of(env: Mapping[str, str]) -> "PayloadStore | None":
-    """The object store of large payloads."""
-    url = env.get("PERDURE_PAYLOADS")
+    """Return the object store of large payloads. Raises ProjectError."""
 
-    def opened(url: str) -> "PayloadStore":
-        from activities.storage.payloads import PayloadStore
+    def connect(url: str) -> "PayloadStore":
+        from activities.storage.payloads import PayloadStore  # it needs the optional package obstore
 
         return PayloadStore.at(url)
 
-    return on_object_store("PERDURE_PAYLOADS", url, opened) if url else None
+    url = env.get("PERDURE_PAYLOADS")
+    return on_object_store("PERDURE_PAYLOADS", url, connect) if url else None
 
 
-def on_object_store(variable: str, url: str, opened: Callable[[str], S]) -> S:
-    """What `opened` makes of the URL in `variable`. Raises ProjectError."""
+def on_object_store(variable: str, url: str, connect: Callable[[str], S]) -> S:
+    """Call `connect` with the URL in `variable`. Raises ProjectError."""
     try:
-        return opened(url)
+        return connect(url)
     except ImportError:
         raise ProjectError(f"{variable} needs the package obstore: pip install obstore") from None
     except ValueError as error:
@@ -111,7 +111,7 @@ def codec_of(env: Mapping[str, str]) -> AesGcmCodec | None:
 
 
 def answer_keys_of(env: Mapping[str, str]) -> AnswerKeys:
-    """Return the keys that sign answers, or check them. Raises ProjectError."""
+    """Return the keys that sign or verify answers. Raises ProjectError."""
     try:
         return read_answer_keys(env[ANSWER_KEY]) if env.get(ANSWER_KEY) else NO_KEYS
     except BadKeys as error:

@@ -1,4 +1,4 @@
-"""`perdure.toml`: what it may say, and how it is read."""
+"""`perdure.toml`: its settings, and reading it."""
 
 import re
 import tomllib
@@ -21,11 +21,11 @@ from settings.problems import NESTED, ProjectError, first_fault, path_from, plai
 from settings.tools import TOOL_NAME, BuiltinToolSettings, ToolName, ToolSettings, name_fault, with_kind
 
 
-def _names(said: Any) -> Any:
-    """One name of a model, or several; the first is asked first."""
-    if said is None:  # of YAML: the setting is there, and nothing behind it
+def _names(value: Any) -> Any:
+    """Return the names of models as a tuple. Raises ValueError."""
+    if value is None:  # an empty setting in YAML
         return ()
-    names = [said] if isinstance(said, str) else said
+    names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name.strip() for name in names):
         raise ValueError("expected the name of a model, or a list of names")
     return tuple(dict.fromkeys(name.strip() for name in names))
@@ -37,20 +37,20 @@ ProviderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")]
 
 
 class ProviderSettings(Edge):
-    """An endpoint of models. The clouds take their usual credentials, or the bearer token of `api_key_env`."""
+    """A model endpoint. Clouds use their usual credentials, or the bearer token in `api_key_env`."""
 
     kind: Literal["messages", "bedrock", "vertex"] = "messages"
-    """Any server of the Messages API; or Claude at AWS or Google."""
+    """A server of the Messages API, or Claude on AWS Bedrock or Google Vertex."""
     base_url: str | None = Field(default=None, pattern=r"^https?://")
-    """Where a `messages` server is; for the clouds another address than their own."""
+    """The URL of the server. Required for `messages`; overrides the address of a cloud."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """The name of the variable that holds the key, or a cloud's bearer token."""
+    """The variable that holds the key or bearer token."""
     requests_per_minute: float | None = Field(default=None, gt=0)
-    """A worker never asks more often than that."""
+    """The rate limit of each worker."""
     region: str | None = Field(default=None, min_length=1)
-    """Of Bedrock and Vertex, which need it."""
+    """The region. Required for `bedrock` and `vertex`."""
     project: str | None = Field(default=None, min_length=1)
-    """Of Vertex, which needs it."""
+    """The Google Cloud project. Required for `vertex`."""
 
     @field_validator("base_url", mode="before")
     @classmethod
@@ -72,49 +72,49 @@ class ProviderSettings(Edge):
 
 class ModelSettings(Edge):
     default: ModelNames = ()
-    """One name, or a list that is asked in turn: `provider:model`, or a plain name of `anthropic`."""
+    """A model, or a list to try in order: `provider:model`, or a model of `anthropic`."""
     max_tokens: int = Field(default=8192, ge=256, le=128_000)
-    """Of one reply."""
+    """The maximum tokens of a reply."""
     window: int | None = Field(default=None, ge=1000)
-    """Tokens that the models can read. Known for Claude models; 200,000 for others."""
+    """The context window in tokens. By default known for Claude models, else 200,000."""
     summary: str | None = Field(default=None, min_length=1)
-    """Who writes summaries. For Claude models a small one of theirs; else the model itself."""
+    """The model that writes summaries. By default a small one for Claude models, else the model itself."""
     providers: dict[ProviderName, ProviderSettings] = Field(default_factory=dict)
 
     @field_validator("providers")
     @classmethod
     def _lead_somewhere(cls, providers: dict[str, ProviderSettings]) -> dict[str, ProviderSettings]:
-        for name, each in providers.items():
-            if name == DEFAULT and each.model_fields_set - {"requests_per_minute"}:
-                raise ValueError(f"{name}: takes requests_per_minute only; its place and key are ANTHROPIC_*")
-            if name != DEFAULT and each.kind == "messages" and not each.base_url:
+        for name, provider in providers.items():
+            if name == DEFAULT and provider.model_fields_set - {"requests_per_minute"}:
+                raise ValueError(f"{name}: takes requests_per_minute only; its address and key are ANTHROPIC_*")
+            if name != DEFAULT and provider.kind == "messages" and not provider.base_url:
                 raise ValueError(f"{name}: needs a base_url")
         return providers
 
 
 class FetchSettings(Edge):
     allow_hosts: tuple[str, ...] = ()
-    """`host` or `host:port` whose private addresses may be fetched, at any port or at that one."""
+    """Hosts that may have private addresses: `host` (any port) or `host:port`."""
     only_hosts: tuple[HostPattern, ...] | None = None
-    """`host`, `*.host` or `host:port`: nothing else is fetched, but for `allow_hosts`. Without it, all that is public.
-    Ports other than 80 and 443 must be named, here or there."""
+    """The only hosts that may be fetched, apart from `allow_hosts`: `host`, `*.host` or `host:port`. By default all
+    public hosts. Ports other than 80 and 443 must be listed here or in `allow_hosts`."""
 
 
 class OutboxSettings(Edge):
-    """How messages go out."""
+    """The delivery of messages."""
 
     kind: Literal["log", "http"] = "log"
     """`log` writes to `outbound.jsonl` in `PERDURE_HOME`, `http` POSTs to `url`."""
     url: str | None = Field(default=None, pattern=r"^https?://")
-    """Of `http`, which needs it."""
+    """The URL. Required for `http`."""
     headers_env: HeaderVariables = Field(default_factory=dict)
-    """Headers of the POST, each with the name of the variable that holds its value, which is a secret."""
+    """Headers of the POST, each with the variable that holds its secret value."""
     effect: Literal[Effect.once, Effect.keyed] = Effect.once
-    """`keyed` where `url` honours `Idempotency-Key`: a message is then sent until it is taken."""
+    """`keyed` if `url` honours `Idempotency-Key`; a message is then retried until it is accepted."""
     timeout: Duration = timedelta(seconds=30)
-    """Of one attempt."""
+    """The timeout of one attempt."""
     channels: tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...] | None = None
-    """`channel` or `platform:channel` (`slack:*`: all of a platform): messages go nowhere else."""
+    """The only channels for messages: `channel`, `platform:channel` or `platform:*`."""
 
     @model_validator(mode="after")
     def _goes_somewhere(self) -> Self:
@@ -128,14 +128,14 @@ class OutboxSettings(Edge):
 
 
 class WebhookSettings(Edge):
-    """Who signs what is POSTed to `/v1/webhooks/NAME`, and how."""
+    """The sender of requests to `/v1/webhooks/NAME`, and its signature."""
 
     scheme: Literal["standard", "slack", "github"]
-    """How the sender signs."""
+    """The signature scheme."""
     secret_env: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """The name of the variable that holds the secret; 16 characters or more."""
+    """The variable that holds the secret, 16 characters or more."""
     platforms: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = ()
-    """The platforms whose messages a `standard` sender may publish; the other schemes speak for their own alone."""
+    """The platforms whose messages a `standard` sender may publish. Other schemes are for their own platform."""
 
     @model_validator(mode="after")
     def _names_its_platforms(self) -> Self:
@@ -151,29 +151,29 @@ class GatewaySettings(Edge):
 
 
 class PriceSettings(Edge):
-    """USD per million tokens, in place of what is known of the model."""
+    """USD per million tokens, in place of the built-in prices."""
 
     input: float = Field(ge=0)
-    """Of what is sent."""
+    """Input tokens."""
     output: float = Field(ge=0)
-    """Of what is received."""
+    """Output tokens."""
     cache_read: float = Field(default=0, ge=0)
-    """Of what the cache had."""
+    """Input tokens read from the cache."""
     cache_write: float = Field(default=0, ge=0)
-    """Of what goes into the cache."""
+    """Input tokens written to the cache."""
 
 
 class WorkerSettings(Edge):
-    """How much a worker does at once, and keeps; Temporal's own names and defaults."""
+    """The capacity of a worker, with Temporal's names and defaults."""
 
     max_concurrent_activities: int = Field(default=100, ge=1, le=10_000)
-    """Model calls, tool calls, what runs do with files. More of them wait at the server, or go to another worker."""
+    """Concurrent model calls, tool calls and file operations. Others wait on the server or run on another worker."""
     max_cached_workflows: int = Field(default=1000, ge=0, le=100_000)
-    """Runs, conversations and the like in memory. Others are replayed from history when something comes for them."""
+    """Runs, conversations and other workflows in memory. Others are replayed from history when they are needed."""
 
 
 class CeilingSettings(LimitOverrides):
-    """What no run exceeds, whatever sets its limits."""
+    """`[limits.ceiling]`: limits that no run exceeds."""
 
     @model_validator(mode="after")
     def _has_an_order(self) -> Self:
@@ -186,7 +186,7 @@ class LimitSettings(LimitOverrides):
     """`[limits]`."""
 
     ceiling: CeilingSettings = CeilingSettings()
-    """Same settings as `[limits]`, but for `directive_tool`: no run exceeds them, whatever its start or agent sets."""
+    """The settings of `[limits]` except `directive_tool`. No run exceeds them, whatever its start or agent sets."""
 
     @model_validator(mode="after")
     def _is_below_its_ceiling(self) -> Self:
@@ -195,18 +195,17 @@ class LimitSettings(LimitOverrides):
         return self
 
     def excess_of(self, overrides: LimitOverrides) -> tuple[str, ...]:
-        """Report each limit of `overrides` that is above the ceiling; limits that are not set are never above it."""
+        """Return a message for each limit of `overrides` that is above the ceiling."""
         ceiling = set_in(self.ceiling)
-        set_here = {name: value for name, value in set_in(overrides).items() if name in ceiling}
-        known = {name: ceiling[name] for name in set_here}
-        return format_excess(with_requested(DEFAULTS, set_here), known)
+        requested = {name: value for name, value in set_in(overrides).items() if name in ceiling}
+        return format_excess(with_requested(DEFAULTS, requested), {name: ceiling[name] for name in requested})
 
 
 class ProjectFile(Edge):
     """`perdure.toml`."""
 
     tools: dict[ToolName, ToolSettings] = Field(default_factory=dict)
-    """The project's own tools, and approvals of those that Perdure brings."""
+    """The project's own tools, and approvals of built-in and native tools."""
     model: ModelSettings = ModelSettings()
     fetch: FetchSettings = FetchSettings()
     limits: LimitSettings = LimitSettings()
@@ -218,7 +217,7 @@ class ProjectFile(Edge):
     @field_validator("tools", mode="before")
     @classmethod
     def _knows_what_perdure_brings(cls, tools: Any) -> Any:
-        """A table with such a name needs no kind."""
+        """Set the kind of tables that are named for a built-in or native tool."""
         if not isinstance(tools, dict):
             return tools
         return {name: with_kind(name, table) for name, table in tools.items()}
@@ -227,12 +226,13 @@ class ProjectFile(Edge):
     @classmethod
     def _has_names_of_its_own(cls, tools: dict[str, ToolSettings]) -> dict[str, ToolSettings]:
         for name, tool in tools.items():
-            if fault := name_fault(name, is_builtin=isinstance(tool, BuiltinToolSettings)):
-                raise ValueError(fault)
+            if reason := name_fault(name, is_builtin=isinstance(tool, BuiltinToolSettings)):
+                raise ValueError(reason)
         return tools
 
 
 def read_file(path: Path) -> ProjectFile:
+    """Read `perdure.toml`. Raises ProjectError."""
     text = text_of(path)
     try:
         return ProjectFile.model_validate(_with_schemas(tomllib.loads(text), path.parent))
@@ -240,15 +240,15 @@ def read_file(path: Path) -> ProjectFile:
         at_end = f"at line {len(text.splitlines())}, the end of the file"
         raise ProjectError(f"{path}: {str(error).replace('at end of document', at_end)}") from None
     except ValidationError as error:
-        where, expected = first_fault(error, ProjectFile)
-        raise ProjectError(f"{_place(path, text, where)}: {expected}") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or thousands of brackets
+        setting, expected = first_fault(error, ProjectFile)
+        raise ProjectError(f"{_place(path, text, setting)}: {expected}") from None
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, or thousands of brackets
         reason = NESTED if isinstance(error, RecursionError) else plain_reason(error)
         raise ProjectError(f"{path}: {reason}") from None
 
 
 def _with_schemas(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """An `input_schema` may be the path of a JSON file."""
+    """Replace each `input_schema` that is the path of a JSON file by its content."""
     tools = tables.get("tools")
     for name, tool in tools.items() if isinstance(tools, dict) else ():
         schema = tool.get("input_schema") if isinstance(tool, dict) else None
@@ -257,24 +257,25 @@ def _with_schemas(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
             try:
                 tool["input_schema"] = read_json(text_of(path))
             except (ValueError, RecursionError) as error:
-                why = NESTED if isinstance(error, RecursionError) else error
-                raise ProjectError(f"{path} (input_schema of tool {name}): {why}") from None
+                reason = NESTED if isinstance(error, RecursionError) else error
+                raise ProjectError(f"{path} (input_schema of tool {name}): {reason}") from None
     return tables
 
 
-def place_of(path: Path, where: Sequence[str]) -> str:
-    """A setting of a file that was read, for whoever has to mend it: the file, its line, its name."""
-    return _place(path, text_of(path), where)
+def place_of(path: Path, setting: Sequence[str]) -> str:
+    """Return file, line and name of a setting, for error messages."""
+    return _place(path, text_of(path), setting)
 
 
-def _place(path: Path, text: str, where: Sequence[str]) -> str:
-    line = _line_of(text, where)
-    return f"{path}{f', line {line}' if line else ''}: {'.'.join(where)}"
+def _place(path: Path, text: str, setting: Sequence[str]) -> str:
+    name = ".".join(setting)
+    line = _line_of(text, name)
+    return f"{path}{f', line {line}' if line else ''}: {name}"
 
 
-def _line_of(text: str, where: Sequence[str]) -> int | None:
-    """The line of a setting: its key below its table's header, or the header itself."""
-    best, table, name = None, "", ".".join(where)
+def _line_of(text: str, name: str) -> int | None:
+    """Return the line of a setting: its key below its table's header, or the header itself."""
+    best, table = None, ""
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line):
             table = header[1].replace('"', "").replace(" ", "")
@@ -286,19 +287,16 @@ def _line_of(text: str, where: Sequence[str]) -> int | None:
 
 
 def urls_of(file: ProjectFile) -> dict[str, str]:
-    """Where tools and the outbox are, by the name of the setting: some have a password in them."""
-    urls = {name: getattr(tool, "url", None) for name, tool in file.tools.items()}
-    named = {f"tools.{name}.url": url for name, url in urls.items() if url}
-    named |= {
-        f"model.providers.{name}.base_url": each.base_url
-        for name, each in file.model.providers.items()
-        if each.base_url
-    }
-    return named | ({"outbox.url": file.outbox.url} if file.outbox.url else {})
+    """Return the URLs of tools, providers and the outbox by setting; they may contain passwords."""
+    urls = {f"tools.{name}.url": getattr(tool, "url", None) for name, tool in file.tools.items()}
+    urls |= {f"model.providers.{name}.base_url": provider.base_url for name, provider in file.model.providers.items()}
+    urls["outbox.url"] = file.outbox.url
+    return {setting: url for setting, url in urls.items() if url}
 
 
 def header_variables_of(file: ProjectFile) -> dict[str, tuple[str | None, dict[str, str]]]:
-    """Return the URL and the variables of each table that sends headers, by the name of the table."""
-    posting = {f"tools.{name}": tool for name, tool in file.tools.items() if getattr(tool, "headers_env", None)}
-    tables: dict[str, Any] = posting | ({"outbox": file.outbox} if file.outbox.headers_env else {})
-    return {name: (table.url, table.headers_env) for name, table in tables.items()}
+    """Return the URL and the header variables of each table that has any, by table."""
+    tables: dict[str, Any] = {f"tools.{name}": tool for name, tool in file.tools.items()} | {"outbox": file.outbox}
+    return {
+        name: (table.url, table.headers_env) for name, table in tables.items() if getattr(table, "headers_env", None)
+    }

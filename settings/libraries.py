@@ -1,4 +1,4 @@
-"""The variables that our libraries read from the environment: each is understood, or named in one line."""
+"""Checks of the environment variables that our libraries read: proxies and certificates."""
 
 import re
 import ssl
@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from settings.problems import ProjectError
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-SCHEMES = ("http", "https", "socks5", "socks5h")  # that httpx takes
+SCHEMES = ("http", "https", "socks5", "socks5h")  # supported by httpx
 NO_PROXY = "NO_PROXY"
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\]")
 _HOST = re.compile(r"[^\s\[\]@?#]+")
@@ -17,7 +17,7 @@ MAX_SHOWN = 100  # characters of a value
 
 
 def check_libraries(env: Mapping[str, str]) -> None:
-    """Raises ProjectError, with the name and the value, for what would be a traceback of a library."""
+    """Raise ProjectError, with name and value, for a value that would cause a traceback in a library."""
     for name in (spelled for proxy in PROXIES for spelled in _spelled(proxy)):
         if reason := _wrong_proxy(env.get(name, "")):
             raise _error(name, env[name], reason)
@@ -33,7 +33,7 @@ def _spelled(name: str) -> tuple[str, str]:
 
 
 def _error(name: str, value: str, reason: str) -> ProjectError:
-    return ProjectError(f"{name}={_without_password(value)[:MAX_SHOWN]}: {reason}; mend the variable, or unset it")
+    return ProjectError(f"{name}={_without_password(value)[:MAX_SHOWN]}: {reason}; fix the variable, or unset it")
 
 
 def _without_password(value: str) -> str:
@@ -47,10 +47,10 @@ def _wrong_proxy(value: str) -> str | None:
         url = urlsplit(value if "://" in value else f"http://{value}")
         _ = url.port
     except ValueError as error:
-        return f"it is not an address ({error})"
+        return f"it is not a URL ({error})"
     if url.scheme.lower() not in SCHEMES:
-        return f"a proxy's address begins with one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
-    return None if url.hostname else "it names no host"
+        return f"a proxy URL begins with one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+    return None if url.hostname else "it has no host"
 
 
 def _is_host(text: str) -> bool:
@@ -64,7 +64,7 @@ def _is_host(text: str) -> bool:
 
 
 def _check_certificates(env: Mapping[str, str]) -> None:
-    """They are read for each connection over TLS."""
+    """Check the files that are used for each TLS connection."""
     if path := env.get("SSL_CERT_FILE"):
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)

@@ -1,6 +1,6 @@
-"""`.mcp.json`: the MCP servers of a project, in the form that other agents read too.
+"""`.mcp.json`: the MCP servers of a project, in the format that other agents read too.
 
-What others have in it and Perdure does not know is left alone, since the file is shared with them.
+Unknown fields are ignored, because they may belong to other agents.
 """
 
 import re
@@ -26,31 +26,31 @@ class _Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     start_timeout: float = Field(default=START_TIMEOUT, gt=0, le=600)
-    """Seconds for it to start, and to say which tools it has. A first start may download what it runs."""
+    """Seconds to start and list its tools. The first start may include a download."""
 
 
 class _Stdio(_Entry):
     command: str = Field(min_length=1)
-    """Of a server that runs here: the program."""
+    """The program of the server."""
     args: tuple[str, ...] = ()
     """Its arguments."""
     env: dict[Annotated[str, Field(pattern=r"^[^=]+$")], str] = Field(default_factory=dict)
-    """Its environment, beside a few harmless variables; nothing else of ours gets in."""
+    """Its environment, plus a few harmless variables. It inherits no others."""
     cwd: str | None = None
-    """Where it runs, from the folder of `.mcp.json`."""
+    """Its working directory, relative to the folder of `.mcp.json`."""
 
 
 class _Http(_Entry):
     type: Literal["http", "streamable-http"] = "http"
-    """Of a server that runs elsewhere."""
+    """The transport."""
     url: str = Field(pattern=r"^https?://")
-    """Where it is."""
+    """The URL of the server."""
     headers: dict[Annotated[str, Field(pattern=r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")], str] = Field(default_factory=dict)
-    """Sent with each request."""
+    """Headers of each request."""
 
 
 def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, McpServer]:
-    """The servers by their names; none where there is no such file. Raises ProjectError."""
+    """Return the servers by name. Raises ProjectError."""
     if not path.is_file():
         return {}
     try:
@@ -69,27 +69,27 @@ def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, McpServer]:
 
 
 def _server(path: Path, name: str, entry: Any, env: Mapping[str, str]) -> McpServer:
-    at = f"{path}: mcpServers.{name[:100]}"
+    place = f"{path}: mcpServers.{name[:100]}"
     if not is_server_name(name):
-        what = "letters, digits and -, with single _ between them; rename the server"
-        raise ProjectError(f"{at}: a server's name stands before the names of its tools, so it takes {what}")
+        expected = "expected a name of letters, digits and -, with single _ between them"
+        raise ProjectError(f"{place}: {expected}; rename the server")
     if not isinstance(entry, dict):
-        raise ProjectError(f"{at}: expected an object with a command, or with a type and a url")
+        raise ProjectError(f"{place}: expected an object with a command, or with a type and a url")
     kind = entry.get("type", "http" if "url" in entry and "command" not in entry else "stdio")
     if kind == "sse":
-        raise ProjectError(f'{at}: the transport "sse" is given up by MCP; use "http" (streamable HTTP)')
+        raise ProjectError(f'{place}: the transport "sse" is deprecated; use "http" (streamable HTTP)')
     if kind not in ("stdio", *HTTP):
-        raise ProjectError(f'{at}.type: expected "stdio", "http" or "streamable-http", not {kind!r}')
+        raise ProjectError(f'{place}.type: expected "stdio", "http" or "streamable-http", not {kind!r}')
     missing: list[str] = []
     expanded = _expanded(entry, env, missing)
-    lacks = f"{at}: the environment has no {missing[0]}; set it, or write a default: ${{…:-…}}" if missing else None
+    lacks = f"{place}: the environment has no {missing[0]}; set it, or write a default: ${{…:-…}}" if missing else None
     try:
         if kind in HTTP:
             http = _Http.model_validate(expanded)
             return HttpServer(name, http.url, http.headers, lacks, http.start_timeout)
         stdio = _Stdio.model_validate(expanded)
     except ValidationError as error:
-        raise ProjectError(f"{at}.{fault_line(error)}") from None
+        raise ProjectError(f"{place}.{fault_line(error)}") from None
     folder = resolved(path).parent
     command = str(path_from(stdio.command)) if stdio.command.startswith("~") else stdio.command
     cwd = folder / path_from(stdio.cwd or ".")
@@ -97,19 +97,19 @@ def _server(path: Path, name: str, entry: Any, env: Mapping[str, str]) -> McpSer
 
 
 def _expanded(value: Any, env: Mapping[str, str], missing: list[str]) -> Any:
-    """`${VAR}` and `${VAR:-default}` in every string. A variable without a value stays as it is written."""
+    """Return the value with `${VAR}` and `${VAR:-default}` replaced in every string, except unset variables."""
 
-    def one(found: re.Match[str]) -> str:
-        name, default = found[1], found[2]
+    def replace(match: re.Match[str]) -> str:
+        name, default = match[1], match[2]
         if env.get(name) or (name in env and default is None):
             return env[name]
         if default is None:
             missing.append(name)
-        return found[0] if default is None else default
+        return match[0] if default is None else default
 
     match value:
         case str():
-            return _VARIABLE.sub(one, value)
+            return _VARIABLE.sub(replace, value)
         case dict():
             return {key: _expanded(inner, env, missing) for key, inner in value.items()}
         case list():
@@ -119,10 +119,10 @@ def _expanded(value: Any, env: Mapping[str, str], missing: list[str]) -> Any:
 
 
 def named_secrets(servers: Iterable[McpServer]) -> Iterator[tuple[str, str]]:
-    """What servers are given in their environment and headers, by the names there."""
+    """Yield the values of the servers' environments and headers, with their names."""
     for server in servers:
-        given = server.env if isinstance(server, StdioServer) else server.headers
-        for name, value in given.items():
+        values = server.env if isinstance(server, StdioServer) else server.headers
+        for name, value in values.items():
             yield name, value
             scheme, _, credentials = value.partition(" ")
             if isinstance(server, HttpServer) and scheme and credentials:  # `Bearer …`
@@ -130,4 +130,4 @@ def named_secrets(servers: Iterable[McpServer]) -> Iterator[tuple[str, str]]:
 
 
 def server_urls(servers: Iterable[McpServer]) -> dict[str, str]:
-    return {f"mcpServers.{each.name}.url": each.url for each in servers if isinstance(each, HttpServer)}
+    return {f"mcpServers.{server.name}.url": server.url for server in servers if isinstance(server, HttpServer)}

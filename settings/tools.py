@@ -1,4 +1,4 @@
-"""`[tools.*]` of `perdure.toml`: the project's own tools, and approvals of those that Perdure brings."""
+"""`[tools.*]` of `perdure.toml`: the project's own tools, and approvals of built-in and native tools."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -14,15 +14,15 @@ from settings.access import HeaderVariables
 from settings.problems import NESTED
 
 NATIVE_TOOLS = ("fetch", "read_file", "write_file", "list_files")
-BROUGHT_TOOLS = (*NATIVE_TOOLS, *builtin_tools.GATED)  # those that take an approval
-TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # what the Messages API takes
+BROUGHT_TOOLS = (*NATIVE_TOOLS, *builtin_tools.GATED)  # those that may need approval
+TOOL_NAME = r"^[a-zA-Z0-9_-]{1,64}$"  # the pattern of the Messages API
 
 
 class _Approved(Edge):
     approval: Approval = Approval.never
     """`always`: a person approves each call, with its arguments."""
     approval_timeout: Duration | None = None
-    """After it, a call that nobody decided on is denied. Without it people take their time."""
+    """The time until a call without a decision is denied. By default it waits."""
 
     @model_validator(mode="after")
     def _waits_only_for_approvals(self) -> Self:
@@ -32,33 +32,33 @@ class _Approved(Edge):
 
 
 class BuiltinToolSettings(_Approved):
-    """Of a tool that Perdure brings; the table is named for it, `[tools.fetch]`."""
+    """The settings of a built-in or native tool, in a table of its name such as `[tools.fetch]`."""
 
     kind: Literal["builtin"] = "builtin"
-    """Need not be set."""
+    """Optional."""
 
 
 class _Gated(_Approved):
     pollable: bool = False
-    """The same call again and again is no sign of a loop: a job's status, a queue."""
+    """`true` for tools that are polled, such as a job's status: loop detection ignores repeated calls."""
     timeout: Duration = timedelta(seconds=30)
-    """Of one attempt."""
+    """The timeout of one attempt."""
 
 
 class McpToolSettings(_Gated):
-    """Of a tool of an MCP server: what is not set stays as its annotations have it."""
+    """The settings of an MCP tool. Its annotations apply where a setting is missing."""
 
     kind: Literal["mcp"]
-    """A tool of an MCP server; the table is named for it, `[tools.server__tool]`."""
+    """A tool of an MCP server, in a table of its name such as `[tools.server__tool]`."""
     effect: Effect | None = None
-    """Stricter than the server's annotations; a looser one is refused."""
+    """An effect stricter than the server's annotations; looser ones are refused."""
 
 
 class _Tool(_Gated):
     effect: Effect = Effect.once
-    """What a call does to the world: `read` looks, `keyed` honours a key, `once` must not be repeated."""
+    """The side effect of a call: `read` changes nothing, `keyed` is idempotent by key, `once` must not be repeated."""
     description: str | None = Field(default=None, min_length=1, max_length=10_000)
-    """What the model is told of the tool."""
+    """The description for the model."""
 
 
 class PythonToolSettings(_Tool):
@@ -71,7 +71,7 @@ class PythonToolSettings(_Tool):
 class _Described(_Tool):
     description: str = Field(min_length=1, max_length=10_000)
     input_schema: dict[str, Any] | str
-    """The JSON Schema of the arguments, an object; or the path of a JSON file with it."""
+    """The JSON Schema of the arguments, or the path of a JSON file with it."""
 
     @field_validator("input_schema")
     @classmethod
@@ -87,25 +87,25 @@ class HttpToolSettings(_Described):
     kind: Literal["http"]
     """A URL."""
     url: str = Field(pattern=r"^https?://")
-    """Where `agentic.tool_request` is POSTed; the answer is the result."""
+    """The URL that `agentic.tool_request` is POSTed to; the response is the result."""
     headers_env: HeaderVariables = Field(default_factory=dict)
-    """Headers of the POST, each with the name of the variable that holds its value, which is a secret."""
+    """Headers of the POST, each with the variable that holds its secret value."""
 
 
 class SignalToolSettings(_Described):
     kind: Literal["signal"]
     """The result comes back as a signal."""
     url: str | None = Field(default=None, pattern=r"^https?://")
-    """Where `agentic.tool_request` is POSTed. Without one, whoever does it looks at the run."""
+    """The URL that `agentic.tool_request` is POSTed to. Without it, the tool reads requests from the run's state."""
     headers_env: HeaderVariables = Field(default_factory=dict)
-    """Headers of the POST, each with the name of the variable that holds its value, which is a secret."""
+    """Headers of the POST, each with the variable that holds its secret value."""
     timeout: Duration = timedelta(hours=24)
-    """Of the wait for the result."""
+    """The time to wait for the result."""
 
     @model_validator(mode="after")
     def _has_a_url_for_its_headers(self) -> Self:
         if self.headers_env and self.url is None:
-            raise ValueError("headers_env needs a url: without one nothing is posted")
+            raise ValueError("headers_env needs a url")
         return self
 
 
@@ -113,11 +113,11 @@ class QueueToolSettings(_Described):
     kind: Literal["queue"]
     """An activity of another worker."""
     task_queue: str = Field(min_length=1, max_length=1000)
-    """Of the other worker; not this project's own."""
+    """The task queue of the other worker; not this project's own."""
     activity: str = Field(min_length=1, max_length=1000)
-    """Its name there."""
+    """The name of the activity."""
     heartbeat: Duration | None = None
-    """How often it must say that it is alive; without it, it need not."""
+    """The heartbeat timeout. By default no heartbeats are required."""
 
 
 ToolSettings = Annotated[
@@ -135,24 +135,22 @@ ToolName = Annotated[str, Field(pattern=TOOL_NAME)]
 
 
 def with_kind(name: str, table: Any) -> Any:
-    """The table of a tool; that of a tool which Perdure brings needs no kind."""
-    is_brought = name in builtin_tools.NAMES or name in BROUGHT_TOOLS
-    return {"kind": "builtin", **table} if is_brought and isinstance(table, dict) else table
+    """Return a tool's table, with a kind if it is named for a built-in or native tool."""
+    is_ours = name in builtin_tools.NAMES or name in BROUGHT_TOOLS
+    return {"kind": "builtin", **table} if is_ours and isinstance(table, dict) else table
 
 
 def name_fault(name: str, *, is_builtin: bool) -> str | None:
-    """Why no tool of the project's file can have the name; None where it can."""
-    if is_builtin:
-        return (
-            None if name in BROUGHT_TOOLS else f"{name!r} takes no approval; those that do: {', '.join(BROUGHT_TOOLS)}"
-        )
-    if name in builtin_tools.NAMES or name in NATIVE_TOOLS:
-        own = "; for an approval of its calls leave `kind` out" if name in BROUGHT_TOOLS else ""
-        return f"{name!r} is the name of a tool that Perdure brings; choose another{own}"
+    """Return the reason that a table cannot have this name, if there is one."""
+    if is_builtin and name not in BROUGHT_TOOLS:
+        return f"{name!r} takes no approval; those that do: {', '.join(BROUGHT_TOOLS)}"
+    if not is_builtin and (name in builtin_tools.NAMES or name in NATIVE_TOOLS):
+        hint = "; for an approval of its calls leave `kind` out" if name in BROUGHT_TOOLS else ""
+        return f"{name!r} is the name of a built-in tool; choose another{hint}"
     return None
 
 
 def tool_names(file_tools: Mapping[str, ToolSettings]) -> tuple[str, ...]:
-    """What an agent may name in its allow-list."""
+    """Return the names that an agent may have in its allow-list."""
     own = (name for name, tool in file_tools.items() if not isinstance(tool, BuiltinToolSettings))
     return (*NATIVE_TOOLS, *own)

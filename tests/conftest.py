@@ -21,6 +21,40 @@ from perdure.converter import data_converter
 
 TEMPORAL = str(Path(sys.executable).parent / "temporal")
 
+# Tests of `make test-all` alone: whole processes, browsers, kills, fuzzing, and what takes seconds by its nature.
+SLOW = (
+    "e2e/",
+    "docs/",
+    "chaos/",
+    "gateway/test_openapi.py",
+    "gateway/test_process.py",
+    "test_fuzz_inputs.py",
+    "test_fuzz_messages.py",
+    "test_preloaded.py",
+    "workflows/test_fairness.py",
+    "workflows/test_lane_faults.py",
+    "workflows/test_long_run.py",
+    "workflows/test_no_cache.py",
+    "workflows/test_rotation.py",
+    "workflows/test_versioning.py",
+    "workflows/test_watch.py",
+)
+SLOW_TESTS = {
+    "test_a_cancel_of_the_root_leaves_no_run_of_the_tree_and_no_effect_after_it",
+    "test_a_flood_of_calls_turn_after_turn_ends_with_the_steps",
+    "test_a_flood_of_journal_calls_does_not_hold_up_the_worker",
+    "test_a_journal_filled_for_ever_stays_small_enough_for_history",
+    "test_a_lane_rotates_with_a_turn_open_and_loses_nothing",
+    "test_a_person_takes_a_turn_out_of_the_conversation",
+    "test_a_spawn_bomb_uses_no_more_than_the_budget_of_the_first_run",
+    "test_a_storm_of_runs_keeps_to_the_providers_limit_and_all_end",
+    "test_a_thousand_messages_leave_a_mailbox_as_small_as_its_memory",
+    "test_each_tick_of_a_cron_workflow_has_keys_of_its_own",
+    "test_of_a_flood_in_one_reply_only_the_first_two_hundred_are_made",
+    "test_three_levels_with_a_failure_a_timeout_and_a_cancel_in_them",
+    "test_what_is_looked_for_is_in_every_form",
+}
+
 # A history is "long" after this many events, so that a short run rotates several times where a test wants it.
 SHORT_HISTORY = 120
 
@@ -29,6 +63,14 @@ def pytest_configure() -> None:
     """A background job of a shell ignores SIGINT, and so would every process that a test starts and interrupts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        is_slow = item.path.relative_to(here).as_posix().startswith(SLOW)
+        if is_slow or getattr(item, "originalname", item.name) in SLOW_TESTS:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

@@ -478,7 +478,7 @@ class Played:
             self.state = record_result(self.state, result)
             self._keep_result(result.step, outcome_of(result))
         elif verdict in ESCALATES:
-            self.state = endings.violated(self.state, Escalation(verdict.value), f"a result came for {about}")
+            self.state = endings.escalated(self.state, Escalation(verdict.value), f"a result came for {about}")
             self._stop(f"a result came for {about}")
         else:
             self._ignore("tool_result", format_notice(verdict, self.state, result))

@@ -1,4 +1,4 @@
-"""Tools that Perdure brings: how a project takes them away, and puts an approval before them."""
+"""Built-in and native tools: a project can remove them and require approvals for them."""
 
 import re
 from datetime import timedelta
@@ -70,7 +70,7 @@ async def test_an_approval_stands_before_what_reaches_beyond_the_run(
         (f'[tools.notify]\n{ALWAYS}effect = "read"\n', "tools.notify.effect: no such setting"),
         (
             '[tools.fetch]\nkind = "python"\ntarget = "a:b"\n',
-            "'fetch' is the name of a tool that Perdure brings",
+            "'fetch' is the name of a built-in tool",
         ),
         (f"[tools.finish]\n{ALWAYS}", "'finish' takes no approval; those that do: fetch,"),
         (f"[tools.get_run_journal]\n{ALWAYS}", "'get_run_journal' takes no approval"),
@@ -123,7 +123,7 @@ async def test_only_an_agent_with_follow_ups_is_offered_their_tools(
         ("follow_ups: {session: [ops]}", "line 2: follow_ups.session: no such setting"),
         ("follow_ups: {sessions: ops}", "line 2: follow_ups.sessions: "),
         ("follow_ups: {sessions: ['']}", "line 2: follow_ups.sessions.0: "),
-        ("mailbox: true\nfollow_ups: {}", "takes no follow_ups from here"),
+        ("mailbox: true\nfollow_ups: {}", "lives outside and takes no follow_ups"),
     ],
 )
 async def test_front_matter_that_misstates_follow_ups_is_refused_in_a_line(
@@ -154,7 +154,7 @@ HTTP = '[tools.look]\nkind = "http"\nurl = "http://127.0.0.1:9/"\ndescription = 
 async def test_a_tool_of_the_project_that_no_model_takes_is_refused_by_name(
     tmp_path: Path, schema: str, words: str
 ) -> None:
-    with pytest.raises(ProjectError, match=rf"tools\.look: models do not take this tool: .*{re.escape(words)}"):
+    with pytest.raises(ProjectError, match=rf"tools\.look: models do not accept this tool: .*{re.escape(words)}"):
         await project(tmp_path, f"{HTTP}input_schema = {schema}\n")
 
 

@@ -149,7 +149,7 @@ SECRET = b64encode(bytes(range(100, 132))).decode()
         (f"{SECRET}:k1", "entry 1: expected"),
         (f"k1:{SECRET},", "entry 2: expected"),
         (f"k1:{SECRET},k2", "entry 2: expected"),
-        (f"k1:{SECRET},k1:{SECRET}", "key k1 stands there twice"),
+        (f"k1:{SECRET},k1:{SECRET}", "key k1 occurs twice"),
         (f"k1:{SECRET[:-4]}", "key k1 has 30 bytes"),
         (f"k1:{SECRET}{SECRET}", "key k1 is not base64"),
         ("k1:not base64!", "key k1 is not base64"),

@@ -97,7 +97,7 @@ def test_the_worker_as_a_script_takes_no_options_and_says_so() -> None:
         script, cwd=Path(cli.__file__).parent, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "worker: it takes no options; perdure.toml and the environment say what it does\n"
+    assert done.stderr == "worker: no options are accepted; configure it with perdure.toml and the environment\n"
 
 
 @pytest.mark.parametrize("module", ["show", "answer"])

@@ -43,5 +43,5 @@ def test_paths_of_files_and_variables_may_begin_at_home(home: Path) -> None:
 def test_a_home_that_is_not_there_is_said_in_a_line(home: Path, changed: str) -> None:
     (home / "t.json").write_text('{"type": "object"}', encoding="utf-8")
     write_project(home / "project", **{changed: "~no-such-user-here/x"})
-    with pytest.raises(ProjectError, match="no-such-user-here/x: there is no such home folder"):
+    with pytest.raises(ProjectError, match="no-such-user-here/x: no such home folder"):
         load({}, home / "project")

@@ -18,12 +18,12 @@ def read(folder: Path, url: str, key: str) -> None:
 @pytest.mark.parametrize("url", ["http://model.example/", "http://10.0.0.1:8080", "http://localhost.evil.test"])
 def test_a_key_is_not_sent_in_plain_text_to_another_machine(tmp_path: Path, url: str) -> None:
     with pytest.raises(
-        ProjectError, match="ANTHROPIC_BASE_URL: a key goes to another machine by https:// only"
+        ProjectError, match="ANTHROPIC_BASE_URL: a key is sent to another machine over https:// only"
     ) as told:
         load({"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "k-123456789"}, tmp_path)
     assert "k-123456789" not in str(told.value)
     (tmp_path / "perdure.toml").write_text(LOCAL.format(url=url), encoding="utf-8")
-    with pytest.raises(ProjectError, match=r"model\.providers\.own\.base_url: a key goes to another machine"):
+    with pytest.raises(ProjectError, match=r"model\.providers\.own\.base_url: a key is sent to another machine"):
         load({"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "OWN_KEY": "k-123456789"}, tmp_path)
 
 

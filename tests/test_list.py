@@ -15,9 +15,7 @@ from activities.telemetry.attributes import AGENT_NAME, AGENT_STATUS, WAITING_FO
 from perdure.client.run_list import Found
 from perdure.terminal.table import print_list
 
-LONG = (
-    "human: Which of the two pages do you mean, the one about the tide mill or 潮汐磨坊 the one about its keeper? " * 2
-)
+LONG = "human: asks: Which of the two pages do you mean, the one about the tide mill or 潮汐磨坊 about its keeper? " * 2
 
 
 def found(run_id: str, status: str, agent: str = "default", about: str = "") -> Found:
@@ -43,7 +41,7 @@ def listed(waiting: list[Found], others: list[Found], width: int = 80, *, at_ter
 
 WAITING = [
     found("261122-ab12cd34", "waiting_on_human", about=LONG),
-    found("wf:lunch", "waiting_on_human", "", "human: Book it?"),
+    found("wf:lunch", "waiting_on_human", "", "human: asks: Book it?"),
 ]
 OTHERS = [
     found(
@@ -67,20 +65,22 @@ def test_what_waits_comes_first_ids_are_whole_and_lines_fit(width: int) -> None:
 
 
 def test_each_that_waits_has_its_question_and_how_to_answer() -> None:
-    assert listed([found("r1", "waiting_on_human", "clerk", "human: Which shop?")], []) == [
+    assert listed([found("r1", "waiting_on_human", "clerk", "human: asks: Which shop?")], []) == [
         "waits for a person",
         "r1  clerk  5 min",
-        "  Which shop?",
+        "  asks: Which shop?",
         '  perdure answer r1 "…"',
     ]
 
 
 def test_a_call_is_looked_at_before_it_is_approved() -> None:
     assert listed([found("r1", "waiting_on_human", "clerk", "human: approve charge")], [])[-1] == "  perdure show r1"
+    asks = found("r1", "waiting_on_human", "clerk", "human: asks: approve charge")
+    assert listed([asks], [])[-1] == '  perdure answer r1 "…"'
 
 
 def test_an_id_with_a_space_is_quoted_where_it_is_typed() -> None:
-    assert "perdure answer 'my run'" in listed([found("my run", "waiting_on_human", "", "human: Yes?")], [])[-1]
+    assert "perdure answer 'my run'" in listed([found("my run", "waiting_on_human", "", "human: asks: Yes?")], [])[-1]
 
 
 def test_a_pipe_has_one_line_for_each_run_however_long_its_id() -> None:

@@ -138,7 +138,7 @@ async def test_local_settings_make_stricter(folder: Folder, effect: str) -> None
         ('[tools.h__act]\nkind = "mcp"\napproval_timeout = "1m"\n', "approval_timeout needs"),
         (
             '[tools.h__act]\nkind = "python"\ntarget = "m:f"\n',
-            'takes kind = "mcp"',
+            'its kind must be "mcp"',
         ),
     ],
 )
@@ -211,7 +211,7 @@ STDIO = {"command": "x"}
         ('{"mcpServers": {"a": {"command": "x", "env": {"N": 1}}}}', "mcpServers.a.env.N"),
         ('{"mcpServers": {"a b": {"command": "x"}}}', "rename the server"),
         ('{"mcpServers": {"a__b": {"command": "x"}}}', "rename the server"),
-        ('{"mcpServers": {"a": {"type": "sse", "url": "http://x"}}}', '"sse" is given up'),
+        ('{"mcpServers": {"a": {"type": "sse", "url": "http://x"}}}', '"sse" is deprecated'),
         ('{"mcpServers": {"a": {"type": "ws"}}}', "not 'ws'"),
         ('{"mcpServers": {"a": {"type": "http"}}}', "mcpServers.a.url"),
         ('{"mcpServers": {"a": {"type": "http", "url": "file:///etc"}}}', "mcpServers.a.url"),

@@ -147,7 +147,7 @@ def test_a_worker_whose_model_lacks_its_key_does_not_rehearse_but_says_so(
         (
             '[model.providers.anthropic]\nbase_url = "http://x"\n',
             "",
-            "anthropic: takes requests_per_minute only; its place and key are ANTHROPIC_*",
+            "anthropic: takes requests_per_minute only; its address and key are ANTHROPIC_*",
         ),
         ('[model.providers."a:b"]\nbase_url = "http://x"\n', "", "model.providers.a:b"),
         ('[model.providers.x]\nbase_url = "ftp://x"\n', "", "line 2: model.providers.x.base_url"),
@@ -181,12 +181,12 @@ ADDRESSES = {
     "localhost:8080": "does not begin with http",
     "ftp://x": "does not begin with http",
     "http:x": "does not begin with http",
-    "http://": "names no host",
-    "http://[": "the host of this one cannot be read",
-    "http://me:hush-hush-1@x:y": "the port of this one is no number",
-    "http://me:hush/hush-1@x": "the port of this one is no number",
-    "http://x:99999": "the port of this one is no number",
-    "http://a b": "a blank or a control character is in it",
+    "http://": "it has no host",
+    "http://[": "its host is not valid",
+    "http://me:hush-hush-1@x:y": "its port is not a number",
+    "http://me:hush/hush-1@x": "its port is not a number",
+    "http://x:99999": "its port is not a number",
+    "http://a b": "it contains a blank or a control character",
     "\n": "does not begin with http",
 }
 
@@ -334,7 +334,7 @@ def test_a_budget_in_usd_without_a_price_is_told_with_what_to_set(tmp_path: Path
     elsewhere = {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "PERDURE_MODEL": "claude-opus-4-6"}
     [line] = unpriced_budgets(project(settings_of(tmp_path, budget, **elsewhere)))
     assert line == (
-        "agent default: budget_usd does not hold, as the price of claude-opus-4-6 is not known: "
+        "agent default: budget_usd has no effect, as the price of claude-opus-4-6 is unknown: "
         'set [prices."claude-opus-4-6"], or budget_tokens'
     )
     assert unpriced_budgets(project(settings_of(tmp_path, "", **elsewhere))) == []

@@ -1,8 +1,8 @@
-"""How a run is stopped from outside without cutting an effect in half (B7).
+"""Cancellation of a workflow from outside, without cutting an effect in half (B7).
 
-A halt comes from Temporal's own cancel, from the signal `cancel`, or from a result that breaks the protocol. The root
-turns each into a cancel of what is running. Waits end at once, and so do reads and model calls; an activity that is
-having its effect finishes it and returns its result, which then counts.
+A workflow is cancelled by Temporal's own cancel, by the signal `cancel`, or by a result that breaks the protocol. Each
+cancels the workflow's cancellable tasks. Waits end at once, and so do reads and model calls; an activity that is having
+its effect finishes it, and its result counts.
 """
 
 import asyncio
@@ -14,38 +14,38 @@ from temporalio import workflow
 
 T = TypeVar("T")
 
-MOST_WAIT = timedelta(minutes=3)  # for what is running to come to its end, once the run is to stop
-MORE_WAIT = timedelta(seconds=20)  # for each level of a tree below it, which then has this to close
+MOST_WAIT = timedelta(minutes=3)  # for running activities to end after a cancel
+MORE_WAIT = timedelta(seconds=20)  # for each level of runs below it, which has its own files to close
 
 
 class Halt:
     def __init__(self) -> None:
         self.reason: str | None = None
-        self.levels = 0  # of runs that have to stop first
+        self.levels = 0  # of runs below this one that have to stop first
         self._stoppable: list[asyncio.Task[Any]] = []
         self._stopped = False
-        self._stopping: asyncio.Task[None] | None = None  # held, as the loop holds no task
+        self._stopping: asyncio.Task[None] | None = None  # kept, since the event loop holds no task
 
     def request(self, reason: str) -> None:
-        """Nothing begins from now on, and what may be stopped is stopped. The first reason stays."""
+        """Start nothing from now on, and stop what is cancellable. The first reason stays."""
         if self.reason is None:
             self.reason = reason
             self._stopping = asyncio.create_task(self._stop())
 
     async def _stop(self) -> None:
-        # A task that is cancelled as its activity ends loses the result, so what came with the halt is taken in first.
+        # A task that is cancelled as its activity ends loses the result, so results of this activation come first.
         await workflow.wait_condition(lambda: True)
         for task in list(self._stoppable):
             task.cancel()
         self._stopped = True
 
     def check(self) -> None:
-        """Raises CancelledError once a halt is requested; stands before each next thing to do."""
+        """Raises CancelledError once a cancel is requested; to be called before each next step."""
         if self.reason is not None:
             raise asyncio.CancelledError
 
     async def stoppable(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Awaits what hears of a halt. Raises CancelledError where that ended it, or came before it."""
+        """Await a coroutine that a cancel stops. Raises CancelledError if that ended it, or came before it."""
         if self.reason is not None:
             coroutine.close()
             raise asyncio.CancelledError
@@ -56,20 +56,20 @@ class Halt:
         finally:
             self._stoppable.remove(task)
 
-    async def outlast(self, coroutine: Coroutine[Any, Any, T], most: timedelta | None = None) -> T:
-        """Awaits to the end, turning Temporal's cancel into a halt; after one, for `most` of time, longer above others.
+    async def outlast(self, coroutine: Coroutine[Any, Any, T], limit: timedelta | None = None) -> T:
+        """Await a coroutine to its end, and turn Temporal's cancel into a request.
 
-        Raises CancelledError where that was not enough.
+        Raises CancelledError if it lasts longer than `limit` after a request, or somewhat more with runs below it.
         """
         task = asyncio.create_task(coroutine)
         deadline: float | None = None
         while not task.done():
-            if deadline is None and most is not None and self.reason is not None:
-                deadline = workflow.time() + (most + self.levels * MORE_WAIT).total_seconds()
-            halted = self.reason is not None
+            if deadline is None and limit is not None and self.reason is not None:
+                deadline = workflow.time() + (limit + self.levels * MORE_WAIT).total_seconds()
+            was_requested = self.reason is not None
             try:
                 await workflow.wait_condition(
-                    lambda: task.done() or (self._stopped and not halted),  # noqa: B023 - awaited in this round
+                    lambda: task.done() or (self._stopped and not was_requested),  # noqa: B023 - awaited in this round
                     timeout=None if deadline is None else max(deadline - workflow.time(), 0.001),
                     timeout_summary="finish what is running, then stop",
                 )

@@ -1,8 +1,8 @@
 """`Delegation`: a DAG of child runs, joined (D4, D5).
 
-It asks `decisions.delegation` what is ready, starts it, and waits for the next end. A subtask that fails the whole
-cancels the rest, and so does a cancel from outside; either way it ends only after all its runs have closed. It has few
-events for each subtask, and never continues as new.
+It asks `decisions.delegation` for the subtasks that are ready, starts them, and waits for the next end. A subtask that
+fails the delegation cancels the rest, and so does a cancel from outside; either way it ends only after all its runs
+have closed. It has few events for each subtask, and never continues as new.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RawValue, WorkflowIDReusePolicy
+from temporalio.common import WorkflowIDReusePolicy
 from temporalio.exceptions import ApplicationError, ChildWorkflowError, WorkflowAlreadyStartedError
 from temporalio.workflow import ChildWorkflowHandle, ParentClosePolicy
 
@@ -35,44 +35,37 @@ from decisions import delegation, ids
 from decisions.text import formatting
 from workflows.cancellation import Halt
 from workflows.delegation_peers import Post
-from workflows.handlers import invalid, read
+from workflows.execution import watch_or_cancel
+from workflows.handlers import ValidatedWorkflow, invalid, read
 from workflows.policies import FILES
-from workflows.watching import watch
 
 NO_BUDGET = Collected(status=SubtaskStatus.failed, outcome="the budget was used up before it could start")
 
 
 @workflow.defn
-class Delegation:
+class Delegation(ValidatedWorkflow[DelegationRequest]):
     """Subtasks that a run hands to its peers.
 
     Input: a `DelegationRequest`. Result: a `DelegationState`, done or failed. Cancelled, it ends Canceled.
     """
 
+    UNKNOWN_SIGNAL = "a delegation takes no signals; cancel it, or one of its runs"
+
     @workflow.init
     def __init__(self, *args: Any) -> None:
-        self._halt = Halt()
-        self._post = Post(self._halt)
+        super().__init__(_read, args)
+        self._cancellation = Halt()
+        self._post = Post(self._cancellation)
         self._expired: list[str] = []
-        try:
-            self._asked: DelegationRequest | ApplicationError = _read(args)
-        except ApplicationError as refused:
-            self._asked = refused
-        else:
-            self._state = delegation.begun(self._asked)
+        with suppress(ApplicationError):  # a rejected start has no state
+            self._state = delegation.begun(self.context)
 
     @workflow.run
     async def run(self, *args: Any) -> DelegationState:  # noqa: ARG002 - read by __init__; Temporal wants both alike
-        await self._halt.outlast(self._work(self._request))
+        await self._cancellation.outlast(self._work(self.context))
         if workflow.cancellation_reason() is not None:
             raise asyncio.CancelledError
         return self._state
-
-    @property
-    def _request(self) -> DelegationRequest:
-        if isinstance(self._asked, ApplicationError):
-            raise self._asked
-        return self._asked
 
     async def _work(self, request: DelegationRequest) -> None:
         running: list[asyncio.Task[None]] = []
@@ -86,9 +79,9 @@ class Delegation:
                 task.result()
 
     def _started(self, request: DelegationRequest) -> list[asyncio.Task[None]]:
-        """Everything that is ready goes on its way, with its share of what is left."""
+        """Start every subtask that is ready, with its share of the remaining budget."""
         tasks = []
-        while self._halt.reason is None and (ready := delegation.ready(request, self._state)):
+        while self._cancellation.reason is None and (ready := delegation.ready(request, self._state)):
             share = delegation.next_share(request, self._state)
             if share is None:
                 self._ended(request, ready[0], NO_BUDGET)
@@ -101,8 +94,8 @@ class Delegation:
         if subtask.agent in request.mailboxes:
             self._ended(request, subtask, await self._post.made(request, subtask))
             return
-        with suppress(ChildWorkflowError, asyncio.CancelledError):  # how it ended is collected
-            await self._halt.stoppable(self._run_of(request, subtask, share))
+        with suppress(ChildWorkflowError, asyncio.CancelledError):  # its end is collected
+            await self._cancellation.stoppable(self._run_of(request, subtask, share))
         self._ended(request, subtask, await self._collected(request, subtask, share))
 
     def _ended(self, request: DelegationRequest, subtask: Subtask, end: Collected) -> None:
@@ -112,10 +105,10 @@ class Delegation:
             )
         self._state = delegation.ended(request, self._state, subtask.id, end)
         if self._state.status is not DelegationStatus.running:
-            self._halt.request(self._state.why or "one is done, which is all that was asked for")
+            self._cancellation.request(self._state.why or "one is done, which is all that was asked for")
 
     async def _run_of(self, request: DelegationRequest, subtask: Subtask, share: Share) -> None:
-        """To the end of the subtask's run. Raises ChildWorkflowError where that is none of the good ones."""
+        """Run the subtask to its end. Raises ChildWorkflowError if it does not complete."""
         assignment = Assignment(by=request.run_id, depth=request.depth + 1, share=share)
         goal = delegation.message(request, self._state, subtask)
         limits = LimitOverrides(max_depth=request.max_depth)
@@ -134,8 +127,8 @@ class Delegation:
                 parent_close_policy=ParentClosePolicy.REQUEST_CANCEL,
                 static_summary=formatting.cut(f"{subtask.id} · {subtask.agent} · {subtask.instructions}", 200),
             )
-        except WorkflowAlreadyStartedError:  # of this delegation, before somebody reset it
-            await watch(workflow_id, f"wait for {subtask.id}, which was begun before")
+        except WorkflowAlreadyStartedError:  # by this delegation, before it was reset
+            await watch_or_cancel(workflow_id, f"wait for {subtask.id}, which was begun before")
             return
         expiry = asyncio.create_task(self._expire(subtask, child)) if subtask.timeout else None
         try:
@@ -150,48 +143,43 @@ class Delegation:
         child.cancel()
 
     async def _collected(self, request: DelegationRequest, subtask: Subtask, share: Share) -> Collected:
-        wanted = CollectRequest(
+        collect = CollectRequest(
             run_id=ids.subtask_run_id(request.named, request.step, subtask.id),
             subtask=subtask.id,
             into=delegation.dependents(request, self._state, subtask.id),
             share=share,
             most=delegation.most_outcome(request),
         )
-        collected: Collected = await workflow.execute_activity_method(
-            Delegations.collect, wanted, summary=f"what {subtask.id} brought", **FILES
+        return await workflow.execute_activity_method(
+            Delegations.collect, collect, summary=f"what {subtask.id} brought", **FILES
         )
-        return collected
 
-    @workflow.update(description="For mailboxes: a reply of a peer that lives outside")
+    @workflow.update(description="For mailboxes: a reply of an external peer")
     def reply(self, *args: Any) -> str:
-        return self._post.take(self._request, self._state, read(MailReply, args))
+        return self._post.take(self.context, self._state, read(MailReply, args))
 
     @reply.validator
     def _is_reply(self, *args: Any) -> None:
-        self._request  # noqa: B018 - one that was refused awaits none
+        self.context  # noqa: B018 - a rejected start takes no reply
         read(MailReply, args)
 
-    @workflow.query(description='What a peer outside is told: {"subtask_id"}')
+    @workflow.query(description='The message to an external peer: {"subtask_id"}')
     def message(self, *args: Any) -> str:
         asked = read(MessageQuery, args).subtask_id
-        subtask = next((each for each in self._request.subtasks if each.id == asked), None)
+        subtask = next((subtask for subtask in self.context.subtasks if subtask.id == asked), None)
         if subtask is None:
             raise invalid(f"there is no subtask {asked!r}")
-        return delegation.message(self._request, self._state, subtask)
+        return delegation.message(self.context, self._state, subtask)
 
-    @workflow.signal(dynamic=True)
-    def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
-        workflow.logger.warning("%s ignored: a delegation takes no signals; cancel it, or one of its runs", name[:80])
-
-    @workflow.query(description="The subtasks: status, run, outcome, what each has used")
+    @workflow.query(description="The subtasks: status, run, outcome, usage")
     def state(self, *_: Any) -> DelegationState:
-        self._request  # noqa: B018 - one that was refused has no state
+        self.context  # noqa: B018 - a rejected start has no state
         return self._state
 
 
 def _read(args: Sequence[Any]) -> DelegationRequest:
-    """Raises ApplicationError `InvalidInput`: with subtasks that are no DAG there would be no end."""
+    """Return the request. Raises ApplicationError `InvalidInput`, also if the subtasks are no DAG: they never end."""
     request = read(DelegationRequest, args)
-    if wrong := delegation.no_dag(request.subtasks):
-        raise invalid(wrong)
+    if reason := delegation.no_dag(request.subtasks):
+        raise invalid(reason)
     return request

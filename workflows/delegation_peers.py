@@ -1,4 +1,4 @@
-"""What a delegation exchanges with peers that live outside: a dispatch in their mailbox, and the reply."""
+"""Messages of a delegation with external peers: a dispatch to their mailbox, and the reply."""
 
 import asyncio
 from datetime import timedelta
@@ -13,16 +13,16 @@ from decisions.text import formatting
 from workflows.cancellation import Halt
 from workflows.policies import FILES
 
-REMINDER, LONGEST = timedelta(hours=1), timedelta(days=1)  # a mailbox may have forgotten what it was told: then anew
+REMINDER, LONGEST = timedelta(hours=1), timedelta(days=1)  # between repeats: a mailbox may have forgotten the dispatch
 
 
 class Post:
-    def __init__(self, halt: Halt) -> None:
-        self._halt = halt
+    def __init__(self, cancellation: Halt) -> None:
+        self._cancellation = cancellation
         self._replies: dict[str, MailReply] = {}
 
     def take(self, request: DelegationRequest, state: DelegationState, reply: MailReply) -> ReplyVerdict:
-        """The first reply counts."""
+        """Judge a reply, and store the first valid one."""
         verdict = delegation.judged(request, state, reply)
         if verdict is ReplyVerdict.resolved and reply.subtask_id in self._replies:
             return ReplyVerdict.already_done
@@ -31,28 +31,28 @@ class Post:
         return verdict
 
     async def made(self, request: DelegationRequest, subtask: Subtask) -> Collected:
-        """To the reply, or as long as it is waited for. What nobody waits for any more is taken back."""
+        """Dispatch the subtask and wait for its reply. Withdraw a dispatch without a reply."""
         await _send(request, subtask)
         end = await self._awaited(request, subtask)
         reply = self._replies.get(subtask.id)
-        if reply is None or reply.mailbox != subtask.agent:  # its own mailbox knows by itself
+        if reply is None or reply.mailbox != subtask.agent:  # the mailbox of the reply knows it by itself
             await _send(request, subtask, withdraw=True)
-        reply = self._replies.get(subtask.id)  # one that came meanwhile was told that it counts
+        reply = self._replies.get(subtask.id)  # its sender got the verdict that it counts
         return delegation.replied(request, reply) if reply is not None else end
 
     async def _awaited(self, request: DelegationRequest, subtask: Subtask) -> Collected:
-        """To the reply; or what becomes of the subtask where none has come."""
+        """Wait for the reply. Return the subtask's end without one."""
         deadline = None if subtask.timeout is None else workflow.time() + subtask.timeout.total_seconds()
         pause = REMINDER.total_seconds()
         while True:
-            left = None if deadline is None else max(deadline - workflow.time(), 0.001)
-            is_last = left is not None and left <= pause
+            remaining = None if deadline is None else max(deadline - workflow.time(), 0.001)
+            is_last = remaining is not None and remaining <= pause
             try:
-                await self._halt.stoppable(self._replied(subtask, left if is_last else pause))
+                await self._cancellation.stoppable(self._replied(subtask, remaining if is_last else pause))
             except TimeoutError:
                 if is_last:
-                    why = f"its time of {subtask.timeout} was used up"
-                    return Collected(status=SubtaskStatus.timed_out, outcome=why)
+                    outcome = f"its time of {subtask.timeout} was used up"
+                    return Collected(status=SubtaskStatus.timed_out, outcome=outcome)
             except asyncio.CancelledError:
                 break
             else:
@@ -61,10 +61,10 @@ class Post:
             pause = min(2 * pause, LONGEST.total_seconds())
         return Collected(status=SubtaskStatus.cancelled, outcome="it was cancelled")
 
-    async def _replied(self, subtask: Subtask, most: float | None) -> None:
+    async def _replied(self, subtask: Subtask, limit: float | None) -> None:
         await workflow.wait_condition(
             lambda: subtask.id in self._replies,
-            timeout=most,
+            timeout=limit,
             timeout_summary=formatting.cut(f"the reply of {subtask.agent} about {subtask.id}", 200),
         )
 
@@ -77,7 +77,7 @@ async def _send(request: DelegationRequest, subtask: Subtask, *, withdraw: bool 
         subtask_id=subtask.id,
         sender=request.agent,
     )
-    wanted = MailDispatch(agent=subtask.agent, dispatch=dispatch, withdraw=withdraw)
-    what = "take back" if withdraw else "send"
-    summary = formatting.cut(f"{what} {subtask.id} · {subtask.agent}", 200)
-    await workflow.execute_activity_method(Mailboxes.dispatch_mail, wanted, summary=summary, **FILES)
+    mail = MailDispatch(agent=subtask.agent, dispatch=dispatch, withdraw=withdraw)
+    verb = "take back" if withdraw else "send"
+    summary = formatting.cut(f"{verb} {subtask.id} · {subtask.agent}", 200)
+    await workflow.execute_activity_method(Mailboxes.dispatch_mail, mail, summary=summary, **FILES)

@@ -1,8 +1,8 @@
-"""What encryption asks of a run, whose workflow sees everything decrypted.
+"""Rules for runs with encrypted payloads, which the workflow itself sees decrypted.
 
-Search attributes are never encrypted, so words do not go there where payloads are. And an activity that a worker
-without its key takes has not begun: it is scheduled again, whatever its retries allow, until a worker with the key is
-there.
+Search attributes are never encrypted, so an encrypted run puts no texts there. An activity that a worker without the
+run's key takes has not begun: it is scheduled again, whatever its retry policy allows, until a worker with the key
+takes it.
 """
 
 from collections.abc import Callable, Coroutine
@@ -15,42 +15,42 @@ from temporalio.worker import Interceptor, WorkflowInboundInterceptor, WorkflowI
 
 from workflows.cancellation import Halt
 
-KEY_WAIT = timedelta(seconds=10)  # people add keys, and start workers anew
+KEY_WAIT = timedelta(seconds=10)  # people add keys and restart workers
 
-_TOLD = "perdure_is_confidential"
+_CONFIDENTIAL = "perdure_is_confidential"
 _UNKNOWN_KEY = "UnknownKey"  # the codec's own error, as Temporal names it
 
 T = TypeVar("T")
 
 
 class Confidential(Interceptor):
-    """For workers that have a codec: they tell their runs."""
+    """Marks the runs of a worker with a codec as encrypted."""
 
     def workflow_interceptor_class(
         self,
         input: WorkflowInterceptorClassInput,  # noqa: A002 - the name that the SDK gives it
     ) -> type[WorkflowInboundInterceptor] | None:
-        input.unsafe_extern_functions[_TOLD] = bool
+        input.unsafe_extern_functions[_CONFIDENTIAL] = bool
         return None
 
 
 def is_confidential() -> bool:
-    """Whether the payloads of this run are encrypted."""
-    return _TOLD in workflow.extern_functions()
+    """Return whether the payloads of this run are encrypted."""
+    return _CONFIDENTIAL in workflow.extern_functions()
 
 
-async def readable(halt: Halt, schedule: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What the activity brings, once it is taken by a worker that can read it."""
+async def readable(cancellation: Halt, schedule: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Schedule an activity until a worker takes it that can decrypt it, and return its result."""
     while True:
         try:
             return await schedule()
         except ActivityError as error:
             if not _was_unreadable(error):
                 raise
-        await halt.stoppable(workflow.sleep(KEY_WAIT, summary="a worker lacks the key of this run"))
+        await cancellation.stoppable(workflow.sleep(KEY_WAIT, summary="a worker lacks the key of this run"))
 
 
 def _was_unreadable(error: ActivityError) -> bool:
-    """Its arguments could not be decrypted, so nothing of it has happened."""
-    why = error.cause.cause if isinstance(error.cause, ApplicationError) else None
-    return isinstance(why, ApplicationError) and why.type == _UNKNOWN_KEY
+    """Return whether the arguments could not be decrypted, so that nothing has happened."""
+    cause = error.cause.cause if isinstance(error.cause, ApplicationError) else None
+    return isinstance(cause, ApplicationError) and cause.type == _UNKNOWN_KEY

@@ -1,16 +1,9 @@
-"""What became of an activity that failed: did it run, and may it have done its work?"""
+"""Classification of a failed activity: did it run, and may it have had its effect?"""
 
 from enum import StrEnum
 
-from temporalio.exceptions import (
-    ActivityError,
-    ApplicationError,
-    CancelledError,
-    TimeoutType,
-)
-from temporalio.exceptions import (
-    TimeoutError as TimedOut,
-)
+from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, TimeoutType
+from temporalio.exceptions import TimeoutError as TimedOut
 
 from activities.effects.attempts import WORKER_SHUTDOWN
 from contracts.failures import Stop, ToolFault
@@ -19,18 +12,18 @@ from contracts.tool import Effect, ToolOutcome, failed
 
 class Fate(StrEnum):
     cancelled = "cancelled"  # stopped before it did anything
-    failed = "failed"  # it said so itself
-    late = "late"  # it was given all its time, and did not end
+    failed = "failed"  # it raised the error itself
+    late = "late"  # it used up its time
     lost = "lost"  # its worker died or was shut down
-    in_doubt = "in_doubt"  # the ledger knows that it was begun, and nobody knows how it ended
-    not_begun = "not_begun"  # the ledger takes no claim, for now
+    in_doubt = "in_doubt"  # the ledger has its claim, and no outcome
+    not_begun = "not_begun"  # the ledger accepts no claim, for now
 
 
 _STOPS: dict[str, Fate] = {Stop.in_doubt: Fate.in_doubt, Stop.not_begun: Fate.not_begun}
 
 
 def fate(error: ActivityError) -> Fate:
-    """Valid for activities that a cancel waits for, and that take a cancel only while no effect has begun."""
+    """Classify the error of an activity whose cancel waits for its end and stops it only before its effect."""
     cause = error.cause
     if isinstance(cause, CancelledError):
         return Fate.cancelled
@@ -42,7 +35,7 @@ def fate(error: ActivityError) -> Fate:
 
 
 def told(error: ActivityError, effect: Effect) -> ToolOutcome:
-    """The failure as an outcome for the model."""
+    """Return the failure as an outcome for the model."""
     cause = error.cause
     if isinstance(cause, ApplicationError):
         tried = " (it may have happened)" if effect is Effect.once else " (three retries did not help)"

@@ -1,49 +1,90 @@
-"""How workflow inputs and handlers read their one JSON argument.
+"""The start, signals, updates and queries of a workflow, and the one JSON argument that each of them takes.
 
-An argument that does not decode into a typed parameter, and an exception out of a signal handler, fail the workflow
-task for ever. So everything takes `*args` and is read here, where a bad one becomes a refusal.
+An argument that does not decode into a typed parameter, and an exception raised in a signal handler, fail the workflow
+task forever. So every handler takes `*args` and reads it here: a bad argument becomes an `InvalidInput` error.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import wraps
-from typing import Any, Concatenate, Protocol, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from temporalio import workflow
+from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from contracts.failures import RunFailure
 from contracts.models import Undecodable, printable
+from contracts.run.signals import CancelRequest
 from decisions.errors import fault_line
+from decisions.text.formatting import cut
 
+C = TypeVar("C")
 M = TypeVar("M", bound=BaseModel)
 
 
-class Listener(Protocol):
-    """A workflow that takes signals."""
+class ValidatedWorkflow(Generic[C]):
+    """A workflow that rejects a bad start and ignores bad signals.
 
-    def ignore(self, signal: str, why: str) -> None:
-        """A signal cannot be refused to its sender, so it is told where people look."""
+    A bad start must fail the workflow, not its task, so `context` raises the error and `__init__` does not.
+    """
+
+    UNKNOWN_SIGNAL: ClassVar[str]  # the reason with which an unknown signal is ignored
+
+    def __init__(self, begin: Callable[[Sequence[Any]], C], args: Sequence[Any]) -> None:
+        try:
+            self._context: C | ApplicationError = begin(args)
+        except ApplicationError as error:
+            self._context = error
+
+    @property
+    def context(self) -> C:
+        """The state or context of a valid start. Raises the ApplicationError of a rejected one."""
+        if isinstance(self._context, ApplicationError):
+            raise self._context
+        return self._context
+
+    @context.setter
+    def context(self, new: C) -> None:
+        self._context = new
+
+    def ignore(self, signal: str, reason: str) -> None:
+        """Report a signal where people look, as its sender gets no answer."""
+        workflow.logger.warning("%s ignored: %s", signal, reason)
+
+    def ignore_signal(self, signal: str, reason: str) -> None:
+        with suppress(ApplicationError):  # a rejected start keeps no notices
+            self.ignore(signal, reason)
+
+    @workflow.signal(dynamic=True)
+    def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
+        self.ignore_signal(cut(name, 80), self.UNKNOWN_SIGNAL)
 
 
-L = TypeVar("L", bound=Listener)
+W = TypeVar("W", bound=ValidatedWorkflow[Any])
 
 
-def ignoring_refusals(handler: Callable[Concatenate[L, ...], None]) -> Callable[Concatenate[L, ...], None]:
-    """A signal handler may raise a refusal, an ApplicationError: its workflow ignores the signal, and says why."""
+def ignoring_refusals(handler: Callable[Concatenate[W, ...], None]) -> Callable[Concatenate[W, ...], None]:
+    """Decorate a signal handler so that an ApplicationError ignores the signal, with the error as the reason."""
 
     @wraps(handler)
-    def handle(listener: L, *args: Any) -> None:
+    def handle(own: W, *args: Any) -> None:
         try:
-            handler(listener, *args)
-        except ApplicationError as refused:
-            listener.ignore(handler.__name__, refused.message)
+            handler(own, *args)
+        except ApplicationError as error:
+            own.ignore_signal(handler.__name__, error.message)
 
     return handle
 
 
+def type_of_start(args: Sequence[Any]) -> Any:
+    """Return the `type` of a start's argument, if it has one."""
+    return args[0].get("type") if len(args) == 1 and isinstance(args[0], dict) else None
+
+
 def read(model: type[M], args: Sequence[Any]) -> M:
-    """The one argument as `model`. Raises ApplicationError `InvalidInput`: one line, no input echoed."""
+    """Return the one argument as `model`. Raises ApplicationError `InvalidInput`: one line, no input echoed."""
     if len(args) != 1:
         raise invalid(f"one JSON argument expected, got {len(args)}")
     if isinstance(args[0], Undecodable):
@@ -55,12 +96,16 @@ def read(model: type[M], args: Sequence[Any]) -> M:
 
 
 def read_optional(model: type[M], args: Sequence[Any]) -> M:
-    """As `read`, with the model's defaults where no argument (or null) is given."""
+    """Read as `read` does; without an argument, or with null, return the model's defaults."""
     return read(model, [{}]) if not args or list(args) == [None] else read(model, args)
 
 
+def cancel_reason(request: CancelRequest, default: str) -> str:
+    return (request.reason or default) + (f" by {request.by}" if request.by else "")
+
+
 def must_continue() -> None:
-    """Raises ApplicationError `InvalidInput` for a carried state that no earlier execution handed on."""
+    """Raises ApplicationError `InvalidInput` if a carried state does not come from continue-as-new."""
     if workflow.info().continued_run_id is None:
         raise invalid("state: a start cannot bring a state of its own; it is only carried over continue-as-new")
 

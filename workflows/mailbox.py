@@ -1,7 +1,7 @@
-"""`Mailbox`: what comes to an agent as files, and what becomes of it (C2 to C5, C7, C8, D2, D6).
+"""`Mailbox`: admits messages that come to an agent as files, and follows them to their end (C2 to C5, C7, C8, D2, D6).
 
-Handlers judge and append, without waiting. The loop has the folders' bridges do what is due, in each folder one
-`carry` at a time, and looks at runs whose end it has not heard of. Whatever was ordered and got lost is ordered again.
+Handlers judge and append, without waiting. The loop gives due tasks to the folders' bridges, one `carry` at a time in
+each folder, and looks at runs whose end was not reported. A task that was lost is given out again.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError, ApplicationError, RetryState, is_cancelled_exception
 
 from activities.mailbox.client import Mailboxes
@@ -41,21 +40,21 @@ from decisions.mailbox import state as mailbox
 from decisions.telemetry import metrics
 from decisions.text.formatting import cut
 from workflows.cancellation import Halt
-from workflows.handlers import ignoring_refusals, invalid, read, read_optional
+from workflows.handlers import ValidatedWorkflow, ignoring_refusals, invalid, read, read_optional, type_of_start
 from workflows.policies import CARRYING, LOOKING_AT_TURNS, WAIT_FOR_END
 from workflows.search_attributes import MOST_CHARACTERS
 
-MOST_WAIT = timedelta(seconds=10)  # for what is under way, before the mailbox goes on without it as a new execution
-REST = timedelta(seconds=30)  # of a folder whose bridge has answered what it should not
+MOST_WAIT = timedelta(seconds=10)  # for running activities, before the mailbox continues as new without them
+REST = timedelta(seconds=30)  # of a folder whose bridge has returned a bad answer
 
 
 @dataclass(frozen=True)
 class _Came:
-    """What a `carry` came to. Nothing where it did not come through, and then `why`, unless it was called off."""
+    """The result of a `carry`, or the reason why it failed. A cancelled one has neither."""
 
     request: CarryRequest
     answer: Carried | None = None
-    why: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,49 +64,46 @@ class _Seen:
 
 
 @workflow.defn
-class Mailbox:
-    """The mailbox of an agent: what comes as files is admitted once.
+class Mailbox(ValidatedWorkflow[MailboxState]):
+    """The mailbox of an agent: each message that arrives as a file is admitted once.
 
     Input: `{"agent"}`. It stays open for later messages.
     """
 
+    UNKNOWN_SIGNAL = "no such signal; there are redeliver, turn_ended, input_picked, give_up, dispatch and withdraw"
+
     @workflow.init
     def __init__(self, *args: Any) -> None:
-        self._halt = Halt()
+        super().__init__(_begin, args)
+        self._cancellation = Halt()
         self._carrying: dict[str, asyncio.Task[_Came]] = {}
         self._looking: asyncio.Task[_Seen] | None = None
         self._rests: dict[str, datetime] = {}
         self._alarm: tuple[datetime, asyncio.Task[None]] | None = None
-        try:
-            self._begun: MailboxState | ApplicationError = _begin(args)
-        except ApplicationError as refused:
-            self._begun = refused
 
     @workflow.run
     async def run(self, *args: Any) -> None:  # noqa: ARG002 - read by __init__; Temporal wants both alike
         if workflow.info().typed_search_attributes.get(AGENT_NAME) is None:
             workflow.upsert_search_attributes([AGENT_NAME.value_set(cut(self._box.agent, MOST_CHARACTERS))])
-        await self._halt.outlast(self._work())
-        if self._halt.reason is not None:
+        await self._cancellation.outlast(self._work())
+        if self._cancellation.reason is not None:
             raise asyncio.CancelledError
         workflow.continue_as_new(self._box)
 
     @property
     def _box(self) -> MailboxState:
-        if isinstance(self._begun, ApplicationError):
-            raise self._begun
-        return self._begun
+        return self.context
 
     @_box.setter
     def _box(self, state: MailboxState) -> None:
-        """Whoever died by this is told of."""
-        before, self._begun = self._box, state
-        for each in dead_letters.newly_dead(before, state):
-            _tell_dead(state.agent, each)
+        """Set the next state, and report the messages that it makes dead letters."""
+        before, self.context = self.context, state
+        for dead in dead_letters.newly_dead(before, state):
+            _tell_dead(state.agent, dead)
         workflow.set_current_details(view.details(state))
 
     async def _work(self) -> None:
-        """Until the history is long, or the mailbox has been cancelled; nothing is under way then."""
+        """Make moves until the history is long or the mailbox is cancelled, and no activity is running."""
         while not self._is_to_leave():
             self._set_alarm()
             await workflow.wait_condition(lambda: bool(self._next()) or self._has_rung() or self._is_to_leave())
@@ -116,10 +112,10 @@ class Mailbox:
         await self._come_to_rest()
 
     def _is_to_leave(self) -> bool:
-        return self._halt.reason is not None or workflow.info().is_continue_as_new_suggested()
+        return self._cancellation.reason is not None or workflow.info().is_continue_as_new_suggested()
 
     def _next(self) -> Callable[[], None] | None:
-        """What is to be done now: the most urgent of it."""
+        """Return the most urgent move that is due."""
         if (over := self._over()) is not None:
             return partial(self._close_carry, over)
         if self._looking is not None and self._looking.done():
@@ -134,11 +130,11 @@ class Mailbox:
         return self._alarm is not None and self._alarm[1].done()
 
     def _over(self) -> str | None:
-        """A folder whose `carry` is over."""
+        """Return a folder whose `carry` has ended."""
         return next((folder for folder, task in self._carrying.items() if task.done()), None)
 
     def _due_folder(self) -> str | None:
-        """A folder where something is due and nothing is under way."""
+        """Return a folder where a task is due and no `carry` is running."""
         now = workflow.now()
         for folder in commands.folders(self._box):
             is_free = folder not in self._carrying and self._rests.get(folder, now) <= now
@@ -147,12 +143,12 @@ class Mailbox:
         return None
 
     def _set_alarm(self) -> None:
-        """One that rings too early does no harm, and costs less than to be set anew for each message."""
+        """Set a timer for the next change. An early one is harmless, and costs less than a new one for each message."""
         now = workflow.now()
         if self._has_rung():
             self._alarm = None
         times = [commands.next_change(self._box, now), *self._rests.values()]
-        soonest = min((each for each in times if each is not None and each > now), default=None)
+        soonest = min((time for time in times if time is not None and time > now), default=None)
         if soonest is None or (self._alarm is not None and self._alarm[0] <= soonest):
             return
         if self._alarm is not None:
@@ -166,7 +162,7 @@ class Mailbox:
         self._carrying[folder] = asyncio.create_task(self._carry(request))
 
     async def _carry(self, request: CarryRequest) -> _Came:
-        """What a bridge answers is read as anything from outside: a bad answer must not wedge the mailbox."""
+        """Have a bridge carry out a request. Its answer is validated: a bad one must not wedge the mailbox."""
         try:
             answer: Any = await workflow.execute_activity(
                 "carry",
@@ -176,15 +172,15 @@ class Mailbox:
                 cancellation_type=WAIT_FOR_END,
                 **CARRYING,
             )
-            answered = read(Carried, [answer])
-            if len(answered.done) != len(request.orders):
-                raise invalid(f"{len(request.orders)} orders, and {len(answered.done)} answers")
+            carried = read(Carried, [answer])
+            if len(carried.done) != len(request.orders):
+                raise invalid(f"{len(request.orders)} orders, and {len(carried.done)} answers")
         except ActivityError as error:
-            is_called_off = is_cancelled_exception(error) or error.retry_state is RetryState.CANCEL_REQUESTED
-            return _Came(request, why="" if is_called_off else str(error.cause))
-        except ApplicationError as bad:
-            return _Came(request, why=bad.message)
-        return _Came(request, answered)
+            is_cancelled = is_cancelled_exception(error) or error.retry_state is RetryState.CANCEL_REQUESTED
+            return _Came(request, reason="" if is_cancelled else str(error.cause))
+        except ApplicationError as error:
+            return _Came(request, reason=error.message)
+        return _Came(request, carried)
 
     def _close_carry(self, folder: str) -> None:
         task = self._carrying.pop(folder)
@@ -193,9 +189,9 @@ class Mailbox:
         came = task.result()
         if came.answer is not None:
             self._box = commands.carried(self._box, came.request, came.answer, workflow.now())
-        elif came.why:
+        elif came.reason:
             self._rests[folder] = workflow.now() + REST
-            self.ignore(f"carry in folder {cut(folder, 40)}", came.why)
+            self.ignore(f"carry in folder {cut(folder, 40)}", came.reason)
 
     def _begin_look(self, letters: tuple[Letter, ...]) -> None:
         self._looking = asyncio.create_task(self._look(letters))
@@ -218,14 +214,15 @@ class Mailbox:
         self._box = commands.looked(self._box, seen.letters, seen.answer, workflow.now())
 
     async def _come_to_rest(self) -> None:
-        """What is under way may be over in a moment, or wait for a bridge for ever: then it is called off, and ordered
-        again by the next execution. A bridge that is at it has let go of it by then, so nothing is done twice at once.
+        """Wait briefly for running activities, and cancel the rest, whose tasks the next execution gives out again.
+
+        By then the bridge has released the task, so no two bridges run it at the same time.
         """
-        if self._halt.reason is None:
+        if self._cancellation.reason is None:
             try:
                 await workflow.wait_condition(self._is_at_rest, timeout=MOST_WAIT, timeout_summary="what is under way")
             except TimeoutError:
-                workflow.logger.info("what no bridge has carried out is ordered again")
+                workflow.logger.info("tasks that no bridge has carried out are given out again")
         for task in self._under_way():
             task.cancel()
         await workflow.wait_condition(lambda: not self._under_way())
@@ -235,13 +232,13 @@ class Mailbox:
             self._close_look(self._looking)
 
     def _is_at_rest(self) -> bool:
-        return self._halt.reason is not None or not self._under_way()
+        return self._cancellation.reason is not None or not self._under_way()
 
     def _under_way(self) -> list[asyncio.Task[Any]]:
         tasks = [*self._carrying.values(), *([self._looking] if self._looking else [])]
-        return [each for each in tasks if not each.done()]
+        return [task for task in tasks if not task.done()]
 
-    @workflow.update(description='For bridges: {"folder", "deliveries"}. The answer has a verdict for each')
+    @workflow.update(description='For bridges: {"folder", "deliveries"}. Returns a verdict for each')
     def deliver(self, *args: Any) -> dict[str, Any]:
         request = self._readable(args)
         self._box, delivered = mailbox.deliver(self._box, request.folder, request.deliveries, workflow.now())
@@ -253,64 +250,58 @@ class Mailbox:
         self._readable(args)
 
     def _readable(self, args: Sequence[Any]) -> DeliverRequest:
-        if self._halt.reason is not None:
-            why = f"the mailbox is being cancelled: {self._halt.reason}"
-            raise ApplicationError(why, type=LaneFault.lane_closing, non_retryable=True)
-        self._box  # noqa: B018 - raises where the mailbox could not begin
+        if self._cancellation.reason is not None:
+            reason = f"the mailbox is being cancelled: {self._cancellation.reason}"
+            raise ApplicationError(reason, type=LaneFault.lane_closing, non_retryable=True)
+        self.context  # noqa: B018 - raises the error of a rejected start
         return read(DeliverRequest, args)
 
-    @workflow.signal(description='Dead letters come back: {"message_id"?, "file"?}; without either, all of them')
+    @workflow.signal(description='Redeliver dead letters: {"message_id"?, "file"?}; without either, all of them')
     @ignoring_refusals
     def redeliver(self, *args: Any) -> None:
         self._box = dead_letters.redeliver(self._box, read_optional(Redeliver, args), workflow.now())
 
-    @workflow.signal(description="For lanes: how the run of a message has ended")
+    @workflow.signal(description="For lanes: the end of a message's run")
     @ignoring_refusals
     def turn_ended(self, *args: Any) -> None:
         self._box = mailbox.turn_ended(self._box, read(TurnEnded, args), workflow.now())
 
-    @workflow.signal(description="For bridges: a person has said which file an input is")
+    @workflow.signal(description="For bridges: a person has picked the file of an input")
     @ignoring_refusals
     def input_picked(self, *args: Any) -> None:
         self._box = mailbox.input_picked(self._box, read(InputPicked, args).key, workflow.now())
 
-    @workflow.signal(description='A message that waits for its inputs ends: {"message_id", "by"?}')
+    @workflow.signal(description='Give up a message that waits for its inputs: {"message_id", "by"?}')
     @ignoring_refusals
     def give_up(self, *args: Any) -> None:
         self._box = mailbox.given_up(self._box, read(GiveUp, args), workflow.now())
 
-    @workflow.signal(description="For delegations: a subtask for this agent, which lives outside")
+    @workflow.signal(description="For delegations: a subtask for this external agent")
     @ignoring_refusals
     def dispatch(self, *args: Any) -> None:
         self._box = peers.dispatched(self._box, read(Dispatch, args), workflow.now())
 
-    @workflow.signal(description="For delegations: nobody waits for that subtask any more")
+    @workflow.signal(description="For delegations: that subtask is no longer waited for")
     @ignoring_refusals
     def withdraw(self, *args: Any) -> None:
         self._box = peers.withdrawn(self._box, read(Dispatch, args), workflow.now())
 
-    @workflow.signal(dynamic=True)
-    def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
-        known = "redeliver, turn_ended, input_picked, give_up, dispatch and withdraw"
-        self.ignore(cut(name, 80), f"no such signal; there are {known}")
+    def ignore(self, signal: str, reason: str) -> None:
+        super().ignore(signal, reason)
+        self._box = capacity.noticed(self._box, f"{signal}: {reason}")
 
-    def ignore(self, signal: str, why: str) -> None:
-        workflow.logger.warning("%s ignored: %s", signal, why)
-        if isinstance(self._begun, MailboxState):
-            self._box = capacity.noticed(self._begun, f"{signal}: {why}")
-
-    @workflow.query(description="The messages in hand, and the latest that are over", name="acks")
+    @workflow.query(description="The messages in hand, and the latest that have ended", name="acks")
     def _view(self, *_: Any) -> MailboxView:
         return view.view(self._box)
 
-    @workflow.query(description="Messages that have failed, and files that are none")
+    @workflow.query(description="Messages that have failed, and files that are not messages")
     def deadletters(self, *_: Any) -> tuple[DeadLetter, ...]:
         return self._box.dead
 
 
 def _begin(args: Sequence[Any]) -> MailboxState:
-    """Raises ApplicationError `InvalidInput`."""
-    if len(args) == 1 and isinstance(args[0], dict) and args[0].get("type") == "mailbox.continue":
+    """Return a new mailbox, or that of an earlier execution. Raises ApplicationError `InvalidInput`."""
+    if type_of_start(args) == "mailbox.continue":
         return read(MailboxState, args)
     own = workflow.info().workflow_id
     agent = own.removeprefix(ids.mailbox_workflow_id(""))
@@ -323,6 +314,6 @@ def _begin(args: Sequence[Any]) -> MailboxState:
 
 def _tell_dead(agent: str, dead: DeadLetter) -> None:
     name = "agent.mail.dead_letter"
-    told = dead.model_dump(mode="json", include={"plan", "file", "message_id", "attempt", "why"})
-    workflow.logger.warning(name, extra={"event": {"event": name, "agent": agent, **told}})
-    count(workflow.metric_meter(), metrics.of_event(name, told))
+    figures = dead.model_dump(mode="json", include={"plan", "file", "message_id", "attempt", "why"})
+    workflow.logger.warning(name, extra={"event": {"event": name, "agent": agent, **figures}})
+    count(workflow.metric_meter(), metrics.of_event(name, figures))

@@ -1,4 +1,4 @@
-"""Timeouts and retries of every activity, each with its why."""
+"""Timeouts and retries of every activity, each with its reason."""
 
 from datetime import timedelta
 from typing import Any
@@ -7,12 +7,17 @@ from temporalio.common import RetryPolicy
 from temporalio.workflow import ActivityCancellationType
 
 from contracts.duration import LONGEST
-from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect
+from contracts.run.limits import Limits
+from contracts.run.turn import TURN_MARGIN
+from contracts.tool import CALL_MARGIN, RETRY_DELAYS, Effect, QueueRoute, ToolRoute
+from decisions.run.limits import turn_limit
 
-# Only with this the run hears how an activity ended that it asked to stop.
+Policy = dict[str, Any]  # the options of an activity, as Temporal names them
+
+# The only type of cancellation that returns how a cancelled activity ended.
 WAIT_FOR_END = ActivityCancellationType.WAIT_CANCELLATION_COMPLETED
 
-# A dead worker is found within this; the activities beat every second.
+# A dead worker is found within this time; activities send a heartbeat every second.
 HEARTBEAT = timedelta(seconds=10)
 
 # The activity decides retry delays (`activities.model.turn.PAUSES`) and counts attempts. Rate-limited calls are not
@@ -24,7 +29,7 @@ MODEL_RETRIES = RetryPolicy(
     maximum_attempts=1000,
 )
 
-# B1: three retries, after 0.5, 2 and 8 s, where a repeat does no harm.
+# B1: three retries, after 0.5, 2 and 8 s, if a repeat does no harm.
 _REPEATABLE = RetryPolicy(
     initial_interval=timedelta(seconds=RETRY_DELAYS[0]),
     backoff_coefficient=RETRY_DELAYS[1] / RETRY_DELAYS[0],
@@ -32,8 +37,8 @@ _REPEATABLE = RetryPolicy(
     maximum_attempts=1 + len(RETRY_DELAYS),
 )
 
-# B2: a repeat could do the thing twice, so there is none. What a lost worker leaves behind, the ledger or a person
-# settles, in an activity of its own.
+# B2: a repeat could have the effect twice, so there is none. If a worker is lost, the ledger or a person settles the
+# call, in an activity of its own.
 _NEVER_AGAIN = RetryPolicy(maximum_attempts=1)
 
 TOOL_RETRIES: dict[Effect, RetryPolicy] = {
@@ -42,71 +47,101 @@ TOOL_RETRIES: dict[Effect, RetryPolicy] = {
     Effect.once: _NEVER_AGAIN,
 }
 
-# An activity that was lost with its worker, after all its attempts, is made anew this often. What kills whoever makes
-# it must not go on for ever.
+# An activity that was lost with its worker after all its attempts is scheduled again this often. A call that kills its
+# worker must not do so forever.
 MOST_LOST = 3
 
-# Our own files: nothing is lost by trying until the disk is back, and the run must not end without its record.
-FILES: dict[str, Any] = {
+# The run's own files: retrying until the disk is back loses nothing, and the run must not end without its record.
+FILES: Policy = {
     "start_to_close_timeout": timedelta(minutes=5),
     "heartbeat_timeout": HEARTBEAT,
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
 }
 
-# A message that goes out. How long one attempt may take, the project's outbox says, and the attempt keeps to it: where
-# Temporal cut it off first, one that honours keys would be sent for ever. A dead worker is found by its heartbeat.
-SENDING: dict[str, Any] = FILES | {"start_to_close_timeout": LONGEST + CALL_MARGIN}
+# A message that is sent. The attempt keeps to the project's outbox timeout by itself: if Temporal cut it off first, a
+# keyed message would be sent forever. A dead worker is found by its heartbeat.
+SENDING: Policy = FILES | {"start_to_close_timeout": LONGEST + CALL_MARGIN}
 
-# Our own files within a workflow task, which has ten seconds (`workflows.agent_run.local_first`).
-IN_PASSING: dict[str, Any] = {
+# The run's own files within a workflow task, which has ten seconds (`workflows.execution`).
+IN_PASSING: Policy = {
     "schedule_to_close_timeout": timedelta(seconds=5),
     "retry_policy": RetryPolicy(maximum_attempts=1),
 }
 
-# A large result of another worker. The call is made and over: where it cannot be kept, the model is told so.
-KEEPING: dict[str, Any] = {
+# A large result of another worker. The call is over: if its result cannot be stored, the model gets an error.
+KEEPING: Policy = {
     "start_to_close_timeout": timedelta(minutes=1),
     "heartbeat_timeout": HEARTBEAT,
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=5),
 }
 
-# Beyond the summarising model's own time: reading the conversation, writing the trace. The activity gives the model up
-# by itself, and then does without one; where Temporal cut it off first, it would be tried for ever.
+# Beyond the summarizing model's own time: reading the conversation, writing the trace. The activity stops the model by
+# itself, and then does without one; if Temporal cut it off first, it would be retried forever.
 SUMMARY_MARGIN = timedelta(minutes=2)
 
-# The wait for the end of a run: each attempt is a look, and says itself when the next one is due.
-WATCHING: dict[str, Any] = {
+# The wait for the end of a run: each attempt is a look, and sets the delay of the next one.
+WATCHING: Policy = {
     "start_to_close_timeout": timedelta(seconds=20),
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=5)),
 }
 
-# An answer that a person gave to a lane: its run takes it at once, or says that it does not fit. Where no worker has
-# the run, or it is wedged, the answer must not hold up the lane: it is left with the run then, as a signal.
-ANSWER: dict[str, Any] = {
+# An answer that a person gave to a lane: its run accepts or refuses it at once. If no worker has the run, or it is
+# wedged, the answer must not hold up the lane, which then sends it to the run as a signal.
+ANSWER: Policy = {
     "start_to_close_timeout": timedelta(seconds=20),
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=3),
 }
 
-# Whether an earlier lane left a turn open, the server's index tells. Where it cannot, the conversation goes on.
-LOOK_BACK: dict[str, Any] = {
+# A query of the server's index for a turn that an earlier lane left open. If it fails, the conversation continues.
+LOOK_BACK: Policy = {
     "start_to_close_timeout": timedelta(seconds=20),
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=5),
 }
 
-# A look of the reconciler. It repeats nothing that harms, so it is tried until it comes through: a second one would
-# not be started beside it.
+# A look of the reconciler. Repeating it does no harm, so it is retried until it succeeds: the schedule starts no second
+# one while it runs.
 MOST_LOOKING = timedelta(minutes=10)
 LOOK_RETRIES = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(minutes=1))
 
-# What the bridges of a folder are to do, however long none is there: the order stands.
-CARRYING: dict[str, Any] = {
+# The tasks of a folder's bridges, however long no bridge is running.
+CARRYING: Policy = {
     "start_to_close_timeout": timedelta(minutes=5),
     "heartbeat_timeout": HEARTBEAT,
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=30)),
 }
 
-# A look at the runs of a mailbox that are silent. Where it does not come through, the next one is due later.
-LOOKING_AT_TURNS: dict[str, Any] = {
+# A look at the silent runs of a mailbox. If it fails, the next one is due later.
+LOOKING_AT_TURNS: Policy = {
     "start_to_close_timeout": timedelta(minutes=1),
     "retry_policy": RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=5),
 }
+
+
+def model_turn_policy(limits: Limits) -> Policy:
+    return {
+        "start_to_close_timeout": turn_limit(limits) + TURN_MARGIN,
+        "heartbeat_timeout": HEARTBEAT,
+        "retry_policy": MODEL_RETRIES,
+    }
+
+
+def summary_policy(limits: Limits) -> Policy:
+    return FILES | {"start_to_close_timeout": turn_limit(limits) + SUMMARY_MARGIN}
+
+
+def tool_call_policy(route: ToolRoute, effect: Effect) -> Policy:
+    return {
+        "start_to_close_timeout": route.timeout + CALL_MARGIN,
+        "heartbeat_timeout": HEARTBEAT,
+        "retry_policy": TOOL_RETRIES[effect],
+    }
+
+
+def queue_call_policy(route: ToolRoute, queue: QueueRoute, effect: Effect) -> Policy:
+    return {
+        "task_queue": queue.task_queue,
+        "schedule_to_start_timeout": route.timeout,
+        "start_to_close_timeout": route.timeout,
+        "heartbeat_timeout": queue.heartbeat,
+        "retry_policy": TOOL_RETRIES[effect],
+    }

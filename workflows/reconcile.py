@@ -13,11 +13,14 @@ from workflows.policies import HEARTBEAT, LOOK_RETRIES, MOST_LOOKING
 
 @workflow.defn
 class Reconcile:
-    """Input: none. Result: a `ReconcileReport`. Goes on among the stores where the round before it stopped."""
+    """Look at the runs of a task queue. Result: a `ReconcileReport`.
+
+    In the stores it continues at the place where the last one stopped.
+    """
 
     @workflow.run
     async def run(self, *_: Any) -> ReconcileReport:
-        # Read as a request: all of the last report that counts here, whichever version wrote it.
+        # Read as a request: the part of the last report that counts here, whichever version wrote it.
         last = workflow.get_last_completion_result(ReconcileRequest)
         report: ReconcileReport = await workflow.execute_activity_method(
             Reconciliations.reconcile,

@@ -1,7 +1,7 @@
-"""The sandbox in which workflows run: the SDK's, but for one question that it asks again and again.
+"""The sandbox in which workflows run: the SDK's, except that it is not entered to ask for a payload's context.
 
-For each payload that comes or goes, the SDK enters the sandbox three or four times, to learn what the payload belongs
-to: a converter or codec may treat it by that. Ours treat all payloads of a workflow alike. It was a sixth of a worker's
+For each payload the SDK enters the sandbox three or four times to learn the command that it belongs to, which a
+converter or codec may use. Ours treat all payloads of a workflow alike, and those entries took a sixth of a worker's
 CPU.
 """
 
@@ -20,7 +20,7 @@ from temporalio.workflow import Info
 
 @dataclass(frozen=True)
 class Sandbox(SandboxedWorkflowRunner):
-    """`stores`: large payloads are kept elsewhere, under the name of what they belong to."""
+    """With `stores`, large payloads are stored outside Temporal, under the name of their command."""
 
     stores: bool = True
 

@@ -1,7 +1,7 @@
-"""What the search attributes of a run say.
+"""The search attributes of a run.
 
 An upsert is an event in history, so they change with the run's status and not with each step. A value over 2 KiB
-would make the server end the run, so every text is cut.
+would make the server end the run, so every text is truncated.
 """
 
 from typing import Any
@@ -19,11 +19,12 @@ from activities.telemetry.attributes import (
     WAITING_FOR,
 )
 from contracts.followup import FollowUpState, FollowUpStatus
-from contracts.run.question import Question, QuestionKind
+from contracts.run.question import Question
 from contracts.run.state import RunState, RunStatus
 from decisions.followup import state as followup
 from decisions.followup import view
 from decisions.run.limits import spent
+from decisions.run.question import TEXTUAL
 from decisions.text.formatting import waiting_for
 from workflows.encryption import is_confidential
 
@@ -31,12 +32,12 @@ MOST_CHARACTERS = 200  # characters of a value
 
 
 def format_keyword(text: str) -> str:
-    """Return one line of a name or id as it is, so that a search finds it: nothing in it is written out."""
+    """Return one line of a name or id, with nothing escaped, so that a search finds it."""
     return " ".join(text.split())[:MOST_CHARACTERS]
 
 
 def of(state: RunState) -> TypedSearchAttributes:
-    """The attributes of a run in this state; what does not apply is left out."""
+    """Return the attributes of a run in this state; those that do not apply are left out."""
     pairs: list[SearchAttributePair[Any]] = [
         SearchAttributePair(AGENT_NAME, format_keyword(state.agent)),
         SearchAttributePair(AGENT_STATUS, state.status.value),
@@ -55,7 +56,7 @@ def of(state: RunState) -> TypedSearchAttributes:
 
 
 def changes(shown: TypedSearchAttributes, new: TypedSearchAttributes) -> list[SearchAttributeUpdate[Any]]:
-    """What has to be upserted, so that `new` is shown."""
+    """Return the updates that turn `shown` into `new`."""
     changed: list[SearchAttributeUpdate[Any]] = []
     for key in KEYS:
         value = new.get(key)
@@ -74,7 +75,7 @@ _ENDS = {
 
 
 def of_follow_up(state: FollowUpState) -> TypedSearchAttributes:
-    """The attributes of a follow-up, in the words of runs: it is listed among them."""
+    """Return the attributes of a follow-up, with the statuses of runs, among which it is listed."""
     waits = RunStatus.waiting_on_human if followup.questions(state) else RunStatus.waiting_on_tool
     status = _ENDS.get(state.state, waits if state.tasks else RunStatus.queued)
     pairs: list[SearchAttributePair[Any]] = [
@@ -87,7 +88,7 @@ def of_follow_up(state: FollowUpState) -> TypedSearchAttributes:
 
 
 def _about(question: Question) -> str:
-    """What an encrypted run asks is not told where everybody can read it."""
-    if question.kind is QuestionKind.question and is_confidential():
+    """Return the text of `WaitingFor`, without the question itself if the run is encrypted."""
+    if question.kind in TEXTUAL and is_confidential():
         return "human: a question"
     return waiting_for(question)

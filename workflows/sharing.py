@@ -1,6 +1,6 @@
-"""What a run in a worker's memory lets that worker's activities read: its transcript, which they need not ask for then.
+"""The transcript of a run in a worker's memory, shared with that worker's activities, which then need not query it.
 
-Nothing of the run depends on it. A replay, and a worker without activities, have nobody to share with.
+No run depends on it: a replay, and a worker without activities, share nothing.
 """
 
 from temporalio import workflow
@@ -13,7 +13,7 @@ _SHARE = "perdure_share_transcript"
 
 
 class Sharing(Interceptor):
-    """For workers that have a cache of conversations."""
+    """Gives the runs of a worker access to its transcript cache."""
 
     def __init__(self, transcripts: Transcripts) -> None:
         self._transcripts = transcripts

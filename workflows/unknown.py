@@ -1,4 +1,4 @@
-"""A start of a type that does not exist ends at once, instead of waiting for a worker that knows it."""
+"""A workflow of an unknown type, which ends at once instead of waiting for a worker that has the type."""
 
 from collections.abc import Sequence
 from typing import NoReturn

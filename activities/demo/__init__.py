@@ -1,7 +1,7 @@
 """The demo model: a rule-based stand-in for a provider.
 
-model   the rule-based model
-page    what it measures
-review  what it writes
-sse     how it is streamed
+model   The rule-based model
+page    A fetched page in measurable parts
+review  The critique or report of pages
+sse     Validation and streaming as in the Messages API
 """

@@ -1,4 +1,4 @@
-"""The provider's half of the Messages API: what it refuses, and a reply as the events it streams."""
+"""The server side of the Messages API: validation of requests, and replies as streamed events."""
 
 import json
 from collections.abc import Iterator
@@ -23,19 +23,19 @@ TYPE_OF_STATUS = {status: name for name, status in _STATUS_OF_TYPE.items()}
 
 
 def error_body(type_: str, message: str) -> Json:
-    """The JSON of an error, as a body of its own and as the data of an `error` event."""
+    """Return an error as JSON, for a body or the data of an `error` event."""
     return {"type": "error", "error": {"type": type_, "message": message}}
 
 
 def encode_event(data: Json) -> bytes:
-    """One server-sent event; its name is the `type` of its data."""
+    """Encode one server-sent event, named by the `type` of its data."""
     return f"event: {data['type']}\ndata: {json.dumps(data)}\n\n".encode()
 
 
 def encode_stream(message: Json, piece: int = 24) -> Iterator[bytes]:
-    """The events of one complete reply, one by one, with `piece` characters in a delta.
+    """Yield the events of one complete reply, with `piece` characters in a delta.
 
-    A `tool_use` whose `input` is a string streams that string as it is: so broken arguments can be told.
+    A `tool_use` whose `input` is a string streams that string as it is, for tests of broken arguments.
     """
     usage = message["usage"]
     opening = {
@@ -61,7 +61,7 @@ def encode_stream(message: Json, piece: int = 24) -> Iterator[bytes]:
 
 
 def _block_events(block: Json, piece: int) -> tuple[Json, list[Json]]:
-    """The block as it starts, and the deltas that fill it."""
+    """Return the block as it starts, and the deltas that fill it."""
     match block["type"]:
         case "text":
             deltas = [{"type": "text_delta", "text": part} for part in _pieces(block["text"], piece)]
@@ -83,13 +83,13 @@ def _pieces(text: str, size: int) -> list[str]:
 
 
 def refusal(body: Any) -> str | None:
-    """Why the API would answer this request with 400, or None. A `tool_use` without its result is the classic."""
+    """Return the reason, if any, why the API would reject this request with 400."""
     if not isinstance(body, dict):
         return "the body is not a JSON object"
-    if fault := _field_fault(body):
-        return fault
-    faults = (_message_fault(at, message) for at, message in enumerate(body["messages"]))
-    return next((fault for fault in faults if fault), None) or _pairing_fault(body["messages"])
+    if error := _field_fault(body):
+        return error
+    errors = (_message_fault(at, message) for at, message in enumerate(body["messages"]))
+    return next(filter(None, errors), None) or _pairing_fault(body["messages"])
 
 
 def _field_fault(body: Json) -> str | None:
@@ -104,10 +104,10 @@ def _field_fault(body: Json) -> str | None:
         "messages: at least one message is required": isinstance(body.get("messages"), list)
         and len(body["messages"]) > 0,
     }
-    if fault := next((message for message, is_sound in sound.items() if not is_sound), None):
-        return fault
-    if fault := next((fault for at, tool in enumerate(tools) if (fault := _tool_fault(at, tool))), None):
-        return fault
+    if error := next((message for message, is_sound in sound.items() if not is_sound), None):
+        return error
+    if error := next(filter(None, (_tool_fault(at, tool) for at, tool in enumerate(tools))), None):
+        return error
     if len({tool["name"] for tool in tools}) < len(tools):
         return "tools: Tool names must be unique."
     forced = (body.get("tool_choice") or {}).get("name")
@@ -116,11 +116,11 @@ def _field_fault(body: Json) -> str | None:
 
 
 def _tool_fault(at: int, tool: Json) -> str | None:
-    """A tool that a server brings itself has a type of its own, and no schema."""
+    """Check a custom tool. The API's own tools have another type, and no schema."""
     if tool.get("type") not in (None, "custom"):
         return None
-    fault = api_fault(tool["name"], str(tool.get("description", "")), tool.get("input_schema"))
-    return f"tools.{at}.custom.{fault[0]}: {fault[1]}" if fault else None
+    error = api_fault(tool["name"], str(tool.get("description", "")), tool.get("input_schema"))
+    return f"tools.{at}.custom.{error[0]}: {error[1]}" if error else None
 
 
 def _message_fault(at: int, message: Any) -> str | None:
@@ -131,7 +131,7 @@ def _message_fault(at: int, message: Any) -> str | None:
         return None
     if not isinstance(content, list) or not content:
         return f"messages.{at}: content must be non-empty"
-    return next((f"messages.{at}.{fault}" for block in content if (fault := _block_fault(block))), None)
+    return next((f"messages.{at}.{error}" for block in content if (error := _block_fault(block))), None)
 
 
 def _block_fault(block: Any) -> str | None:
@@ -155,7 +155,7 @@ def _block_fault(block: Any) -> str | None:
 
 
 def _pairing_fault(messages: list[Json]) -> str | None:
-    """Each `tool_use` must be answered by one leading `tool_result` of the very next user turn."""
+    """Check that the next user turn begins with one `tool_result` for each `tool_use`."""
     if messages[0]["role"] != "user":
         return "messages: first message must use the user role"
     open_ids: list[str] = []
@@ -179,7 +179,7 @@ def _pairing_fault(messages: list[Json]) -> str | None:
 
 
 def _turns(messages: list[Json]) -> list[tuple[str, list[Json]]]:
-    """Messages with neighbours of the same role joined, as the API joins them; system messages left out."""
+    """Join adjacent messages of the same role, as the API does, without system messages."""
     turns: list[tuple[str, list[Json]]] = []
     for message in messages:
         if message["role"] == "system":
@@ -202,14 +202,14 @@ def _leading_results(content: list[Json]) -> list[str]:
 
 
 def blocks_of(message: Json) -> list[Json]:
-    """The content blocks of a message; a plain string is one text block."""
+    """Return the content blocks of a message; a plain string is one text block."""
     content = message["content"]
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
 
 
 @dataclass(frozen=True)
 class ToolUse:
-    """One tool use of a conversation, with what came back: None while it is open."""
+    """One tool use of a conversation, with its result once it has one."""
 
     name: str
     arguments: Json
@@ -218,14 +218,14 @@ class ToolUse:
 
 
 def tool_uses(messages: list[Json]) -> list[ToolUse]:
-    """The tool uses of a conversation that `refusal` lets pass, in order."""
+    """Return the tool uses of a valid conversation, in order."""
     blocks = [block for message in messages for block in blocks_of(message)]
     results = {block["tool_use_id"]: block for block in blocks if block["type"] == "tool_result"}
     return [
-        ToolUse(block["name"], block["input"], _result_text(found), bool(found and found.get("is_error")))
+        ToolUse(block["name"], block["input"], _result_text(result), bool(result and result.get("is_error")))
         for block in blocks
         if block["type"] == "tool_use"
-        for found in [results.get(block["id"])]
+        for result in [results.get(block["id"])]
     ]
 
 
@@ -237,5 +237,5 @@ def _result_text(result: Json | None) -> str | None:
 
 
 def estimate_tokens(value: Any) -> int:
-    """A token for four characters of its JSON: plain arithmetic, for `usage` figures that need no tokenizer."""
+    """Estimate the tokens as a quarter of the JSON's characters."""
     return max(1, len(json.dumps(value, ensure_ascii=False)) // 4)

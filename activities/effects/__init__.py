@@ -1,7 +1,7 @@
 """Side effects: attempts, heartbeats, and the ledger that keeps `once` calls from repeating.
 
-attempts   which attempts of an activity count, and whether the one before was lost with its worker
-heartbeat  how an activity says that it is alive
+attempts   counting the attempts of an activity, and detecting a lost worker
+heartbeat  heartbeats while a block runs
 ledger     claims and results of `once` calls
-once       how an effect is made whole, in its time, and once
+once       running a call to completion, within its timeout, at most once
 """

@@ -1,4 +1,4 @@
-"""The attempts of an activity: which of them count, and what became of the one before."""
+"""The attempts of an activity: which of them count, and how the previous one ended."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -15,13 +15,13 @@ from activities.model.rate_limit import HeldBack
 from activities.storage.store import StoredFileChangedError
 from contracts.failures import RunFailure
 
-WORKER_SHUTDOWN = "WorkerShutdown"  # the type of the failure with which a worker that stops gives up its activities
-HOLDS = "holds"  # where an attempt's beats tell how many before it were held back
-SPENT = "spent"  # where they tell how many seconds those before it took, which failed by themselves
+WORKER_SHUTDOWN = "WorkerShutdown"  # failure type of activities that a stopping worker gives up
+HOLDS = "holds"  # heartbeat key: how many earlier attempts were held back
+SPENT = "spent"  # heartbeat key: seconds that earlier failed attempts took
 
 
 async def was_lost(client: Client) -> bool:
-    """Whether the attempt before this one ended with its worker, and not by a failure of its own."""
+    """Return True if the previous attempt was lost with its worker, and did not fail by itself."""
     info = activity.info()
     if info.attempt == 1:
         return False
@@ -34,15 +34,15 @@ async def was_lost(client: Client) -> bool:
     return False
 
 
-MAX_FILE_PAUSE = 300.0  # seconds between two looks at a stored file that was changed
+MAX_FILE_PAUSE = 300.0  # seconds between two checks of a stored file that was changed
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """`number` counts from 1, without the `holds`: attempts that were held back before they asked the model.
+    """An attempt. `number` counts from 1, without the `holds`: attempts held back before they called the model.
 
-    `spent` is how many seconds the failed attempts before it took. Each beat must carry `told`, since the next attempt
-    knows of those only by them.
+    `spent` is the seconds that earlier failed attempts took. Each heartbeat must carry `told`: the next attempt reads
+    both from it.
     """
 
     number: int
@@ -64,9 +64,9 @@ def this_attempt() -> Attempt:
 
 @contextmanager
 def counting_holds(this: Attempt) -> Iterator[None]:
-    """If the block fails, the next attempt knows why and after how long. No beat of the block may come after it.
+    """If the block fails, report the reason and duration to the next attempt. The block must have stopped its beats.
 
-    A stored file that was changed holds it back: the run waits until the right file is there again.
+    A changed stored file counts as a hold: the run waits until the original file is back.
     """
     began = monotonic()
     try:
@@ -88,29 +88,29 @@ def _held_by(error: StoredFileChangedError, this: Attempt) -> HeldBack:
 
 
 @asynccontextmanager
-async def trying(client: Client, most: int) -> AsyncIterator[Attempt]:
-    """The block as one of so many attempts. Temporal cannot count them, as it would count those held back too."""
+async def trying(client: Client, limit: int) -> AsyncIterator[Attempt]:
+    """Run the block as one of `limit` attempts. Temporal cannot count them: it would include those held back."""
     this = this_attempt()
-    if this.number > most:
+    if this.number > limit:
         raise await _used_up(client)
     try:
         with counting_holds(this):
             yield this
     except Exception as error:
-        if this.number < most or isinstance(error, HeldBack) or getattr(error, "non_retryable", False):
+        if this.number < limit or isinstance(error, HeldBack) or getattr(error, "non_retryable", False):
             raise
         raise final(error) from error.__cause__
 
 
 def final(error: Exception) -> ApplicationError:
-    """The same, so that Temporal does not try again."""
+    """Return the error as one that Temporal does not retry."""
     if isinstance(error, ApplicationError):
         return ApplicationError(error.message, *error.details, type=error.type, non_retryable=True)
     return ApplicationError(str(error), type=type(error).__name__, non_retryable=True)
 
 
 async def _used_up(client: Client) -> ApplicationError:
-    """The last attempt said nothing: it was lost with its worker, as the run must know, or took too long."""
+    """The error of a last attempt that reported nothing: it was lost with its worker, or timed out."""
     if await was_lost(client):
         return ApplicationError("lost with its worker, again and again", type=WORKER_SHUTDOWN, non_retryable=True)
     message = "the model did not answer in time, again and again"

@@ -1,4 +1,4 @@
-"""How an activity says that it is alive. Without beats a dead worker is found only when the call times out."""
+"""Heartbeats of an activity. Without them a dead worker is detected only when the call times out."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -7,15 +7,15 @@ from typing import Any
 
 from temporalio import activity
 
-ALIVE_EVERY = 1.0  # seconds; a cancel travels back with a beat, so this is how long a read goes on after one
-LOOK_EVERY = 0.25  # seconds between looks for something new to show
+ALIVE_EVERY = 1.0  # seconds; a cancel arrives with a heartbeat, so a read continues for this long after one
+LOOK_EVERY = 0.25  # seconds between checks for new progress
 
 
 @asynccontextmanager
 async def beating(progress: Callable[[], Any]) -> AsyncIterator[None]:
-    """Beats while the block runs. `progress` gives the details a watcher sees; a change is sent at once.
+    """Heartbeat while the block runs. `progress` returns the details that a watcher sees; changes are sent at once.
 
-    A local activity has nobody to beat for: its worker is known to be there by its workflow task.
+    A local activity sends none: its workflow task already shows that the worker is alive.
     """
     if activity.info().is_local:
         yield

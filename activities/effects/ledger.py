@@ -1,7 +1,7 @@
-"""The effect ledger: before a `once` effect starts its claim is written, after it its result.
+"""The effect ledger: a claim is written before a `once` effect starts, its result afterwards.
 
-A claim is created exclusively, so of several attempts one makes the effect, whatever was thought dead. An attempt that
-finds a result returns it; one that finds a claim without a result cannot know, and says so.
+A claim is created exclusively, so one attempt makes the effect, even if another was wrongly thought dead. An attempt
+that reads a result returns it; one that reads a claim without a result reports the outcome as unknown.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ from contracts.models import Value
 from contracts.tool import ToolOutcome
 
 LOOK_EVERY = 0.25  # seconds
-ELSEWHERE = timedelta(seconds=3)  # how long the result of a claimant on another machine is waited for
-LEASE = timedelta(seconds=8)  # less than a heartbeat's timeout: who stood still for longer may have been replaced
+ELSEWHERE = timedelta(seconds=3)  # wait for the result of a claimant on another machine
+LEASE = timedelta(seconds=8)  # less than a heartbeat timeout: a worker paused for longer may have been replaced
 FOLDER = "ledger"
 
 
 class Owner(Value):
-    """The process that made a claim. `started` tells apart two processes that had one number."""
+    """The process that made a claim. `started` distinguishes processes that had the same pid."""
 
     host: str
     pid: int
@@ -39,17 +39,17 @@ class Owner(Value):
 
     @property
     def is_near(self) -> bool:
-        """On this machine, where it can be looked at."""
+        """True if the process is on this machine, and can be checked."""
         return self.host == platform.node() and bool(self.started)
 
     @property
     def may_live(self) -> bool:
-        """False only where it is known to be dead."""
+        """False only if the process is known to be dead."""
         return not self.is_near or _started(self.pid) == self.started
 
 
 class Claim(Value):
-    """`until`: by then the effect has ended, if its process lives. `call` is a digest of the tool and its arguments."""
+    """A claim of one call. A live process ends the effect by `until`. `call` is a digest of tool and arguments."""
 
     key: str
     tool: str
@@ -61,12 +61,12 @@ class Claim(Value):
 
 
 class LedgerUnavailable(Exception):
-    """The ledger takes no claim. Without one no effect is made."""
+    """The ledger cannot take a claim, so the effect is not made."""
 
 
 @dataclass(frozen=True)
 class Granted:
-    """This attempt, and no other, may make the effect."""
+    """Only this attempt may make the effect."""
 
     at: datetime
 
@@ -82,17 +82,17 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Doubtful:
-    """Another attempt claimed the call, and left no result. `claim` is None where it cannot be read."""
+    """Another attempt claimed the call and left no result. `claim` is missing if it cannot be read."""
 
     claim: Claim | None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The ledger's page for one call: step `step` of the run whose store this is, in its `generation`.
+    """The ledger entry of one call: step `step` of the run that owns `store`, in its `generation`.
 
-    `execution` is the run's first Temporal execution, and `call` a digest of what is called: a run of the same id, or
-    one that was reset and went another way, must not find the result of something else.
+    `execution` is the run's first Temporal execution, `call` a digest of the call: a run with a reused id, or a reset
+    run that took another path, must not read the result of another call.
     """
 
     store: Store
@@ -104,12 +104,12 @@ class Entry:
 
     @property
     def _stem(self) -> str:
-        again = f"-{self.generation}" if self.generation > 1 else ""
-        of = f"{self.execution[-12:]}-" if self.execution else ""
-        return f"{FOLDER}/{of}step-{self.step:05}{again}"
+        generation = f"-{self.generation}" if self.generation > 1 else ""
+        execution = f"{self.execution[-12:]}-" if self.execution else ""
+        return f"{FOLDER}/{execution}step-{self.step:05}{generation}"
 
     def claim(self, tool: str, timeout: timedelta) -> Granted | Recorded | Doubtful:
-        """Takes the right to make this call, or tells what became of it. Raises LedgerUnavailable."""
+        """Claim the call, or return the state of an earlier claim. Raises LedgerUnavailable."""
         now = datetime.now(UTC)
         claim = Claim(
             key=self.key,
@@ -123,15 +123,15 @@ class Entry:
         try:
             self.store.create(f"{self._stem}.claim", claim.model_dump_json().encode())
         except FileExistsError:
-            found = self.found()
-            # A client of an object store sends again what it has no answer to, and may meet its own claim.
-            return Granted(now) if found == Doubtful(claim) else found
+            existing = self.found()
+            # An object store's client retries unanswered requests, and may meet its own claim.
+            return Granted(now) if existing == Doubtful(claim) else existing
         except OSError as error:
             raise LedgerUnavailable(f"the ledger takes no claim: {error.strerror or error}") from error
         return Granted(now)
 
     def is_claimed(self) -> bool:
-        """Whether an attempt before this one may have made the effect. Raises LedgerUnavailable."""
+        """Return True if an earlier attempt may have made the effect. Raises LedgerUnavailable."""
         try:
             self.store.read(f"{self._stem}.claim")
         except FileNotFoundError:
@@ -141,7 +141,7 @@ class Entry:
         return True
 
     def found(self) -> Recorded | Doubtful:
-        """What became of a call that was claimed. Raises LedgerUnavailable."""
+        """Return the state of a claimed call. Raises LedgerUnavailable."""
         try:
             claim = Claim.model_validate_json(self.store.read(f"{self._stem}.claim"))
             if claim.call != self.call:
@@ -161,9 +161,9 @@ class Entry:
     async def settled(
         self, doubtful: Doubtful, at_work: Collection[str], is_given_up: Callable[[], bool] = lambda: False
     ) -> Recorded | Doubtful:
-        """Waits for the result of a claimant that may be at work still: it was cut off, not killed.
+        """Wait for the result of a claimant that may still be at work: cut off, not killed.
 
-        `at_work` are the keys of the calls that this process is making.
+        `at_work` holds the keys of the calls that this process is making.
         """
         claim = doubtful.claim
         if claim is None:
@@ -173,36 +173,36 @@ class Entry:
         until = claim.until if claim.owner.is_near else min(claim.until, datetime.now(UTC) + ELSEWHERE)
         while claim.owner.may_live and datetime.now(UTC) < until and not is_given_up():
             await asyncio.sleep(LOOK_EVERY)
-            found = await asyncio.to_thread(self.found)
-            if isinstance(found, Recorded):
-                return found
+            current = await asyncio.to_thread(self.found)
+            if isinstance(current, Recorded):
+                return current
         return await self._found_at_last(doubtful)
 
     async def _found_at_last(self, doubtful: Doubtful) -> Recorded | Doubtful:
-        """Its claimant is not at work any more: it may have left with its result since the last look."""
+        """Check once more: the claimant may have written its result just before it stopped."""
         with suppress(LedgerUnavailable):
-            found = await asyncio.to_thread(self.found)
-            return found if isinstance(found, Recorded) else doubtful
+            current = await asyncio.to_thread(self.found)
+            return current if isinstance(current, Recorded) else doubtful
         return doubtful
 
     def is_at_work(self, at_work: Collection[str]) -> bool:
-        """Whether its claimant may be making the effect just now. Raises LedgerUnavailable."""
-        found = self.found()
-        if isinstance(found, Recorded) or found.claim is None:
+        """Return True if the claimant may be making the effect now. Raises LedgerUnavailable."""
+        existing = self.found()
+        if isinstance(existing, Recorded) or existing.claim is None:
             return False
-        here = found.claim.owner == Owner.here()
-        lives = self.key in at_work if here else found.claim.owner.may_live
-        return lives and datetime.now(UTC) < found.claim.until
+        owner = existing.claim.owner
+        lives = self.key in at_work if owner == Owner.here() else owner.may_live
+        return lives and datetime.now(UTC) < existing.claim.until
 
     def record(self, outcome: ToolOutcome) -> None:
-        """Writes the result beside the claim. Raises OSError."""
+        """Write the result next to the claim. Raises OSError."""
         self.store.put(f"{self._stem}.result", outcome.model_dump_json().encode())
 
 
 def _started(pid: int) -> str:
-    """When the process started, in the kernel's words; empty where it has ended, or the kernel does not tell."""
+    """Return the kernel's start time of the process; "" if it has ended, or /proc is missing."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if fields[0] in "ZX" else fields[19]  # dead, and not yet collected by its parent
+        return "" if fields[0] in "ZX" else fields[19]  # Z, X: dead, not yet reaped by its parent
     except (OSError, IndexError):
         return ""

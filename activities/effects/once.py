@@ -1,4 +1,4 @@
-"""How an effect is made: whole, in its time, and, where it must not be repeated, once, with any failure of it final."""
+"""Run a tool call to completion, within its timeout, and at most once if its effect is `once`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -15,27 +15,27 @@ from activities.tools.interface import TransientFailure
 from contracts.failures import ToolFault
 from contracts.tool import MOST_ERROR, ToolOutcome, failed
 
-GRACE = timedelta(seconds=3)  # beyond a tool's own timeout; the activity's is longer still
+GRACE = timedelta(seconds=3)  # added to a tool's own timeout; the activity's is longer still
 LAPSED = failed(ToolFault.interrupted, "not made: its worker stood still before it began")
 
 T = TypeVar("T")
 
 
 async def whole(work: Coroutine[Any, Any, T], drain: timedelta) -> T:
-    """What has begun is finished whatever is asked of the activity, except where its worker must go.
+    """Finish the work even if the activity is cancelled, except when its worker stops.
 
-    `drain` is how long a worker that stops waits for its activities.
+    `drain` is how long a stopping worker waits for its activities.
     """
     task = asyncio.create_task(work)
-    # A cancel comes only once: after one of the run's, the worker's own would not be heard.
+    # An activity is cancelled only once: after the run's cancel, the worker's own would not arrive.
     stopping = asyncio.create_task(activity.wait_for_worker_shutdown())
     deadline: float | None = None
     try:
         while not task.done():
             waited_for = {task, stopping} if deadline is None else {task}
-            left = None if deadline is None else deadline - monotonic()
+            remaining = None if deadline is None else deadline - monotonic()
             try:
-                await asyncio.wait(waited_for, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waited_for, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
                 details = activity.cancellation_details()
                 if details is not None and details.worker_shutdown:
@@ -53,7 +53,7 @@ async def whole(work: Coroutine[Any, Any, T], drain: timedelta) -> T:
 
 
 async def within(timeout: timedelta, effect: Coroutine[Any, Any, T]) -> T:
-    """Raises TransientFailure where the effect does not end in time."""
+    """Await the effect. Raises TransientFailure if it does not end in time."""
     try:
         async with asyncio.timeout((timeout + GRACE).total_seconds()) as limit:
             return await effect
@@ -64,11 +64,11 @@ async def within(timeout: timedelta, effect: Coroutine[Any, Any, T]) -> T:
 
 
 async def final(effect: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
-    """Any failure is final for what must not be repeated. Only a worker that must go leaves it open."""
+    """Turn any failure of a `once` effect into a final outcome, except the loss of its worker."""
     try:
         return await effect
-    except TransientFailure as passing:
-        kind, message = passing.kind, passing.message
+    except TransientFailure as failure:
+        kind, message = failure.kind, failure.message
     except ApplicationError as error:
         if error.type == WORKER_SHUTDOWN:
             raise
@@ -84,48 +84,48 @@ async def final(effect: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
 
 
 class Effects:
-    """Those that must not be repeated. It knows which of them are being made in this process."""
+    """Runs `once` effects, and keeps track of those that this process is making."""
 
     def __init__(self) -> None:
         self._at_work: set[str] = set()  # their keys
 
     async def once(
         self,
-        page: Entry,
+        entry: Entry,
         name: str,
         timeout: timedelta,
         effect: Callable[[], Coroutine[Any, Any, ToolOutcome]],
         finish: Callable[[ToolOutcome], Awaitable[ToolOutcome]],
     ) -> ToolOutcome | Doubtful:
-        """Claim, effect, record. What was claimed before is looked up, not made. Raises LedgerUnavailable.
+        """Claim, run, record. A call that was claimed before is looked up, not made. Raises LedgerUnavailable.
 
-        `finish` returns what is recorded and shown of an outcome.
+        `finish` maps an outcome to the one that is recorded and returned.
         """
-        claimed = await asyncio.to_thread(page.claim, name, timeout + GRACE)
+        claimed = await asyncio.to_thread(entry.claim, name, timeout + GRACE)
         if isinstance(claimed, Doubtful):
-            claimed = await page.settled(claimed, self._at_work, activity.is_cancelled)
+            claimed = await entry.settled(claimed, self._at_work, activity.is_cancelled)
         if isinstance(claimed, Recorded):
             return claimed.outcome
         if isinstance(claimed, Doubtful):
             return claimed
         if claimed.has_lapsed:
-            return await asyncio.to_thread(_recorded, page, LAPSED)
-        self._at_work.add(page.key)
+            return await asyncio.to_thread(_recorded, entry, LAPSED)
+        self._at_work.add(entry.key)
         try:
             outcome = await finish(await final(within(timeout, effect())))
-            return await asyncio.to_thread(_recorded, page, outcome)
-        finally:  # not before it is recorded: another attempt would take it for lost
-            self._at_work.discard(page.key)
+            return await asyncio.to_thread(_recorded, entry, outcome)
+        finally:  # after it is recorded: another attempt would otherwise consider it lost
+            self._at_work.discard(entry.key)
 
-    async def must_be_over(self, page: Entry) -> None:
-        """Raises LedgerUnavailable while the effect may be at work, also on a machine that was cut off."""
-        if await asyncio.to_thread(page.is_at_work, self._at_work):
+    async def must_be_over(self, entry: Entry) -> None:
+        """Raise LedgerUnavailable while the effect may still run, on a disconnected machine too."""
+        if await asyncio.to_thread(entry.is_at_work, self._at_work):
             raise LedgerUnavailable("the call before this one may still be at work")
 
 
-def _recorded(page: Entry, outcome: ToolOutcome) -> ToolOutcome:
+def _recorded(entry: Entry, outcome: ToolOutcome) -> ToolOutcome:
     try:
-        page.record(outcome)
-    except OSError as error:  # history will have the outcome, unless this worker dies within the moment
-        activity.logger.warning("what became of %s is not in the ledger: %s", page.key, error)
+        entry.record(outcome)
+    except OSError as error:  # history gets the outcome anyway, unless this worker dies right now
+        activity.logger.warning("the outcome of %s is not in the ledger: %s", entry.key, error)
     return outcome

@@ -1,6 +1,6 @@
 """Follow-ups: topics, outgoing messages, and the lane that resumes the work.
 
-followup  a follow-up's start, its topics, its messages, and the lane where the work goes on
-outbox    the port by which messages go out: a webhook, a log file
-topic     how an event, or a task that waits for one, gets to its topic
+followup  the activities of a follow-up: its start, subscriptions, messages, and the request that resumes the work
+outbox    the port for outgoing messages, with a webhook and a log file as adapters
+topic     signals to a topic: events and subscriptions
 """

@@ -1,4 +1,4 @@
-"""What a follow-up needs from outside: its start, its topics, its messages, and the lane where the work goes on."""
+"""The activities of a follow-up: its start, its subscriptions, its messages, and the request that resumes the work."""
 
 import asyncio
 from contextlib import suppress
@@ -44,10 +44,10 @@ from decisions.run.limits import left_for_follow_ups, smaller
 from decisions.text.formatting import cut, markdown
 
 NOTIFY = "notify"
-MOST_SENDS = 8  # attempts at an outbox that honours keys, over some two minutes
-FOR_EVER = (LaneFault.invalid_input, LaneFault.request_reused)  # refusals that no time changes
+MOST_SENDS = 8  # attempts at an outbox that honors keys, over about two minutes
+FOR_EVER = (LaneFault.invalid_input, LaneFault.request_reused)  # permanent refusals
 ACCEPTED_WITHIN = timedelta(seconds=20)
-ASKED_WITHIN = timedelta(seconds=10)  # for what a run has left of its budget
+ASKED_WITHIN = timedelta(seconds=10)  # for the query of a run's remaining budget
 NO_OUTBOX = failed(ToolFault.tool_error, "this worker's project has no outbox")
 MAY_BE_SENT = failed(ToolFault.in_doubt, "its worker was lost while it was sent: it may have been sent, or not")
 
@@ -60,17 +60,17 @@ class FollowUps:
 
     @activity.defn
     async def command_follow_up(self, commands: FollowUpCommands) -> ToolOutcome:
-        """Creates a follow-up, adds a task, or both; made again it changes nothing. The result names the ids."""
-        if commands.task is not None and (why := self._never_sent(commands.task)):
-            return failed(ToolFault.blocked, why)
+        """Create a follow-up, add a task, or both. Repeating it changes nothing. The result holds the ids."""
+        if commands.task is not None and (reason := self._never_sent(commands.task)):
+            return failed(ToolFault.blocked, reason)
         if commands.create is not None:
             await self._create(commands.create, commands.task)
-        elif commands.task is not None and (why := await self._refusal(commands.task)):
-            return failed(ToolFault.invalid_arguments, why)
+        elif commands.task is not None and (reason := await self._refusal(commands.task)):
+            return failed(ToolFault.invalid_arguments, reason)
         return ToolOutcome(result=shown(commands))
 
     def _never_sent(self, task: TaskCommand) -> str | None:
-        """Why the outbox would refuse the message of a task, which is better told at once."""
+        """Return the reason, if any, why the outbox will refuse the task's message, so that the model learns it now."""
         kind, outbox = KINDS[task.data.kind], self._project.outbox
         if kind.sends is None or not isinstance(outbox, ListedOutbox):
             return None
@@ -78,7 +78,7 @@ class FollowUps:
 
     async def _create(self, create: CreateCommand, task: TaskCommand | None) -> None:
         create = create.model_copy(update={"answer_keys": dict(self._project.answer_keys)})
-        with suppress(WorkflowAlreadyStartedError):  # by an attempt before this one; it is over by now
+        with suppress(WorkflowAlreadyStartedError):  # by an earlier attempt; it has ended by now
             await self._client.start_workflow(
                 "FollowUp",
                 _json(create),
@@ -92,9 +92,9 @@ class FollowUps:
             )
 
     async def _refusal(self, task: TaskCommand) -> str | None:
-        """Why the follow-up does not take the task. None where it does, or did before."""
-        named = task.data.workflow_id
-        handle = self._client.get_workflow_handle(ids.follow_up_workflow_id(named))
+        """Submit the task. Return the reason if the follow-up rejects it."""
+        workflow_id = task.data.workflow_id
+        handle = self._client.get_workflow_handle(ids.follow_up_workflow_id(workflow_id))
         try:
             await handle.execute_update("create_task", _json(task), id=task.data.task_id, rpc_timeout=ACCEPTED_WITHIN)
         except WorkflowUpdateFailedError as refused:
@@ -102,19 +102,19 @@ class FollowUps:
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
-            over = "has ended: create another one" if "already completed" in error.message else "does not exist"
-            return f"follow-up {named[:100]} {over}"
+            problem = "has ended: create another one" if "already completed" in error.message else "does not exist"
+            return f"follow-up {workflow_id[:100]} {problem}"
         return None
 
     @activity.defn
     async def subscribe_task(self, request: SubscribeRequest) -> None:
-        """Lets a topic know of a task of the follow-up that calls this. Over again it changes nothing."""
-        wanted = Subscription(subscriber=_self(), task_id=request.task_id, expires_at=request.expires_at)
-        await subscribe(self._client, activity.info().task_queue, request.topic, wanted)
+        """Subscribe a task of the calling follow-up to a topic. Repeating it changes nothing."""
+        subscription = Subscription(subscriber=_self(), task_id=request.task_id, expires_at=request.expires_at)
+        await subscribe(self._client, activity.info().task_queue, request.topic, subscription)
 
     @activity.defn
     async def notify(self, request: NotifyRequest) -> ToolOutcome:
-        """Sends one message: once, or, where the outbox honours keys, up to `MOST_SENDS` times."""
+        """Send one message: once, or up to `MOST_SENDS` times if the outbox honors keys."""
         outbox = self._project.outbox
         if outbox is None:
             return NO_OUTBOX
@@ -125,10 +125,10 @@ class FollowUps:
             return redacted(await _keyed(outbox, request.message, key), self._project.secrets)
 
     async def _key_id(self, execution: str) -> str:
-        """The follow-up's id for its keys: marked where an earlier follow-up had the same id."""
+        """Return the follow-up's id for its keys, marked if an earlier follow-up had the same id."""
         workspace, store = self._project.workspace(_self()), self._project.stores.of(_self())
-        found = await asyncio.to_thread(find_key_id, store, workspace, _self(), execution)
-        return (found or _self()).removeprefix(ids.FOLLOW_UP)
+        key_id = await asyncio.to_thread(find_key_id, store, workspace, _self(), execution)
+        return (key_id or _self()).removeprefix(ids.FOLLOW_UP)
 
     async def _once(self, outbox: Outbox, request: NotifyRequest, key: str) -> ToolOutcome:
         try:
@@ -157,9 +157,9 @@ class FollowUps:
 
     @activity.defn
     async def resume_work(self, work: ResumeWork) -> None:
-        """A new request for a lane, which knows one that comes again. A lane that is full is tried until it is not.
+        """Submit the request that resumes the work. The lane recognizes a duplicate.
 
-        What a lane will never take is not tried again.
+        A full lane is retried until it accepts; a permanent refusal is not retried.
         """
         seq = work.request.request_id.rpartition(":")[2]
         request_id = ids.resume_request_id(await self._key_id(work.execution), int(seq))
@@ -169,29 +169,29 @@ class FollowUps:
             await submit(self._client, activity.info().task_queue, work.session_id, request)
         except WorkflowUpdateFailedError as refused:
             raise ApplicationError(
-                f"conversation {work.session_id} does not take it: {_why(refused)}",
+                f"conversation {work.session_id} rejects the request: {_why(refused)}",
                 type=FollowUpFailure.refused,
                 non_retryable=isinstance(refused.cause, ApplicationError) and refused.cause.type in FOR_EVER,
             ) from None
 
     async def _share_of(self, run_id: str | None) -> Share | None:
-        """What the run that created the follow-up has left for it; None where no worker or server knows the run."""
+        """Return the remaining share of the run that created the follow-up, if the run can be queried."""
         if run_id is None:
             return None
         handle = self._client.get_workflow_handle(ids.run_workflow_id(run_id))
         try:
             return left_for_follow_ups((await snapshot_of(handle, ASKED_WITHIN)).state)
         except (RPCError, WorkflowQueryFailedError) as error:
-            activity.logger.warning("run %s does not tell what it has left: %s", run_id, error)
+            activity.logger.warning("run %s does not report its remaining share: %s", run_id, error)
             return None
 
     @activity.defn
     async def close_follow_up(self, request: CloseFollowUp) -> None:
-        """Ends its subscriptions, wherever a topic still knows them; and cancels it with the server, where asked."""
+        """End the follow-up's subscriptions; if requested, cancel its workflow with the server."""
         info = activity.info()
-        for each in request.subscriptions:
-            ended = Subscription(subscriber=_self(), task_id=each.task_id, expires_at=0)
-            topic = self._client.get_workflow_handle(ids.topic_workflow_id(each.topic))
+        for task in request.subscriptions:
+            ended = Subscription(subscriber=_self(), task_id=task.task_id, expires_at=0)
+            topic = self._client.get_workflow_handle(ids.topic_workflow_id(task.topic))
             try:
                 await topic.signal("subscribe", ended.model_dump(mode="json"))
             except RPCError as error:
@@ -199,13 +199,13 @@ class FollowUps:
                     raise
         if request.cancel is not None:
             handle = self._client.get_workflow_handle(_self(), run_id=info.workflow_run_id)
-            # Temporal keeps this reason as plain text; where payloads are encrypted, the signal has told it.
+            # Temporal stores this reason as plain text; with encrypted payloads only the signal has it.
             plain = self._client.data_converter.payload_codec is None
             await handle.cancel(reason=request.cancel if plain else "")
 
 
 async def _keyed(outbox: Outbox, message: Outbound, key: str) -> ToolOutcome:
-    """Raises what failed it, to be sent again; at the last attempt that is the outcome, whatever it is."""
+    """Send a message with a key. Raises the failure to have it retried; after the last attempt it is the outcome."""
     try:
         return await outbox.send(message, key)
     except TransientFailure as passing:
@@ -220,7 +220,7 @@ async def _keyed(outbox: Outbox, message: Outbound, key: str) -> ToolOutcome:
 
 
 def _self() -> str:
-    """The workflow id of the follow-up that calls."""
+    """Return the workflow id of the calling follow-up."""
     return activity.info().workflow_id or ""
 
 

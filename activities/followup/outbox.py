@@ -1,10 +1,11 @@
-"""The one port by which messages go out, and its two adapters: a webhook, and a log file."""
+"""The port for outgoing messages, and its two adapters: a webhook and a log file."""
 
 import asyncio
 import errno
 import json
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,18 +15,18 @@ import httpx
 from activities.http.body import IDENTITY, BodyEncodingError, read_prefix
 from activities.http.retry_after import retry_after
 from activities.security.private import make_private, open_private
-from activities.tools.http import NO_HEADERS, PASSING, in_ascii
+from activities.tools.http import PASSING, in_ascii
 from activities.tools.interface import TransientFailure
 from contracts.failures import ToolFault
 from contracts.followup import Outbound
 from contracts.tool import Effect, ToolOutcome, failed
 
 FILE = "outbound.jsonl"
-MOST_ANSWER = 2000  # bytes of an answer that are told
+MOST_ANSWER = 2000  # bytes of an error response that are reported
 
 
 class Outbox(Protocol):
-    """`effect` is `keyed` where the other side honours the key, else `once`: then nothing is sent a second time."""
+    """Sends messages. `effect` is `keyed` if the receiver honors the key, else `once`: then nothing is sent twice."""
 
     @property
     def effect(self) -> Effect: ...
@@ -34,26 +35,20 @@ class Outbox(Protocol):
     def timeout(self) -> timedelta: ...
 
     async def send(self, message: Outbound, key: str) -> ToolOutcome:
-        """A permanent failure is returned, a passing one raised (`TransientFailure`)."""
+        """Send a message. Return a permanent failure; raise a transient one (`TransientFailure`)."""
 
 
 class ListedOutbox:
-    """Sends to the channels of a list only: `channel`, `platform:channel` or `platform:*`."""
+    """Sends only to listed channels: `channel`, `platform:channel` or `platform:*`."""
 
     def __init__(self, inner: Outbox, channels: Collection[str]) -> None:
         self._inner = inner
         self._channels = frozenset(channels)
-
-    @property
-    def effect(self) -> Effect:
-        return self._inner.effect
-
-    @property
-    def timeout(self) -> timedelta:
-        return self._inner.timeout
+        self.effect = inner.effect
+        self.timeout = inner.timeout
 
     def refusal(self, message: Outbound) -> str | None:
-        """Why such a message is never sent; None where it may be."""
+        """Return the reason, if any, why such a message is never sent."""
         spellings = {message.channel_id}
         if message.platform is not None:
             spellings |= {f"{message.platform}:{message.channel_id}", f"{message.platform}:*"}
@@ -63,13 +58,13 @@ class ListedOutbox:
         return f"not sent: the channel {where[:200]!r} is not in [outbox] channels of perdure.toml"
 
     async def send(self, message: Outbound, key: str) -> ToolOutcome:
-        if why := self.refusal(message):
-            return failed(ToolFault.blocked, why)
+        if reason := self.refusal(message):
+            return failed(ToolFault.blocked, reason)
         return await self._inner.send(message, key)
 
 
 class LogOutbox:
-    """A JSON line for each message, for whoever sends them on, or looks."""
+    """Writes each message as a JSON line, for another program to send."""
 
     effect = Effect.once
     timeout = timedelta(seconds=10)
@@ -87,14 +82,14 @@ class LogOutbox:
         make_private(self._path.parent)
         with open(self._path, "ab", buffering=0, opener=open_private) as file:
             data = self._break(os.fstat(file.fileno()).st_size) + line
-            # In one piece, so that lines of several workers do not mix. What a full disk has taken of one is not taken
-            # back: another worker may have written behind it.
+            # One write, so that lines of several workers do not mix. A partial line on a full disk is not removed:
+            # another worker may have written after it.
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(file.fileno())
 
     def _break(self, size: int) -> bytes:
-        """What ends the stump of a line that a full disk has left."""
+        """Return the line break that ends a partial line, or nothing."""
         if not size:
             return b""
         with self._path.open("rb") as file:
@@ -102,30 +97,23 @@ class LogOutbox:
             return b"" if file.read(1) == b"\n" else b"\n"
 
 
+@dataclass(frozen=True)
 class WebhookOutbox:
-    """The message is POSTed as JSON, with its key in `Idempotency-Key`. 2xx means that it is sent."""
+    """POSTs the message as JSON, with its key in `Idempotency-Key`. A 2xx status means that it is sent."""
 
-    def __init__(
-        self,
-        url: str,
-        effect: Effect,
-        timeout: timedelta,
-        client: httpx.AsyncClient,
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> None:
-        self.effect = effect
-        self.timeout = timeout
-        self._url = url
-        self._client = client
-        self._headers = headers
+    url: str
+    effect: Effect
+    timeout: timedelta
+    client: httpx.AsyncClient
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     async def send(self, message: Outbound, key: str) -> ToolOutcome:
         body = message.model_dump(mode="json", exclude_none=True)
         seconds = self.timeout.total_seconds()
         try:
             async with asyncio.timeout(seconds):
-                answer, said = await self._post(body, {**self._headers, "idempotency-key": in_ascii(key), **IDENTITY})
-        except httpx.InvalidURL as error:  # no HTTPError, and no time mends it
+                answer, text = await self._post(body, {**self.headers, "idempotency-key": in_ascii(key), **IDENTITY})
+        except httpx.InvalidURL as error:  # not an HTTPError, and permanent
             return failed(ToolFault.unreachable, f"the outbox has no usable url: {error}")
         except (TimeoutError, httpx.TimeoutException) as error:
             raise TransientFailure(ToolFault.timeout, f"the outbox did not answer within {seconds:g} s") from error
@@ -133,16 +121,16 @@ class WebhookOutbox:
             raise TransientFailure(ToolFault.unreachable, f"the outbox cannot be reached: {error}") from error
         if answer.is_success:
             return ToolOutcome(result="sent")
-        told = f"{answer.status_code} from the outbox: {said}"
+        error_text = f"{answer.status_code} from the outbox: {text}"
         if answer.status_code in PASSING or answer.status_code >= 500:
-            raise TransientFailure(ToolFault.http_error, told, retry_after(answer.headers))
-        return failed(ToolFault.http_error, told)
+            raise TransientFailure(ToolFault.http_error, error_text, retry_after(answer.headers))
+        return failed(ToolFault.http_error, error_text)
 
     async def _post(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[httpx.Response, str]:
-        """The response, and as much of its text as is shown where it is an error. The rest is not read."""
+        """Return the response, and the start of its text if it is an error. The rest is not read."""
         seconds = self.timeout.total_seconds()
-        async with self._client.stream(
-            "POST", self._url, json=body, headers=headers, timeout=seconds, follow_redirects=False
+        async with self.client.stream(
+            "POST", self.url, json=body, headers=headers, timeout=seconds, follow_redirects=False
         ) as answer:
             if answer.is_success:
                 return answer, ""

@@ -1,4 +1,4 @@
-"""How an event, or a task that waits for one, gets to the topic where they meet: whichever comes first opens it."""
+"""Signals to a topic, where events meet the tasks that wait for them. The first signal starts the topic."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,18 +13,18 @@ from decisions.text.formatting import cut, markdown
 
 
 class NotAwaited(Exception):
-    """No task can wait for this event, or it is not one to pass on. The message says why."""
+    """No task can wait for this event, or it is too large. The message is the reason."""
 
 
 async def publish(client: Client, task_queue: str, event: Event) -> str:
-    """Brings an event to its topic, and returns that one's workflow id. Raises NotAwaited, RPCError."""
+    """Signal an event to its topic. Return the topic's workflow id. Raises NotAwaited, RPCError."""
     key = topic_of(event)
     if key is None:
         raise NotAwaited("it replies to no message, so nothing awaits it")
-    if why := too_large(event):
-        raise NotAwaited(f"{why}: leave out what of `raw` is not needed")
-    known = event.model_copy(update={"id": event_id(event)})
-    return await _signal(client, task_queue, key, "event", known.model_dump(mode="json", exclude_none=True))
+    if problem := too_large(event):
+        raise NotAwaited(f"{problem}: leave out what of `raw` is not needed")
+    body = event.model_copy(update={"id": event_id(event)})
+    return await _signal(client, task_queue, key, "event", body.model_dump(mode="json", exclude_none=True))
 
 
 async def subscribe(client: Client, task_queue: str, key: str, subscription: Subscription) -> None:

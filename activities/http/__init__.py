@@ -1,8 +1,8 @@
-"""HTTP that is safe to point at strangers: URLs, addresses, bodies, delays.
+"""HTTP to untrusted servers: URLs, addresses, bodies, delays.
 
-addresses    only public ones
-body         bodies of HTTP responses, decoded under a limit
-retry_after  for how long a server asks to be left alone
-ssrf         only public ones
-url          a URL from outside, read whole before it is used
+addresses    Public and private IP addresses
+body         Response bodies, decoded under a limit
+retry_after  The header `Retry-After`
+ssrf         A transport that connects to public addresses only
+url          Validation of untrusted URLs
 """

@@ -1,11 +1,11 @@
-"""Which addresses an agent may reach: public ones. What counts is the number that will be connected to."""
+"""Checks of the IP addresses that an agent may reach: public ones only."""
 
 import socket
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 Address = IPv4Address | IPv6Address
 
-# The instance metadata services of the clouds: who may ask them gets the machine's keys.
+# The clouds' instance metadata services, which return the machine's keys.
 METADATA_NAMES = frozenset({"metadata.google.internal", "metadata.goog"})
 METADATA_ADDRESSES = frozenset(
     ip_address(text)
@@ -21,7 +21,7 @@ METADATA_ADDRESSES = frozenset(
     )
 )
 
-# What `is_global` leaves open, or decides differently from one Python release to the next.
+# Networks that `is_global` does not exclude, or not in every Python release.
 _NOT_PUBLIC = [
     ip_network(text)
     for text in ("100.64.0.0/10", "192.0.0.0/24", "192.88.99.0/24", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4")
@@ -31,7 +31,7 @@ _CARRIES_IPV4 = [ip_network("64:ff9b::/96"), ip_network("::/96")]  # NAT64, and 
 
 
 def literal(host: str) -> Address | None:
-    """The address that `host` spells, also in the odd ways of `inet_aton` (127.1, 0x7f000001); None for a name."""
+    """Parse an address, including `inet_aton` forms (127.1, 0x7f000001), unless `host` is a name."""
     try:
         return ip_address(host)
     except ValueError:
@@ -45,12 +45,12 @@ def literal(host: str) -> Address | None:
 
 
 def is_metadata(address: Address) -> bool:
-    """True for the addresses that stay blocked even on a host that is allowed."""
+    """Return True for a metadata service, which stays blocked even for an allowed host."""
     return _unwrapped(address) in METADATA_ADDRESSES or address in METADATA_ADDRESSES
 
 
 def is_public(address: Address) -> bool:
-    """True if anyone on the internet would reach the same thing there."""
+    """Return True if the address is the same host for everyone on the internet."""
     inner = _unwrapped(address)
     if not inner.is_global or inner.is_multicast or any(inner in network for network in _NOT_PUBLIC):
         return False
@@ -58,19 +58,19 @@ def is_public(address: Address) -> bool:
 
 
 def is_own(address: Address) -> bool:
-    """True if this machine has the address, so that what listens there is ours; nothing is sent to find out."""
+    """Return True if this machine has the address. Nothing is sent."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((str(address), 9))
         except (OSError, ValueError):
             return False
-        # To itself a machine speaks from the very address it speaks to.
+        # A machine connects to itself from the same address.
         return ip_address(str(probe.getsockname()[0]).partition("%")[0]) == address
 
 
 def _unwrapped(address: Address) -> Address:
-    """The IPv4 address inside an IPv6 one, where the network would take it out and go there."""
+    """Return the IPv4 address that an IPv6 address carries and the network would use, else the address."""
     if isinstance(address, IPv4Address):
         return address
     if inner := address.ipv4_mapped or address.sixtofour:

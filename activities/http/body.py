@@ -1,7 +1,7 @@
-"""Bodies of HTTP responses, decoded under a limit: two kilobytes of gzip in layers unpack to gigabytes.
+"""Response bodies, decoded under a limit: two kilobytes of layered gzip can unpack to gigabytes.
 
 A client asks for `identity` and unpacks at most one layer of gzip or deflate, in small pieces. The HTTP libraries
-unpack each chunk as a whole, and as many layers as the header names.
+unpack whole chunks, and as many layers as the header names.
 """
 
 import zlib
@@ -10,16 +10,16 @@ from collections.abc import AsyncIterable, AsyncIterator
 import httpx
 
 IDENTITY = {"accept-encoding": "identity"}
-PIECE_BYTES = 64 * 1024  # that are unpacked at once
+PIECE_BYTES = 64 * 1024  # unpacked at once
 _COMPRESSED = frozenset({"gzip", "x-gzip", "deflate"})
 
 
 class BodyEncodingError(Exception):
-    """The body has an encoding that is not accepted, or cannot be unpacked. The message is one line."""
+    """The body's encoding is not accepted, or its data is corrupt. The message is one line."""
 
 
 async def decode_pieces(encoding: str, chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    """Yields the decoded body, in pieces of at most `PIECE_BYTES` where it is compressed. Raises BodyEncodingError."""
+    """Yield the decoded body; of a compressed one, at most `PIECE_BYTES` at once. Raises BodyEncodingError."""
     encoding = encoding.strip().lower()
     if encoding in {"", "identity"}:
         async for chunk in chunks:
@@ -27,7 +27,7 @@ async def decode_pieces(encoding: str, chunks: AsyncIterable[bytes]) -> AsyncIte
         return
     if encoding not in _COMPRESSED:
         raise BodyEncodingError(f"the server sent an encoding we did not ask for: {encoding[:50]!a}")
-    inflate = zlib.decompressobj(wbits=47)  # 47: gzip or zlib, by what it starts with
+    inflate = zlib.decompressobj(wbits=47)  # 47: gzip or zlib, by its first bytes
     try:
         async for chunk in chunks:
             rest, is_full = chunk, True
@@ -43,7 +43,7 @@ async def decode_pieces(encoding: str, chunks: AsyncIterable[bytes]) -> AsyncIte
 
 
 async def read_prefix(response: httpx.Response, limit: int) -> tuple[bytes, bool]:
-    """Return the first `limit` bytes of the decoded body, and whether that is all of it. Raises BodyEncodingError."""
+    """Return the first `limit` bytes of the decoded body, and True if that is all of it. Raises BodyEncodingError."""
     body = bytearray()
     async for piece in decode_pieces(response.headers.get("content-encoding", ""), response.aiter_raw()):
         body += piece

@@ -1,6 +1,6 @@
-"""Connections that reach public addresses only: what is checked is the very address that is then connected to.
+"""A transport that connects to public addresses only. The checked address is the one it connects to.
 
-So a name that resolves differently a moment later changes nothing, and TLS and `Host` still carry the name.
+So DNS rebinding has no effect, and TLS and `Host` still use the name.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ class BlockedAddress(Exception):
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a name, as this machine's resolver gives them. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
+    """Resolve a name with this machine's resolver. Raises OSError."""
+    entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in entries]
 
 
 class GuardedTransport(httpx.AsyncBaseTransport):
-    """HTTP for one fetch, without proxies. Raises `BlockedAddress` and the exceptions of httpcore."""
+    """A transport for one fetch, without proxies. Raises `BlockedAddress` and the exceptions of httpcore."""
 
     def __init__(self, tls: ssl.SSLContext, allow_hosts: frozenset[str], resolver: Resolver) -> None:
         backend = _GuardedBackend(allow_hosts, resolver)
@@ -84,7 +84,7 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
         addresses = await self._checked(host, port)
         failure: httpcore.ConnectError | httpcore.ConnectTimeout | None = None
         for address in addresses:
-            # One address that swallows packets must leave time for the next.
+            # An address that drops packets must leave time for the next one.
             patience = timeout / len(addresses) if timeout else None
             try:
                 return await self._network.connect_tcp(str(address), port, patience, local_address, socket_options)
@@ -96,7 +96,7 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
         await self._network.sleep(seconds)
 
     async def _checked(self, host: str, port: int) -> list[Address]:
-        """All addresses of the host, each of which may be reached. One that may not blocks them all."""
+        """Return the addresses of the host. Raises BlockedAddress if any of them is not allowed."""
         name = host.lower().rstrip(".")
         allowed = not self._allow_hosts.isdisjoint(spellings(name, port))
         if name in METADATA_NAMES:
@@ -120,6 +120,6 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
 
 
 def spellings(name: str, port: int) -> set[str]:
-    """How an allow-list may write the host, with and without the port; `name` in small letters, without a last dot."""
+    """Return the allow-list entries that match a host. `name` is in lower case, without a trailing dot."""
     bare = f"[{name}]" if ":" in name else name
     return {name, bare, f"{bare}:{port}"}

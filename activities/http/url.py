@@ -1,4 +1,4 @@
-"""URLs that come from outside, read whole before use: what httpx would only stumble over later is refused here."""
+"""Validation of untrusted URLs, including errors that httpx would only raise later."""
 
 import httpx
 
@@ -6,10 +6,9 @@ A_LABEL = "xn--"
 
 
 def usable_url(text: str) -> httpx.URL:
-    """The URL, with each part of it readable. Raises ValueError: what is wrong with it, in a line.
+    """Parse a URL and check each part. Raises ValueError with a one-line reason.
 
-    httpx decodes a host when it is first asked for it, and raises errors of another library for one that does not
-    decode (`xn--`).
+    httpx decodes the host on first use, and raises errors of another library if that fails (`xn--`).
     """
     try:
         url = httpx.URL(text)
@@ -22,7 +21,7 @@ def usable_url(text: str) -> httpx.URL:
 
 
 def _check_label(label: str) -> None:
-    """Raises ValueError where an A-label stands for nothing. Which letters it may stand for is left to registries."""
+    """Raise ValueError if an A-label does not decode. Its letters are not checked."""
     if not label.startswith(A_LABEL):
         return
     try:

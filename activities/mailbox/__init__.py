@@ -1,17 +1,17 @@
 """Mailbox folders: claim, deliver, answer and archive messages as files.
 
-client    `look_at_turns` and `dispatch_mail`: what a mailbox asks the server, and how a subtask gets into one
-commands  `carry`: what a mailbox orders done in its folder
-delivery  what the mailbox is told of one
-folder    that folder: what has come, claims, and where each file goes
-in_hand   what all that is in hand waits for
-inputs    the files that its task needs
-intake    the way of a message into its lane
+client    requests to the server: the ends of runs, deliveries and signals to a mailbox
+commands  `carry`: run a mailbox's orders in its folder
+delivery  a claimed file as a delivery to the mailbox
+folder    the folder: scan for files, claim and move them
+in_hand   the open messages of a mailbox, and what they wait for
+inputs    the input files of a task
+intake    `take`: submit a message to its lane
 message   a message as a file, read strictly
 pages     `task.md`
-picks     what a person has picked
-rest      whether a file may still be being written
-result    what became of its run
-watch     wakes a bridge when something comes
-writer    what the folder is told of a message
+picks     the input files that a person picks
+rest      the check that a file is written completely
+result    the result of a task's run
+watch     a watcher that wakes a bridge on changes
+writer    the files that a mailbox writes: acks, task states, replies, copies
 """

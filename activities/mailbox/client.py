@@ -1,4 +1,4 @@
-"""What a mailbox asks the server: how its runs have ended. And how a subtask gets into the mailbox of a peer."""
+"""A mailbox's requests to the server: the ends of its runs, deliveries, and signals to the mailboxes of peers."""
 
 import asyncio
 from datetime import timedelta
@@ -10,7 +10,7 @@ from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.run.outcome import end_of
-from activities.with_start import update_with_start
+from activities.update_with_start import update_with_start
 from contracts.conversation import TurnEnd
 from contracts.mail.mailbox import Delivered, DeliverRequest, Looked, LookRequest, Redeliver
 from contracts.mail.peers import Dispatch, MailDispatch
@@ -30,18 +30,18 @@ class Mailboxes:
 
     @activity.defn
     async def look_at_turns(self, request: LookRequest) -> Looked:
-        """How each run has ended, over its continue-as-new; None while it is open, or may still begin."""
-        turn = asyncio.Semaphore(AT_A_TIME)
+        """Return the end of each run, over continue-as-new, unless it is open or may still begin."""
+        slots = asyncio.Semaphore(AT_A_TIME)
 
         async def one(run_id: str, conversation_id: str) -> TurnEnd | None:
-            async with turn:
+            async with slots:
                 return await self._end_of(run_id, conversation_id)
 
-        named = zip(request.run_ids, request.lanes, strict=True)
-        return Looked(ends=tuple(await asyncio.gather(*(one(*each) for each in named))))
+        pairs = zip(request.run_ids, request.lanes, strict=True)
+        return Looked(ends=tuple(await asyncio.gather(*(one(*pair) for pair in pairs))))
 
     async def _end_of(self, run_id: str, conversation_id: str) -> TurnEnd | None:
-        """A run that is nowhere is not there yet, as long as its lane is open."""
+        """Return the end of a run. A run that the server does not know may still begin while its lane is open."""
         workflow_id = ids.run_workflow_id(run_id)
         status = await self._status(workflow_id)
         if status is None:
@@ -53,7 +53,7 @@ class Mailboxes:
         return None if status in _OPEN else (await end_of(self._client.get_workflow_handle(workflow_id))).of_turn.end
 
     async def _status(self, workflow_id: str) -> WorkflowExecutionStatus | None:
-        """None where the server does not know it."""
+        """Return the status of a workflow, if the server knows it."""
         try:
             return (await self._client.get_workflow_handle(workflow_id).describe()).status
         except RPCError as error:
@@ -63,13 +63,13 @@ class Mailboxes:
 
     @activity.defn
     async def dispatch_mail(self, request: MailDispatch) -> None:
-        """Tells the mailbox of the peer, which is opened where there is none. Over again it changes nothing."""
+        """Signal the peer's mailbox, which is started if necessary. Repeating it changes nothing."""
         name = "withdraw" if request.withdraw else "dispatch"
         await tell(self._client, self._task_queue, request.agent, name, request.dispatch)
 
 
 async def tell(client: Client, task_queue: str, agent: str, name: str, body: Dispatch | Redeliver) -> None:
-    """Sends a signal to the mailbox of the agent, which is opened where there is none. Raises RPCError."""
+    """Signal the agent's mailbox, which is started if necessary. Raises RPCError."""
     await client.start_workflow(
         **_mailbox(task_queue, agent),
         start_signal=name,
@@ -78,16 +78,16 @@ async def tell(client: Client, task_queue: str, agent: str, name: str, body: Dis
 
 
 async def deliver(client: Client, task_queue: str, agent: str, request: DeliverRequest) -> Delivered:
-    """Hands what has come to the mailbox of the agent, which is opened where there is none.
+    """Deliver files to the agent's mailbox, which is started if necessary.
 
-    Raises WorkflowUpdateFailedError with the mailbox's reason, and RPCError: then it can be delivered again.
+    Raises WorkflowUpdateFailedError with the mailbox's reason, and RPCError. Delivering again after an error is safe.
     """
     body = request.model_dump(mode="json", by_alias=True, exclude_none=True)
     return await update_with_start(client, "deliver", body, _mailbox(task_queue, agent), Delivered)
 
 
 async def opened(client: Client, agent: str) -> str | None:
-    """Which mailbox of the agent is open, as `Delivered` names it; None where none is. Raises RPCError."""
+    """Return the first run id of the agent's mailbox, as in `Delivered`, if it is open. Raises RPCError."""
     try:
         box = await client.get_workflow_handle(ids.mailbox_workflow_id(agent)).describe(rpc_timeout=LOOK_WITHIN)
     except RPCError as error:
@@ -100,7 +100,7 @@ async def opened(client: Client, agent: str) -> str | None:
 
 
 def _mailbox(task_queue: str, agent: str) -> dict[str, Any]:
-    """How the one mailbox of the agent is found, or opened."""
+    """Return the arguments that start the agent's mailbox, or use the existing one."""
     return {
         "workflow": "Mailbox",
         "args": [{"agent": agent}],

@@ -1,4 +1,4 @@
-"""`carry`: what a mailbox orders done in its folder. An order that is carried out again is the same as once."""
+"""`carry`: run a mailbox's orders in its folder. Every order is idempotent."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from temporalio.client import Client, WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.effects.heartbeat import beating
-from activities.mailbox.folder import MailFolder, told
+from activities.mailbox.folder import PROCESSED, MailFolder, told
 from activities.mailbox.intake import Takes, over
 from activities.mailbox.message import NotAMessage, clean, read
 from activities.mailbox.pages import UNTOLD, Pages
@@ -29,39 +29,39 @@ from decisions.mailbox.state import RESULT_SENT_AGAIN, SKIPPED_DUPLICATE
 from decisions.text.formatting import cut
 
 AT_ONCE = 8
-DONE = LetterEnding(ack=Ack.succeeded, details=RESULT_SENT_AGAIN)  # what a `resend` is about
+DONE = LetterEnding(ack=Ack.succeeded, details=RESULT_SENT_AGAIN)  # the ending that a `resend` refers to
 
 _log = logging.getLogger(__name__)
 
 
 class Carrier:
-    """Of one folder. Runs have their workspaces below `workspaces`; their lanes are on `task_queue`."""
+    """The orders of one folder. Runs have their workspaces below `workspaces`, and their lanes on `task_queue`."""
 
     def __init__(self, client: Client, folder: MailFolder, workspaces: Path, task_queue: str) -> None:
         self._client = client
         self._folder = folder
         self._workspaces = workspaces
-        self._told = Told(folder, folder.agent)
-        self._pages = Pages(client, self._told)
-        self._takes = Takes(client, self._told, self._pages, workspaces, task_queue)
+        self._writer = Told(folder, folder.agent)
+        self._pages = Pages(client, self._writer)
+        self._takes = Takes(client, self._writer, self._pages, workspaces, task_queue)
         self._acts: Mapping[OrderKind, Callable[[Order], Awaitable[Done]]] = {
             OrderKind.take: lambda order: self._takes.take(order.letter),
             OrderKind.finish: self._finish,
             OrderKind.resend: self._resend,
             OrderKind.dispatch: self._dispatch,
-            OrderKind.write_state: partial(self._in_thread, self._write_state),
+            OrderKind.write_state: partial(self._in_thread, lambda order: self._writer.state(order.letter)),
             OrderKind.skip: partial(self._in_thread, self._skip),
-            OrderKind.bury: partial(self._in_thread, self._bury),
-            OrderKind.restore: partial(self._in_thread, self._restore),
+            OrderKind.bury: partial(self._in_thread, lambda order: self._writer.buried(order.letter, order.why)),
+            OrderKind.restore: partial(self._in_thread, lambda it: folder.restore(it.letter.plan, it.letter.file)),
             OrderKind.withdraw: partial(self._in_thread, self._withdraw),
         }
 
     @activity.defn
     async def carry(self, request: CarryRequest) -> Carried:
-        """Orders about one message in their order, others side by side.
+        """Run the orders of a batch: those about one message in sequence, the others in parallel.
 
-        What the disk does not let be done now is done later, and what follows it about that message as well. A server
-        that cannot be reached fails them all.
+        If the disk rejects an order, it and the later orders about that message are reported as `later`. If the server
+        cannot be reached, the whole batch fails.
         """
         done: dict[int, Done] = {}
         groups: dict[str, list[tuple[int, Order]]] = {}
@@ -81,9 +81,9 @@ class Carrier:
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
-        if any(each.is_blocked for each in done.values()):  # a person writes where nothing is watched
+        if any(result.is_blocked for result in done.values()):  # a person writes where nothing is watched
             self._folder.wake()
-        if not any(each.later for each in done.values()):
+        if not any(result.later for result in done.values()):
             self._folder.undone = ""
         return Carried(done=tuple(done[number] for number in range(len(request.orders))))
 
@@ -92,23 +92,23 @@ class Carrier:
             must_be_name(order.letter.plan if order.letter.delegation is None else folder_name(order.letter.plan))
             must_be_name(order.letter.file or "none")
         except ValueError:
-            return over("it names no file") if order.kind is OrderKind.take else Done()
+            return over("it does not name a file") if order.kind is OrderKind.take else Done()
         try:
             return await self._acts[order.kind](order)
         except OSError as error:
-            letter = order.letter
-            why = f"{order.kind} of {cut(letter.file or letter.message_id, 100)}: {told(error)}; it is tried again"
-        except (ValueError, RecursionError) as error:  # of what somebody has put there
-            why = f"{order.kind} of {cut(order.letter.file or order.letter.message_id, 100)}: {cut(str(error), 200)}"
-        _log.warning("%s: %s", self._folder.root, why)
-        self._folder.undone = why
+            reason = f"{told(error)}; it will be retried"
+        except (ValueError, RecursionError) as error:  # of another program's file
+            reason = cut(str(error), 200)
+        problem = f"{order.kind} of {cut(order.letter.file or order.letter.message_id, 100)}: {reason}"
+        _log.warning("%s: %s", self._folder.root, problem)
+        self._folder.undone = problem
         return Done(later=True)
 
     async def _in_thread(self, act: Callable[[Order], None], order: Order) -> Done:
         await asyncio.to_thread(act, order)
         return Done()
 
-    # its end
+    # the end of a message
 
     async def _finish(self, order: Order) -> Done:
         letter = order.letter
@@ -139,53 +139,44 @@ class Carrier:
 
     def _tell_end(self, letter: Letter, ending: LetterEnding, result: Result, workspace: Workspace | None) -> None:
         if not letter.is_reply:
-            kept = self._told.sent_before(letter, letter.run_id) if result.fault == GONE and letter.run_id else None
-            if kept is not None:
-                self._told.send(letter, kept)
+            stored = self._writer.sent_before(letter, letter.run_id) if result.fault == GONE and letter.run_id else None
+            if stored is not None:
+                self._writer.send(letter, stored)
             else:
-                self._told.reply(letter, result, workspace)
+                self._writer.reply(letter, result, workspace)
         state = TaskState.succeeded if ending.ack is Ack.succeeded else TaskState.failed
-        last = letter.transitions[-1:]
-        more = () if last and last[0].state is state else (Transition(state=state, at=datetime.now(UTC)),)
-        self._told.state(letter, *more)
-        self._told.ack(letter, Ack(ending.ack), ending.details)
+        latest = letter.transitions[-1:]
+        added = () if latest and latest[0].state is state else (Transition(state=state, at=datetime.now(UTC)),)
+        self._writer.state(letter, *added)
+        self._writer.ack(letter, Ack(ending.ack), ending.details)
         if not letter.is_reply:
-            self._told.over(letter)
-        self._told.away(letter, ending)
+            self._writer.over(letter)
+        self._writer.away(letter, ending)
 
     async def _resend(self, order: Order) -> Done:
         letter, run_id = order.letter, order.run_id or ""
-        kept = await asyncio.to_thread(self._told.sent_before, letter, run_id)
-        if kept is not None:
-            await asyncio.to_thread(self._told.send, letter, kept)
+        stored = await asyncio.to_thread(self._writer.sent_before, letter, run_id)
+        if stored is not None:
+            await asyncio.to_thread(self._writer.send, letter, stored)
         else:
             result = await result_of(self._client, run_id, DONE)
             workspace = Workspace(self._workspaces / folder_name(run_id))
             again = letter.model_copy(update={"run_id": run_id})
-            await asyncio.to_thread(self._told.reply, again, result, workspace)
+            await asyncio.to_thread(self._writer.reply, again, result, workspace)
         await asyncio.to_thread(self._skip, order.model_copy(update={"why": order.why or RESULT_SENT_AGAIN}))
         return Done()
 
     # files
 
-    def _write_state(self, order: Order) -> None:
-        self._told.state(order.letter)
-
     def _skip(self, order: Order) -> None:
         letter = order.letter
         if order.why == SKIPPED_DUPLICATE:
-            self._told.duplicate(letter, order.why)
+            self._writer.duplicate(letter, order.why)
         elif order.why:
-            if self._told.is_pending(letter):
-                self._told.raw(letter, self._folder.read(letter.plan, letter.file))
-            self._told.ack(letter, Ack.succeeded, order.why)
-        self._told.processed(letter)
-
-    def _bury(self, order: Order) -> None:
-        self._told.buried(order.letter, order.why)
-
-    def _restore(self, order: Order) -> None:
-        self._folder.restore(order.letter.plan, order.letter.file)
+            if self._writer.is_pending(letter):
+                self._writer.raw(letter, self._folder.read(letter.plan, letter.file))
+            self._writer.ack(letter, Ack.succeeded, order.why)
+        self._folder.keep(letter.plan, letter.file, PROCESSED)
 
     # peers outside
 
@@ -195,21 +186,21 @@ class Carrier:
         try:
             text = await handle.query("message", {"subtask_id": letter.subtask_id}, result_type=Any)
         except WorkflowQueryFailedError as error:
-            return over(f"the delegation does not tell of it: {cut(str(error), 200)}")
+            return over(f"the delegation cannot return the message: {cut(str(error), 200)}")
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
-            return over("nobody waits for it any more")
+            return over("its reply is not awaited any more")
         body = text if isinstance(text, str) else ""
         if not body.strip():
-            return over("nobody waits for it any more")
+            return over("its reply is not awaited any more")
         await asyncio.to_thread(self._write_dispatch, letter, clean(body).encode())
         return Done()
 
     def _write_dispatch(self, letter: Letter, data: bytes) -> None:
-        """The whole message, as the delegation has it."""
+        """Write the full message from the delegation."""
         plan = folder_name(letter.plan_id)
-        self._told.raw(letter.model_copy(update={"plan": plan}), data)
+        self._writer.raw(letter.model_copy(update={"plan": plan}), data)
         self._folder.below.write(data, self._folder.outgoing, plan, f"{stem_of(letter)}.md")
 
     def _withdraw(self, order: Order) -> None:
@@ -218,12 +209,12 @@ class Carrier:
         )
 
 
-def _ending(known: LetterEnding, result: Result) -> LetterEnding:
-    """As the run itself tells it."""
+def _ending(ending: LetterEnding, result: Result) -> LetterEnding:
+    """Return the ending as the run itself reports it."""
     if result.fault == GONE:
-        return known
+        return ending
     if result.is_done:
         return LetterEnding(
-            ack=Ack.succeeded, details=known.details if known.ack is Ack.succeeded else "the run is completed"
+            ack=Ack.succeeded, details=ending.details if ending.ack is Ack.succeeded else "the run is completed"
         )
     return LetterEnding(ack=Ack.failed, details=cut(result.text, 300), fault=result.fault)

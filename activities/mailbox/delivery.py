@@ -1,4 +1,4 @@
-"""What a mailbox is told of a file in `.pending/`, and how much of it at once."""
+"""A file in `.pending/` as a delivery to the mailbox, and the size of a batch of deliveries."""
 
 import json
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from contracts.mail.mailbox import Delivery
 from contracts.mail.message import TaskHead
 from decisions.text.formatting import cut
 
-MOST_BYTES = 1024 * 1024  # of a batch. A head has 800 KB at most, where each character of its file takes 12 bytes
+MOST_BYTES = 1024 * 1024  # of a batch. A head has at most 800 KB, if each character of its file takes 12 bytes
 
 
 @dataclass(frozen=True)
 class Looked:
-    """`note` is about its envelope. `is_early`: an input of it may still be being written, so look again soon."""
+    """A delivery, with a note about its envelope. If `is_early`, an input may be incomplete: look again soon."""
 
     delivery: Delivery
     note: str = ""
@@ -26,27 +26,26 @@ class Looked:
 
 
 def look(folder: MailFolder, claimed: Claimed) -> Looked:
-    """Raises FileNotFoundError where it is gone; OSError where it can be had only later."""
+    """Read a claimed file. Raises FileNotFoundError if it is gone, OSError if it can be read only later."""
     plan, file = claimed.plan, claimed.file
     if claimed.fault is not None:
         return Looked(Delivery(file=file, plan=plan, sha256="", fault=claimed.fault))
     try:
         data = folder.read(plan, file)
     except (NotThere, PermissionError) as error:
-        why = f"it cannot be read: {told(error)}"
-        return Looked(Delivery(file=file, plan=plan, sha256="", fault=cut(why, 1000)))
+        return Looked(Delivery(file=file, plan=plan, sha256="", fault=cut(f"it cannot be read: {told(error)}", 1000)))
     digest = sha256(data).hexdigest()
     note = _note(folder, claimed)
     try:
         head, _ = read(data, plan)
-    except NotAMessage as fault:
-        return Looked(Delivery(file=file, plan=plan, sha256=digest, fault=cut(str(fault), 1000)), note)
+    except NotAMessage as error:
+        return Looked(Delivery(file=file, plan=plan, sha256=digest, fault=cut(str(error), 1000)), note)
     resolved = Resolved()
     try:
         if isinstance(head, TaskHead) and head.inputs:
             resolved = resolve(folder.below, head, folder.rests)
-    except Unusable as fault:
-        return Looked(Delivery(file=file, plan=plan, sha256=digest, head=head, fault=cut(str(fault), 1000)), note)
+    except Unusable as error:
+        return Looked(Delivery(file=file, plan=plan, sha256=digest, head=head, fault=cut(str(error), 1000)), note)
     undecided = tuple(resolved.undecided)
     delivery = Delivery(file=file, plan=plan, sha256=digest, head=head, missing=resolved.missing, undecided=undecided)
     return Looked(delivery, note, resolved.is_early)
@@ -56,21 +55,21 @@ def _note(folder: MailFolder, claimed: Claimed) -> str:
     try:
         data = folder.envelope(claimed.plan, claimed.file, MOST_ENVELOPE)
     except OSError as error:
-        return f"the envelope is not read: {told(error)}"
+        return f"the envelope cannot be read: {told(error)}"
     if data is None:
         return ""
     try:
         read_envelope(data)
-    except NotAMessage as fault:
-        return f"the envelope is not read: {fault}"
+    except NotAMessage as error:
+        return f"the envelope is not valid: {error}"
     return "with its envelope"
 
 
 def at_once(deliveries: Sequence[Delivery]) -> int:
-    """How many of them, from the first, make one batch."""
+    """Return how many deliveries, from the first one, make a batch."""
     used = 0
-    for number, each in enumerate(deliveries):
-        used += len(json.dumps(each.model_dump(mode="json", by_alias=True, exclude_none=True)))
+    for number, delivery in enumerate(deliveries):
+        used += len(json.dumps(delivery.model_dump(mode="json", by_alias=True, exclude_none=True)))
         if used > MOST_BYTES and number:
             return number
     return len(deliveries)

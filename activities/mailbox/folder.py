@@ -1,6 +1,6 @@
-"""A mailbox's folder: who it belongs to, what has come, and where each file goes.
+"""A mailbox's folder: its identity, the files that arrived, and the moves of each file.
 
-Claiming is a rename: of several that try, one has the file, under a name that no other file ever has.
+A claim is a rename: of several claimants one gets the file, under a name that is never used again.
 """
 
 import errno
@@ -32,12 +32,12 @@ IDENTITY, DELIVERIES, STATE, INPUTS, ARCHIVE, TASKS = (
     "archive",
     "tasks",
 )
-MOST_LOOKED = 5000  # names of a plan's folder that one scan looks at in vain
+MOST_LOOKED = 5000  # names of a plan's folder that one scan reads without a result
 MOST_PLANS = 10_000
-CROWD = f"only {MOST_PLANS:,} plans are looked at, and there are more"
-MOST_LEFT_OPEN = 64  # plans whose listing is gone on with in the next scan
-_OVER = object()  # of a plan's listing: its end
-# What the whole folder or the machine lacks. All else that a claim meets is its plan's own.
+CROWD = f"only {MOST_PLANS:,} plans are read, and there are more"
+MOST_LEFT_OPEN = 64  # plans whose listing continues in the next scan
+_OVER = object()  # the end of a plan's listing
+# Errors of the whole folder or the machine. All other errors of a claim belong to its plan.
 _OF_ALL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 _CLAIMED = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}~")
 
@@ -50,7 +50,7 @@ class NotAMailbox(OSError):
 
 @dataclass(frozen=True)
 class Found:
-    """A file that has come. `fault` says why it is no message, where that shows from outside."""
+    """A file that arrived. `fault` is the reason why it is not a message, if its metadata shows that."""
 
     plan: str
     name: str
@@ -68,23 +68,23 @@ class Claimed:
 
 @dataclass
 class MailFolder:
-    """The folder of an agent. One that lives `outside` puts its messages into `outbox/`, and finds them in `inbox/`.
+    """The folder of an agent. An `outside` agent writes its messages to `outbox/` and reads them from `inbox/`.
 
-    Methods raise OSError for what the disk says.
+    Methods raise OSError.
     """
 
     root: Path
     agent: str
     outside: bool = False
     id: str = ""
-    is_through: bool = True  # the latest scan has seen all there was
-    has_fresh: bool = False  # and has left files that may still be being written
-    wake: Callable[[], None] = field(default=lambda: None)  # has the bridge look, where it sleeps
+    is_through: bool = True  # the latest scan has seen all files
+    has_fresh: bool = False  # and skipped files that may still be being written
+    wake: Callable[[], None] = field(default=lambda: None)  # wakes the bridge
     rests: Rests = field(default_factory=Rests)
-    undone: str = ""  # the latest order that could not be carried out, and why
-    refused: dict[str, str] = field(default_factory=dict)  # by folder, why what is in it cannot be had
+    undone: str = ""  # the latest order that failed, and why
+    refused: dict[str, str] = field(default_factory=dict)  # by folder, why its files cannot be read
     _looks: dict[str, Iterator[Found | None]] = field(default_factory=dict)
-    _unclaimed: dict[str, dict[str, None]] = field(default_factory=dict)  # by plan; first what was tried longest ago
+    _unclaimed: dict[str, dict[str, None]] = field(default_factory=dict)  # by plan, the least recently tried file first
     _last: str = ""
 
     @property
@@ -93,7 +93,7 @@ class MailFolder:
 
     @property
     def has_unclaimed(self) -> bool:
-        """Something has come that could not be claimed. No event tells when it can."""
+        """Return whether files could not be claimed. No event reports when they can be."""
         return any(self._unclaimed.values())
 
     @property
@@ -105,47 +105,49 @@ class MailFolder:
         return "inbox" if self.outside else "outbox"
 
     def open(self) -> None:
-        """Makes the folders that are missing, and learns the folder's id, which stays. Raises NotAMailbox."""
+        """Create the missing folders, and read or create the folder's permanent id. Raises NotAMailbox."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             for name in (self.incoming, self.outgoing, INPUTS, TASKS, ARCHIVE):
                 with self.below.folder(name, create=True):
                     pass
         except FileExistsError:
-            raise NotAMailbox(f"{self.root} is no folder") from None
+            raise NotAMailbox(f"{self.root} is not a folder") from None
         except NotThere as error:
             raise NotAMailbox(f"{self.root}: {error.filename}: {error.strerror}") from None
         self._identify()
 
     def _identify(self) -> None:
-        told = {"id": self.id or secrets.token_hex(8), "agent": self.agent}
+        identity = {"id": self.id or secrets.token_hex(8), "agent": self.agent}
         try:
-            self.below.create(json.dumps(told).encode() + b"\n", IDENTITY)
+            self.below.create(json.dumps(identity).encode() + b"\n", IDENTITY)
         except FileExistsError:
-            told = self._identity()
-        if told["agent"] != self.agent:
-            raise NotAMailbox(f"{self.root} is the mailbox of agent {told['agent']!r}, not of {self.agent!r}")
-        if self.id not in ("", told["id"]):  # its orders would go where this bridge does not hear them
-            raise NotAMailbox(f"{self.root} has become another mailbox, {told['id']}: start this bridge again")
-        self.id = told["id"]
+            identity = self._identity()
+        if identity["agent"] != self.agent:
+            raise NotAMailbox(f"{self.root} is the mailbox of agent {identity['agent']!r}, not of {self.agent!r}")
+        if self.id not in ("", identity["id"]):  # its orders would go to a task queue that this bridge does not poll
+            raise NotAMailbox(f"{self.root} has become another mailbox, {identity['id']}: restart this bridge")
+        self.id = identity["id"]
 
     def check(self) -> None:
-        """Whether it is still the same mailbox; one whose identity was removed is given it back. Raises NotAMailbox."""
+        """Check that the folder is still the same mailbox; restore a removed identity. Raises NotAMailbox."""
         if not self.root.is_dir():
             self.open()
         self._identify()
 
     def _identity(self) -> dict[str, str]:
         try:
-            told = json.loads(self.below.read(IDENTITY, most=4096))
-            if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", told["id"]) and isinstance(told["agent"], str):
-                return {"id": told["id"], "agent": told["agent"]}
+            stored = json.loads(self.below.read(IDENTITY, most=4096))
+            if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", stored["id"]) and isinstance(stored["agent"], str):
+                return {"id": stored["id"], "agent": stored["agent"]}
         except (ValueError, KeyError, TypeError):
             pass
-        raise NotAMailbox(f"{self.root / IDENTITY} is no identity of a mailbox: remove it, and another one is made")
+        raise NotAMailbox(
+            f"{self.root / IDENTITY} is not a valid mailbox identity: remove it, and a new one is created"
+        )
 
     def scan(self, limit: int) -> list[Found]:
-        """Up to `limit` files that have come, taken from the plans in turn. It goes on where the last one ended."""
+        """Return up to `limit` files that arrived, from the plans in turn. Continues after the previous scan."""
         self.has_fresh = False
         try:
             plans = self.plans()
@@ -154,74 +156,76 @@ class MailFolder:
             plans = []
         self._looks = {plan: look for plan, look in self._looks.items() if plan in set(plans)}
         self._unclaimed = {plan: names for plan, names in self._unclaimed.items() if plan in set(plans)}
-        there = {*plans, CROWD}
-        self.refused = {name: why for name, why in self.refused.items() if name.partition("/")[0] in there}
-        earlier = set(self._looks)  # what has come since such a look began, it may not see
-        waiting = deque([*(p for p in plans if p > self._last), *(p for p in plans if p <= self._last)])
-        found, over = list[Found](), set[str]()
+        existing = {*plans, CROWD}
+        self.refused = {name: reason for name, reason in self.refused.items() if name.partition("/")[0] in existing}
+        earlier = set(self._looks)  # their listings may miss files that arrived after they began
+        waiting = deque(
+            [*(plan for plan in plans if plan > self._last), *(plan for plan in plans if plan <= self._last)]
+        )
+        arrived, ended = list[Found](), set[str]()
         self.is_through = True
-        while waiting and len(found) < limit:
+        while waiting and len(arrived) < limit:
             plan = waiting.popleft()
-            each = next(self._looks.setdefault(plan, self._look(plan)), _OVER)
-            if isinstance(each, Found):
-                found.append(each)
+            item = next(self._looks.setdefault(plan, self._look(plan)), _OVER)
+            if isinstance(item, Found):
+                arrived.append(item)
                 self._last = plan
                 waiting.append(plan)
-            elif each is None:
-                self.is_through = self.is_through and plan in over
+            elif item is None:
+                self.is_through = self.is_through and plan in ended
             else:
                 del self._looks[plan]
-                if plan in earlier and plan not in over:
+                if plan in earlier and plan not in ended:
                     waiting.append(plan)
-                over.add(plan)
+                ended.add(plan)
         self.is_through = self.is_through and not waiting
         for plan in list(self._looks)[MOST_LEFT_OPEN:]:
             del self._looks[plan]
-        return found
+        return arrived
 
     def plans(self) -> list[str]:
         with self.below.folder(self.incoming) as folder, os.scandir(folder) as entries:
-            known = (entry.name for entry in entries if not entry.name.startswith(".") and is_utf8(entry.name))
-            names = list(islice(known, MOST_PLANS + 1))
+            visible = (entry.name for entry in entries if not entry.name.startswith(".") and is_utf8(entry.name))
+            names = list(islice(visible, MOST_PLANS + 1))
         if len(names) <= MOST_PLANS:
             self.refused.pop(CROWD, None)
         elif CROWD not in self.refused:
-            self.refused[CROWD] = f"{CROWD}: move those away that are over"
+            self.refused[CROWD] = f"{CROWD}: move finished plans away"
             _log.warning("%s/%s: %s", self.root, self.incoming, self.refused[CROWD])
         return sorted(names[:MOST_PLANS])
 
     def _look(self, plan: str) -> Iterator[Found | None]:
-        """What has come for a plan; None each time that many names were none of it.
+        """Yield the files that arrived for a plan, and `None` after each `MOST_LOOKED` other names.
 
-        Of what could not be claimed, one is tried again: where that goes, so does the rest, and it comes next time.
+        Of the files that could not be claimed, one is retried. If that works, the next scan yields the others.
         """
         before = list(self._unclaimed.get(plan, ()))
-        left = set[str]()
+        remaining = set[str]()
         try:
             with self.below.folder(self.incoming, plan) as folder, os.scandir(folder) as entries:
-                looked = 0
+                skipped = 0
                 for entry in entries:
-                    looked += 1
-                    if looked % MOST_LOOKED == 0:
+                    skipped += 1
+                    if skipped % MOST_LOOKED == 0:
                         yield None
                     if self._is_skipped(entry.name):
                         continue
                     if entry.name in self._unclaimed.get(plan, ()):
-                        left.add(entry.name)
+                        remaining.add(entry.name)
                         if [entry.name] != before[:1]:
                             continue
                     if (status := self._at_rest(plan, entry)) is not None:
-                        looked = 0
+                        skipped = 0
                         yield Found(plan, entry.name, _fault(status))
         except (FileNotFoundError, NotThere):
-            return  # it went away, or is no folder: a file or a link beside the plans is none of ours
+            return  # it is gone, or not a folder: other files next to the plans are ignored
         except PermissionError as error:
             self._refuse(plan, f"{plan}: {told(error)}", error)
         else:
-            self._settle(plan, set(before) - left)
+            self._settle(plan, set(before) - remaining)
 
     def _at_rest(self, plan: str, entry: "os.DirEntry[str]") -> os.stat_result | None:
-        """None of what went away, or may still be being written."""
+        """Return the status of a file, unless it is gone or may still be being written."""
         try:
             status = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
@@ -232,72 +236,72 @@ class MailFolder:
         return status
 
     def _settle(self, plan: str, gone: set[str]) -> None:
-        """A plan that was looked at is refused no more, unless something is left there that it does not let go."""
+        """Drop files that are gone from the unclaimed ones. A plan without unclaimed files is not refused any more."""
         unclaimed = self._unclaimed.get(plan, {})
         for name in gone:
             unclaimed.pop(name, None)
         if not unclaimed:
             self.refused.pop(plan, None)
 
-    def _refuse(self, where: str, why: str, error: OSError) -> None:
-        """Said once. The other plans go on."""
-        why += ": let the bridge's user read, write and enter it" if isinstance(error, PermissionError) else ""
-        if self.refused.get(where) != why:
-            _log.warning("%s: %s", self.root, why)
-        self.refused[where] = why
+    def _refuse(self, where: str, reason: str, error: OSError) -> None:
+        """Record and log, once, why a plan's files cannot be read. Other plans are not affected."""
+        reason += ": let the bridge's user read, write and enter it" if isinstance(error, PermissionError) else ""
+        if self.refused.get(where) != reason:
+            _log.warning("%s: %s", self.root, reason)
+        self.refused[where] = reason
 
     def _is_skipped(self, name: str) -> bool:
         own = self.outside and name.startswith(("ack_", "task_state_")) and name.endswith(".json")
         return own or is_skipped(name)
 
-    def claim(self, found: Found) -> Claimed | None:
-        """None where somebody else was faster, or its plan does not let it go: that is told, and it is tried again.
+    def claim(self, arrived: Found) -> Claimed | None:
+        """Claim a file, unless another process was faster or its plan refuses, which is logged and retried.
 
-        Raises OSError for what all plans lack.
+        Raises OSError for errors that affect all plans.
         """
         try:
-            claimed = self._claim(found)
+            claimed = self._claim(arrived)
         except FileNotFoundError:
-            return None  # its plan went away
+            return None  # its plan is gone
         except OSError as error:
             if error.errno in _OF_ALL:
                 raise
-            unclaimed = self._unclaimed.setdefault(found.plan, {})
-            unclaimed.pop(found.name, None)
-            unclaimed[found.name] = None
-            where = f"{found.plan}/{PENDING}" if error.filename == PENDING else found.plan
-            self._refuse(found.plan, f"{where}: {told(OSError(error.errno, error.strerror))}", error)
+            unclaimed = self._unclaimed.setdefault(arrived.plan, {})
+            unclaimed.pop(arrived.name, None)
+            unclaimed[arrived.name] = None
+            where = f"{arrived.plan}/{PENDING}" if error.filename == PENDING else arrived.plan
+            self._refuse(arrived.plan, f"{where}: {told(OSError(error.errno, error.strerror))}", error)
             return None
-        if found.name in self._unclaimed.get(found.plan, {}):
-            del self._unclaimed[found.plan]
+        if arrived.name in self._unclaimed.get(arrived.plan, {}):
+            del self._unclaimed[arrived.plan]
             self.is_through = False
         return claimed
 
-    def _claim(self, found: Found) -> Claimed | None:
-        file = new_name(found.name)
+    def _claim(self, arrived: Found) -> Claimed | None:
+        file = new_name(arrived.name)
         with (
-            self.below.folder(self.incoming, found.plan) as start,
-            self.below.folder(self.incoming, found.plan, PENDING, create=True) as end,
+            self.below.folder(self.incoming, arrived.plan) as start,
+            self.below.folder(self.incoming, arrived.plan, PENDING, create=True) as end,
         ):
             try:
-                os.rename(found.name, file, src_dir_fd=start, dst_dir_fd=end)
+                os.rename(arrived.name, file, src_dir_fd=start, dst_dir_fd=end)
             except FileNotFoundError:
                 return None
-            self._fetch_envelope(found.name, file, start, end)
-        return Claimed(found.plan, file, found.fault)
+            self._fetch_envelope(arrived.name, file, start, end)
+        return Claimed(arrived.plan, file, arrived.fault)
 
     def _fetch_envelope(self, name: str, file: str, start: int, end: int) -> None:
         try:
             status = os.stat(envelope_of(name), dir_fd=start, follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
                 os.rename(envelope_of(name), envelope_of(file), src_dir_fd=start, dst_dir_fd=end)
-        except OSError:  # there is none, or none that can be had: its message is taken all the same
+        except OSError:  # it is missing or not readable: the message is claimed without it
             return
 
     def settle_claims(self, plans: set[str]) -> None:
-        """What was claimed in these plans stays claimed, whatever becomes of the machine.
+        """Sync the claims in these plans to disk.
 
-        Where that cannot be made sure of, it may come again, and the mailbox knows it.
+        If that fails, a claimed file may arrive again after a crash, and the mailbox recognizes it.
         """
         for plan in plans:
             for names in ((PENDING,), ()):
@@ -305,11 +309,11 @@ class MailFolder:
                     os.fsync(folder)
 
     def is_put_away(self, plan: str, file: str) -> bool:
-        """Whether it has gone from `.pending/` where it should."""
+        """Return whether a file has moved from `.pending/` to its destination."""
         return any(self.below.status(self.incoming, plan, where, file) is not None for where in (PROCESSED, DEAD))
 
     def pending(self) -> Iterator[Claimed]:
-        """All that is claimed, by whomever."""
+        """Yield all claimed files, also those of other processes."""
         for plan in self.plans():
             try:
                 names = self.below.names(self.incoming, plan, PENDING)
@@ -323,7 +327,7 @@ class MailFolder:
                 continue
 
     def _pending(self, plan: str, name: str) -> Claimed | None:
-        """What somebody has put there under a name that cannot be told, or leaves no room, gets one that can."""
+        """Return a file in `.pending/`. A name that is too long, or not UTF-8, is replaced."""
         status = self.below.status(self.incoming, plan, PENDING, name)
         if status is None:
             return None
@@ -333,32 +337,32 @@ class MailFolder:
         return Claimed(plan, name, _fault(status))
 
     def read(self, plan: str, file: str) -> bytes:
-        """A message in `.pending/`. Raises FileNotFoundError."""
+        """Return a message in `.pending/`. Raises FileNotFoundError."""
         return self.below.read(self.incoming, plan, PENDING, file, most=MOST_MESSAGE)
 
-    def envelope(self, plan: str, file: str, most: int) -> bytes | None:
+    def envelope(self, plan: str, file: str, limit: int) -> bytes | None:
         try:
-            return self.below.read(self.incoming, plan, PENDING, envelope_of(file), most=most)
+            return self.below.read(self.incoming, plan, PENDING, envelope_of(file), most=limit)
         except (FileNotFoundError, NotThere):
             return None
 
     def keep(self, plan: str, file: str, where: str, reason: bytes | None = None) -> None:
-        """Moves a file and its envelope out of `.pending/` to `.processed/` or `.deadletter/`, a reason beside it."""
+        """Move a file and its envelope from `.pending/` to `.processed/` or `.deadletter/`, with a reason file."""
         if reason is not None and self.below.status(self.incoming, plan, PENDING, file) is not None:
             self.below.write(reason, self.incoming, plan, where, reason_of(file))
         for name in (file, envelope_of(file)):
             self._move(plan, (PENDING, name), (where, name))
 
     def reason(self, plan: str, file: str) -> str:
-        """Why a dead letter is one, as it was written down."""
+        """Return the recorded reason of a dead letter."""
         try:
-            found = json.loads(self.below.read(self.incoming, plan, DEAD, reason_of(file), most=MOST_MESSAGE))
-            return str(found["why"])
+            stored = json.loads(self.below.read(self.incoming, plan, DEAD, reason_of(file), most=MOST_MESSAGE))
+            return str(stored["why"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return "nobody has said why"
+            return "no reason recorded"
 
     def restore(self, plan: str, file: str) -> None:
-        """Brings a dead letter back, as a file that has just come."""
+        """Move a dead letter back, as a file that has just arrived."""
         own = _CLAIMED.sub("", file, count=1)
         if self.below.status(self.incoming, plan, own) is not None:
             own = f"{secrets.token_hex(3)}-{own}"
@@ -372,10 +376,10 @@ class MailFolder:
     def _move(self, plan: str, source: tuple[str, ...], target: tuple[str, ...]) -> None:
         try:
             self.below.move((self.incoming, plan, *source), (self.incoming, plan, *target))
-        except FileExistsError:  # somebody else's: nothing is overwritten
+        except FileExistsError:  # another file: nothing is overwritten
             other = f"{target[-1]}.{secrets.token_hex(3)}"
             self.below.move((self.incoming, plan, *source), (self.incoming, plan, *target[:-1], other))
-        except FileNotFoundError:  # there is no such folder, so there is no such file
+        except FileNotFoundError:  # the folder is gone, and the file with it
             return
 
 
@@ -386,8 +390,8 @@ def _fault(status: os.stat_result) -> str | None:
 
 
 def told(error: OSError) -> str:
-    """In one line, for a person."""
-    known = {errno.ENOSPC: "the disk is full", errno.EROFS: "it is read-only", errno.EACCES: "no permission"}
+    """Return the error as one line for a person."""
+    reasons = {errno.ENOSPC: "the disk is full", errno.EROFS: "it is read-only", errno.EACCES: "no permission"}
     where = f": {error.filename}" if error.filename else ""
-    said = f"{known.get(error.errno or 0, error.strerror or str(error))}{where}"
-    return " ".join(said.encode(errors="replace").decode().split())
+    line = f"{reasons.get(error.errno or 0, error.strerror or str(error))}{where}"
+    return " ".join(line.encode(errors="replace").decode().split())

@@ -1,4 +1,4 @@
-"""What a mailbox has in hand, and what each of it waits for."""
+"""The open messages of a mailbox, and what they wait for."""
 
 import asyncio
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ AT_ONCE = 10
 
 @dataclass(frozen=True)
 class InHand:
-    """Of those that are `open`: what waits for inputs, for a person, for a peer outside. `orders` are not done yet."""
+    """The numbers of open messages, of those that wait for inputs, people and outside peers, and of open orders."""
 
     open: int
     inputs: int = 0
@@ -29,37 +29,39 @@ class InHand:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing moves until somebody outside does something."""
+        """Return whether all open messages wait for something outside."""
         return self.open == self.inputs + self.people + self.peers and not self.orders
 
     def told(self) -> str:
         waits = [(self.inputs, "inputs"), (self.people, "a person"), (self.peers, "a peer")]
-        named = [f"{count} {'waits' if count == 1 else 'wait'} for {what}" for count, what in waits if count]
-        return f"left: {self.open} in hand{', of them ' if named else ''}{', '.join(named)}"
+        parts = [f"{count} {'waits' if count == 1 else 'wait'} for {what}" for count, what in waits if count]
+        return f"bridge stopped; open messages: {self.open}" + (f" ({', '.join(parts)})" if parts else "")
 
 
 async def in_hand(client: Client, agent: str) -> InHand | None:
-    """None where nobody tells of it now."""
+    """Query the agent's mailbox, if it answers."""
     handle = client.get_workflow_handle(mailbox_workflow_id(agent))
     try:
         view: MailboxView = await handle.query("acks", result_type=MailboxView, rpc_timeout=LOOK_WITHIN)
     except (RPCError, WorkflowQueryFailedError):
         return None
-    blocked = [each for each in view.open if each.state is TaskState.blocked]
-    asking = [each for each in blocked if each.run_id]
-    at_work = [each for each in view.open if each not in blocked and each.stage is Stage.running and each.run_id]
+    blocked = [message for message in view.open if message.state is TaskState.blocked]
+    asking = [message for message in blocked if message.run_id]
+    at_work = [
+        message for message in view.open if message not in blocked and message.stage is Stage.running and message.run_id
+    ]
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def waits(each: AckView) -> bool:
+    async def waits(message: AckView) -> bool:
         async with slots:
-            return await _waits_for_a_person(client, each.run_id or "")
+            return await _waits_for_a_person(client, message.run_id or "")
 
     waiting = sum(await asyncio.gather(*map(waits, at_work)))
     return InHand(
         open=len(view.open),
         inputs=len(blocked) - len(asking),
         people=len(asking) + waiting,
-        peers=sum(each.stage is Stage.sent for each in view.open),
+        peers=sum(message.stage is Stage.sent for message in view.open),
         orders=view.orders,
     )
 

@@ -1,4 +1,4 @@
-"""The inputs of a task, found below the folder's `inputs/` without following links."""
+"""The inputs of a task, searched below the folder's `inputs/` without following links."""
 
 import os
 import stat
@@ -31,14 +31,14 @@ _MOST_DEEP = 8
 
 
 class Unusable(ValueError):
-    """The inputs can never be had as the task asks for them. The message is one line."""
+    """The inputs can never be provided as the task requires. The message is one line."""
 
 
 @dataclass
 class Resolved:
-    """`chosen` has the path of each input below `inputs/`, `undecided` those that a person has to choose from.
+    """The files of a task's inputs: `chosen` has their paths, `undecided` the paths that a person chooses from.
 
-    `is_early`: what fits an input may still be being written, so it counts as missing.
+    If `is_early`, a matching file may still be being written, and its input counts as missing.
     """
 
     chosen: dict[str, str] = field(default_factory=dict)
@@ -48,62 +48,57 @@ class Resolved:
 
 
 def resolve(below: Beneath, head: TaskHead, rests: Rests | None = None) -> Resolved:
-    """`rests` knows the files from earlier looks. Raises Unusable; OSError."""
-    found = Resolved()
-    for wanted in head.inputs:
-        match _choice(below, wanted, head.pick_policy, rests or Rests()):
+    """Find the files of a task's inputs. `rests` remembers files from earlier calls. Raises Unusable, OSError."""
+    resolved = Resolved()
+    for expected in head.inputs:
+        match _choice(below, expected, head.pick_policy, rests or Rests()):
             case Chosen(path):
-                found.chosen[wanted.name] = path
+                resolved.chosen[expected.name] = path
             case Missing():
-                found.missing += (wanted.name,)
+                resolved.missing += (expected.name,)
             case None:
-                found.is_early, found.missing = True, (*found.missing, wanted.name)
+                resolved.is_early, resolved.missing = True, (*resolved.missing, expected.name)
             case Several(options):
-                found.undecided[wanted.name] = options
+                resolved.undecided[expected.name] = options
             case Ambiguous(options):
-                named = cut(", ".join(options), 300)
-                raise Unusable(f"inputs: {wanted.name}: expected one file, and there are several: {named}")
-    if found.missing and not head.wait_for_inputs and not found.is_early:
-        raise Unusable(f"inputs: not there, and the task does not wait: {', '.join(found.missing)}")
-    return found
+                paths = cut(", ".join(options), 300)
+                raise Unusable(f"inputs: {expected.name}: expected one file, and there are several: {paths}")
+    if resolved.missing and not head.wait_for_inputs and not resolved.is_early:
+        raise Unusable(f"inputs: missing, and the task does not wait: {', '.join(resolved.missing)}")
+    return resolved
 
 
-def _choice(below: Beneath, wanted: InputWanted, policy: PickPolicy | None, rests: Rests) -> Choice | None:
-    """None until all that fit have come to rest: one of them may still be being written."""
-    parts = segments(wanted.match)
+def _choice(below: Beneath, expected: InputWanted, policy: PickPolicy | None, rests: Rests) -> Choice | None:
+    """Choose the file of an input, unless a matching file may still be being written."""
+    parts = segments(expected.match)
     if isinstance(parts, str):
-        raise Unusable(f"inputs: {wanted.name}: {parts}")
+        raise Unusable(f"inputs: {expected.name}: {parts}")
     try:
-        files = _files(below, parts)
+        files = dict(_below(below, (), parts, [0]))  # several `**` may lead to a file
         rest = [rests.is_at_rest(f"{INPUTS}/{path}", status) for path, status in files.items()]
         if not all(rest):
             return None
         candidates = [Candidate(path, status.st_ctime_ns, status.st_size) for path, status in files.items()]
         digests = _digests(below, candidates, policy)
     except PermissionError as error:
-        raise Unusable(f"inputs: {wanted.name}: {told(error)}: let the bridge's user read it") from None
-    if large := next((each for each in candidates if each.size > MOST_INPUT), None):
-        raise Unusable(f"inputs: {wanted.name}: {cut(large.path, 200)} has more than {MOST_INPUT:,} bytes")
+        raise Unusable(f"inputs: {expected.name}: {told(error)}: let the bridge's user read it") from None
+    if large := next((file for file in candidates if file.size > MOST_INPUT), None):
+        raise Unusable(f"inputs: {expected.name}: {cut(large.path, 200)} has more than {MOST_INPUT:,} bytes")
     return choose(candidates, policy, digests)
 
 
 def content(below: Beneath, path: str) -> bytes:
-    """Raises OSError, Unusable."""
-    data = below.read(INPUTS, *path.split("/"), most=MOST_INPUT)
+    """Return the content of an input file. Raises OSError, Unusable."""
+    data = below.read(INPUTS, *path.split("/"), most=MOST_INPUT, is_linkable=False)
     if len(data) > MOST_INPUT:
         raise Unusable(f"inputs: {cut(path, 200)} has more than {MOST_INPUT:,} bytes")
     return data
 
 
 def _digests(below: Beneath, candidates: list[Candidate], policy: PickPolicy | None) -> dict[str, str]:
-    if policy is not PickPolicy.unique or len(candidates) < 2 or len({each.size for each in candidates}) > 1:
+    if policy is not PickPolicy.unique or len(candidates) < 2 or len({file.size for file in candidates}) > 1:
         return {}
-    return {each.path: sha256(content(below, each.path)).hexdigest() for each in candidates}
-
-
-def _files(below: Beneath, parts: tuple[str, ...]) -> dict[str, os.stat_result]:
-    """Each file once, however many ways a pattern with several `**` leads to it."""
-    return dict(_below(below, (), parts, [0]))
+    return {file.path: sha256(content(below, file.path)).hexdigest() for file in candidates}
 
 
 def _below(
@@ -127,7 +122,7 @@ def _below(
 def _names(
     below: Beneath, above: tuple[str, ...], part: str, looked: list[int]
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """What fits in a folder. What goes away meanwhile, or is a link, is not there."""
+    """Yield the matching names in a folder. Names that disappear during the search are left out."""
     if not is_pattern(part):
         try:
             status = below.status(INPUTS, *above, part)
@@ -138,16 +133,14 @@ def _names(
         return
     try:
         with below.folder(INPUTS, *above) as folder, os.scandir(folder) as entries:
-            found = []
+            matches = []
             for entry in entries:
                 looked[0] += 1
                 if looked[0] > MOST_LOOKED:
-                    raise Unusable(
-                        f"inputs/ has more than {MOST_LOOKED:,} names to be looked at: use a folder for each"
-                    )
+                    raise Unusable(f"inputs/ has more than {MOST_LOOKED:,} names to search: use a folder for each task")
                 if not is_skipped(entry.name) and entry.name.isprintable() and fits(entry.name, part):
-                    found.append((entry.name, entry))
-            for name, entry in found:
+                    matches.append((entry.name, entry))
+            for name, entry in matches:
                 try:
                     yield name, entry.stat(follow_symlinks=False)
                 except FileNotFoundError:

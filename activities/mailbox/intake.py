@@ -1,4 +1,4 @@
-"""`take`: a message enters its lane, with its inputs; a reply goes to the delegation that waits for it."""
+"""`take`: submit a message to its lane, with its inputs, or hand a reply to the delegation that waits for it."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from activities.mailbox.message import NotAMessage, read
 from activities.mailbox.pages import Pages
 from activities.mailbox.writer import Told
 from activities.storage.workspace import ARTIFACTS, OutsideWorkspace, Workspace, folder_name
-from activities.update import answered
+from activities.update_with_start import answered
 from contracts.conversation import Choice, LaneFault, SubmitRequest
 from contracts.mail.commands import Done
 from contracts.mail.delivery import Ack, Letter, LetterEnding, TaskState, Transition
@@ -27,26 +27,26 @@ from decisions.mailbox.delivery import BAD_MESSAGE
 from decisions.text.formatting import cut
 
 TASK_FILE = f"{ARTIFACTS}/task.md"
-GOAL_SHOWN = 100_000  # characters of a task in the conversation; a longer one lies in a file
-ANSWERED_WITHIN = 30.0  # seconds; whoever is silent for longer holds up its own message alone
+GOAL_SHOWN = 100_000  # characters of a task in the conversation; a longer one is in a file
+ANSWERED_WITHIN = 30.0  # seconds; a longer silence delays only the message itself
 _MOST_KEY = 64  # bytes of a fairness key
 _FINAL = (LaneFault.invalid_input,)
 
 
 class Takes:
-    def __init__(self, client: Client, told: Told, pages: Pages, workspaces: Path, task_queue: str) -> None:
+    def __init__(self, client: Client, writer: Told, pages: Pages, workspaces: Path, task_queue: str) -> None:
         self._client = client
-        self._folder = told.folder
-        self._told = told
+        self._folder = writer.folder
+        self._writer = writer
         self._pages = pages
         self._workspaces = workspaces
         self._queue = task_queue
         self._copying = asyncio.Lock()  # inputs are large
 
     async def take(self, letter: Letter) -> Done:
-        """Nothing is done about a message before the folder has it that it is consumed.
+        """Take a message. The folder records it as consumed before anything else happens.
 
-        Raises TimeoutError where its lane, or the delegation, does not answer: taken again, it is the same message.
+        Raises TimeoutError if its lane, or the delegation, does not answer. Taking it again is safe.
         """
         try:
             data = await asyncio.to_thread(self._folder.read, letter.plan, letter.file)
@@ -55,18 +55,18 @@ class Takes:
             head, body = read(data, letter.plan)
         except FileNotFoundError:
             return over("its file is gone")
-        except NotAMessage as fault:
-            return over(str(fault))
+        except NotAMessage as error:
+            return over(str(error))
         await asyncio.to_thread(self._consume, letter, data)
         if isinstance(head, ReplyHead):
             return await self._hand_over(letter, head, body)
         return await self._submit(letter, head, body)
 
     def _consume(self, letter: Letter, data: bytes) -> None:
-        """Told before anything is done about it."""
-        self._told.raw(letter, data)
-        self._told.ack(letter, Ack.consumed)
-        self._told.state(letter)
+        """Record that the message is consumed."""
+        self._writer.raw(letter, data)
+        self._writer.ack(letter, Ack.consumed)
+        self._writer.state(letter)
 
     async def _submit(self, letter: Letter, head: TaskHead, body: str) -> Done:
         conversation_id = ids.mail_conversation_id(self._folder.agent, letter.task)
@@ -76,12 +76,12 @@ class Takes:
         try:
             async with self._copying:
                 resolved = await asyncio.to_thread(self._provide, head, body, workspace)
-        except (Unusable, OutsideWorkspace) as fault:
-            return over(str(fault))
+        except (Unusable, OutsideWorkspace) as error:
+            return over(str(error))
         if resolved.missing:
             return Done(later=True)
         if resolved.undecided:
-            await asyncio.to_thread(self._told.ask, letter, run_id, resolved.undecided)
+            await asyncio.to_thread(self._writer.ask, letter, run_id, resolved.undecided)
         request = SubmitRequest(
             request_id=request_id,
             goal=_goal(head, body, resolved),
@@ -91,25 +91,25 @@ class Takes:
             mailbox=self._folder.agent,
             sender=MAILBOX,
         )
-        fair = _fairness_key(head.plan_id)
+        fairness_key = _fairness_key(head.plan_id)
         try:
-            given = submit(self._client, self._queue, conversation_id, request, closes=True, fairness_key=fair)
-            await answered(given, ANSWERED_WITHIN)
+            update = submit(self._client, self._queue, conversation_id, request, closes=True, fairness_key=fairness_key)
+            await answered(update, ANSWERED_WITHIN)
         except WorkflowUpdateFailedError as error:
             kind = error.cause.type if isinstance(error.cause, ApplicationError) else None
             if kind in _FINAL:
                 return over(cut(getattr(error.cause, "message", str(error.cause)), 300))
-            if kind != LaneFault.request_reused:  # which has begun, with the inputs that were there then
+            if kind != LaneFault.request_reused:  # that run has begun, with the inputs of that time
                 return Done()
         at = datetime.now(UTC)
         state = TaskState.blocked if resolved.undecided else TaskState.running
         begun = letter.model_copy(update={"run_id": run_id})
-        await asyncio.to_thread(self._told.state, begun, Transition(state=state, at=at))
+        await asyncio.to_thread(self._writer.state, begun, Transition(state=state, at=at))
         await self._pages.begin(begun, body)
         return Done(run_id=run_id, is_blocked=bool(resolved.undecided), at=at)
 
     def _provide(self, head: TaskHead, body: str, workspace: Workspace) -> Resolved:
-        """Puts the inputs where the run finds them. Those that are being written again are missing for now.
+        """Copy the inputs into the run's workspace. Inputs that are being written again are missing for now.
 
         Raises Unusable, OutsideWorkspace.
         """
@@ -122,14 +122,14 @@ class Takes:
             workspace.create()
         if len(body) > GOAL_SHOWN:
             workspace.write(TASK_FILE, body.encode())
-        wanted = {name: (path,) for name, path in resolved.chosen.items()} | resolved.undecided
-        for name, paths in wanted.items():
+        sources = {name: (path,) for name, path in resolved.chosen.items()} | resolved.undecided
+        for name, paths in sources.items():
             for path in paths:
                 workspace.write(_place(name, path), content(self._folder.below, path))
         return resolved
 
     async def _hand_over(self, letter: Letter, head: ReplyHead, body: str) -> Done:
-        """To the delegation that waits for it. Handed over again, it gets the same answer."""
+        """Hand a reply to the delegation that waits for it. Repeating it returns the same verdict."""
         run_id, _, step = head.task_id.rpartition(".")
         verdict = ReplyVerdict.orphan
         if run_id and step.isascii() and step.isdigit() and head.subtask_id:
@@ -143,10 +143,10 @@ class Takes:
             )
             handle = self._client.get_workflow_handle(ids.delegation_workflow_id(run_id, int(step)))
             try:
-                told = handle.execute_update(
+                update = handle.execute_update(
                     "reply", reply.model_dump(mode="json"), id=f"mail:{letter.key}", result_type=str
                 )
-                verdict = ReplyVerdict(await answered(told, ANSWERED_WITHIN))
+                verdict = ReplyVerdict(await answered(update, ANSWERED_WITHIN))
             except WorkflowUpdateFailedError:
                 verdict = ReplyVerdict.orphan
             except RPCError as error:
@@ -155,24 +155,21 @@ class Takes:
         return Done(ending=LetterEnding(ack=Ack.succeeded, details=verdict))
 
 
-def over(why: str) -> Done:
-    return Done(ending=LetterEnding(ack=Ack.failed, details=why, fault=BAD_MESSAGE))
+def over(reason: str) -> Done:
+    return Done(ending=LetterEnding(ack=Ack.failed, details=reason, fault=BAD_MESSAGE))
 
 
 def _goal(head: TaskHead, body: str, resolved: Resolved) -> str:
-    """The task in words, with where its inputs lie."""
-    lines = [body.strip() if len(body) <= GOAL_SHOWN else _beginning(body)]
+    """Return the goal: the task's text, and the paths of its inputs."""
+    whole = f"… The whole task, {len(body):,} characters, is in {TASK_FILE}: read it."
+    lines = [body.strip() if len(body) <= GOAL_SHOWN else f"{body[:2000]}\n\n{whole}"]
     if head.expected_output:
         lines.append(f"Expected output: {head.expected_output}")
     if head.inputs:
-        named = [f"- {name}: {_place(name, path)}" for name, path in resolved.chosen.items()]
-        named += [f"- {name}: {_place(name, '<the file that a person picks>')}" for name in resolved.undecided]
-        lines.append("Inputs:\n" + "\n".join(named))
+        files = [f"- {name}: {_place(name, path)}" for name, path in resolved.chosen.items()]
+        files += [f"- {name}: {_place(name, '<the file that a person picks>')}" for name in resolved.undecided]
+        lines.append("Inputs:\n" + "\n".join(files))
     return "\n\n".join(lines)
-
-
-def _beginning(body: str) -> str:
-    return f"{body[:2000]}\n\n… The whole task, {len(body):,} characters, is in {TASK_FILE}: read it."
 
 
 def _place(name: str, path: str) -> str:

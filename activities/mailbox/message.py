@@ -1,6 +1,6 @@
-"""A message's file: read strictly, written so that it reads the same. Whatever is wrong becomes one line.
+"""A message's file, read strictly and written in the same form. Every error is one line.
 
-In front matter every scalar is the text that stands there: an id such as `42` or `2026-01-01` is no number, no date.
+In front matter every scalar is text: an id such as `42` or `2026-01-01` is neither a number nor a date.
 """
 
 import codecs
@@ -22,6 +22,10 @@ from contracts.models import MOST_DEPTH, depth
 from contracts.strict_json import JsonError, read_json
 from decisions.text.formatting import cut
 
+ENVELOPE = ".envelope.json"
+NOT_READY = (".tmp", "~", ".part", ".swp")
+MOST_KEPT = 180  # bytes of the original name in a file's new name
+MOST_PENDING = 230  # bytes of a name in `.pending/`: files that belong to it have longer names
 MOST_FRONT = 32 * 1024  # bytes of front matter
 MOST_ENVELOPE = 64 * 1024
 _MOST_NESTED = 4  # a list of inputs, with their fields
@@ -33,11 +37,11 @@ _NOTHING = ("", "~", "null")
 
 
 class NotAMessage(ValueError):
-    """The file is no message. The text names the field, and what was expected."""
+    """The file is not a message. The text names the field, and what was expected."""
 
 
 def read(data: bytes, plan: str) -> tuple[TaskHead | ReplyHead, str]:
-    """The head and the body of a message that lay in the folder `plan`. Raises NotAMessage."""
+    """Return the head and the body of a message from the folder `plan`. Raises NotAMessage."""
     if len(data) > MOST_MESSAGE:
         raise NotAMessage(too_large(len(data)))
     text = _text(data)
@@ -53,7 +57,7 @@ def read(data: bytes, plan: str) -> tuple[TaskHead | ReplyHead, str]:
 
 
 def written(head: TaskHead | ReplyHead, body: str) -> str:
-    """A message as Markdown. What no message may hold is replaced by U+FFFD."""
+    """Return a message as Markdown, with forbidden characters replaced."""
     fields = head.model_dump(mode="json", exclude_none=True, exclude_defaults=True, by_alias=True)
     fields = {"type": head.type, **fields}
     front = yaml.safe_dump(fields, allow_unicode=True, sort_keys=False, width=10_000, default_flow_style=False)
@@ -61,19 +65,19 @@ def written(head: TaskHead | ReplyHead, body: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Without what no message may hold, which is replaced by U+FFFD."""
+    """Replace the characters that a message may not contain by U+FFFD."""
     return _CONTROL.sub("\ufffd", text)
 
 
 def read_envelope(data: bytes) -> dict[str, Any]:
-    """What travels with a message, for others to read. Raises NotAMessage."""
+    """Return the fields of a message's envelope, which other programs use. Raises NotAMessage."""
     if len(data) > MOST_ENVELOPE:
         raise NotAMessage(f"the envelope is larger than {MOST_ENVELOPE:,} bytes")
     return _object(_text(data))
 
 
 def too_large(size: int) -> str:
-    return f"the file has {size:,} bytes, and {MOST_MESSAGE:,} is the most: put the rest into an input"
+    return f"the file has {size:,} bytes; the limit is {MOST_MESSAGE:,}: put the rest into an input"
 
 
 def _text(data: bytes) -> str:
@@ -81,8 +85,8 @@ def _text(data: bytes) -> str:
         text = data.removeprefix(codecs.BOM_UTF8).decode()
     except UnicodeDecodeError as error:
         raise NotAMessage(f"not UTF-8 text: byte {data[error.start]:#04x} at {error.start}") from None
-    if found := _CONTROL.search(text):
-        raise NotAMessage(f"a control character, U+{ord(found[0]):04X}, at {found.start()}: expected plain text")
+    if match := _CONTROL.search(text):
+        raise NotAMessage(f"a control character, U+{ord(match[0]):04X}, at {match.start()}: expected plain text")
     return text
 
 
@@ -98,17 +102,17 @@ def _json(text: str) -> tuple[dict[str, Any], str]:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = read_json(text)
-        from_json(text)  # refuses what is nested too deep for a run
+        value = read_json(text)
+        from_json(text)  # rejects JSON that is nested too deep for a run
     except JsonError as error:
         raise NotAMessage(str(error) if error.place else f"not JSON: {error}") from None
     except ValueError as error:
         raise NotAMessage(f"not JSON: {cut(str(error), 200)}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise NotAMessage("expected a JSON object")
-    if depth(found) > MOST_DEPTH:
+    if depth(value) > MOST_DEPTH:
         raise NotAMessage(f"nested more than {MOST_DEPTH} levels deep")
-    return found
+    return value
 
 
 def _markdown(text: str) -> tuple[dict[str, Any], str]:
@@ -123,23 +127,23 @@ def _markdown(text: str) -> tuple[dict[str, Any], str]:
         node = yaml.compose(front, Loader=yaml.CBaseLoader)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 2}" if error.problem_mark else ""
-        why = cut(error.problem or "it does not parse", 200)
-        raise NotAMessage(f"the front matter is no YAML: {why}{line}") from None
+        reason = cut(error.problem or "it does not parse", 200)
+        raise NotAMessage(f"the front matter is not valid YAML: {reason}{line}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise NotAMessage(f"the front matter is no YAML: {cut(' '.join(str(error).split()), 200)}") from None
+        raise NotAMessage(f"the front matter is not valid YAML: {cut(' '.join(str(error).split()), 200)}") from None
     if not isinstance(node, yaml.MappingNode):
         raise NotAMessage("the front matter: expected fields, such as `type: task`")
     return _fields(node), text[parts.end() :]
 
 
 def _must_be_plain(front: str) -> None:
-    """No aliases, which can grow without end, no tags, and nothing deeper than a message goes."""
+    """Raise NotAMessage for tags, deep nesting, and aliases, which can expand without limit."""
     nested = 0
     for event in yaml.parse(front, Loader=yaml.CBaseLoader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise NotAMessage("the front matter: anchors and aliases are not taken")
+            raise NotAMessage("the front matter: anchors and aliases are not allowed")
         if isinstance(event, yaml.NodeEvent) and getattr(event, "tag", None) not in {None, "!"}:
-            raise NotAMessage("the front matter: tags are not taken")
+            raise NotAMessage("the front matter: tags are not allowed")
         if isinstance(event, yaml.CollectionStartEvent):
             nested += 1
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -149,15 +153,15 @@ def _must_be_plain(front: str) -> None:
 
 
 def _fields(node: yaml.MappingNode) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise NotAMessage("the front matter: expected names of fields, such as `type`")
+            raise NotAMessage("the front matter: expected field names, such as `type`")
         name = str(key.value)
-        if name in found:
+        if name in fields:
             raise NotAMessage(f"{cut(name, 100)}: it is there twice")
-        found[name] = _value(value)
-    return {name: value for name, value in found.items() if value is not None}
+        fields[name] = _value(value)
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _value(node: yaml.Node) -> Any:
@@ -165,7 +169,7 @@ def _value(node: yaml.Node) -> Any:
         case yaml.MappingNode():
             return _fields(node)
         case yaml.SequenceNode():
-            return [_value(each) for each in node.value]
+            return [_value(item) for item in node.value]
         case _:
             is_plain = not getattr(node, "style", None)
             return None if is_plain and node.value in _NOTHING else str(node.value)
@@ -176,22 +180,22 @@ def _head(fields: dict[str, Any]) -> TaskHead | ReplyHead:
         head = _HEAD.validate_python(fields)
     except ValidationError as error:
         raise NotAMessage(_first(error)) from None
-    told = head.model_dump(mode="json", by_alias=True, exclude_none=True)
+    fields = head.model_dump(mode="json", by_alias=True, exclude_none=True)
     for name in _IDS:
-        if not str(told.get(name, "")).isprintable():
+        if not str(fields.get(name, "")).isprintable():
             raise NotAMessage(f"{name}: expected characters that can be printed")
-    if _CONTROL.search("\n".join(_strings(told))):
+    if _CONTROL.search("\n".join(_strings(fields))):
         raise NotAMessage("a field has control characters: expected plain text")
-    if isinstance(head, TaskHead) and len({wanted.name for wanted in head.inputs}) < len(head.inputs):
+    if isinstance(head, TaskHead) and len({one.name for one in head.inputs}) < len(head.inputs):
         raise NotAMessage("inputs: two have the same name")
     return head
 
 
 def _strings(value: Any) -> list[str]:
     if isinstance(value, dict):
-        return [text for each in value.values() for text in _strings(each)]
+        return [text for item in value.values() for text in _strings(item)]
     if isinstance(value, list):
-        return [text for each in value for text in _strings(each)]
+        return [text for item in value for text in _strings(item)]
     return [value] if isinstance(value, str) else []
 
 
@@ -201,18 +205,12 @@ def _first(error: ValidationError) -> str:
         return "type: expected `task` or `reply`"
     where = ".".join(cut(str(part), 100) for part in first["loc"][1:])  # pydantic names the union's branch first
     if first["type"] == "extra_forbidden":
-        return f"{where}: there is no such field"
+        return f"{where}: unknown field"
     return f"{where}: {first['msg'].removeprefix('Value error, ')}"
 
 
-ENVELOPE = ".envelope.json"
-NOT_READY = (".tmp", "~", ".part", ".swp")
-MOST_KEPT = 180  # bytes of a file's own name in its new one
-MOST_PENDING = 230  # bytes of a name in `.pending/`: what is written beside the file has longer names
-
-
 def is_skipped(name: str) -> bool:
-    """Hidden, not ready yet, or what travels with another file."""
+    """Return whether a name is hidden, an unfinished file, or an envelope."""
     return name.startswith(".") or name.endswith((*NOT_READY, ENVELOPE))
 
 
@@ -225,9 +223,9 @@ def reason_of(file: str) -> str:
 
 
 def new_name(name: str) -> str:
-    """Different each time, and of characters that can be told everywhere."""
-    known = "".join(each if each.isprintable() else "_" for each in name.encode(errors="replace").decode())
-    stem, suffix = Path(known).stem, Path(known).suffix.encode()[:40].decode(errors="ignore")
-    kept = stem.encode()[: MOST_KEPT - len(suffix.encode())].decode(errors="ignore")
-    mark = f"-{sha256(os.fsencode(name)).hexdigest()[:6]}" if kept + suffix != name else ""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}~{kept}{mark}{suffix}"
+    """Return a unique name for a file, of printable characters."""
+    printable = "".join(char if char.isprintable() else "_" for char in name.encode(errors="replace").decode())
+    stem, suffix = Path(printable).stem, Path(printable).suffix.encode()[:40].decode(errors="ignore")
+    base = stem.encode()[: MOST_KEPT - len(suffix.encode())].decode(errors="ignore")
+    mark = f"-{sha256(os.fsencode(name)).hexdigest()[:6]}" if base + suffix != name else ""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}~{base}{mark}{suffix}"

@@ -1,4 +1,4 @@
-"""What a person has picked where several files fit: from the request's file to the run that waits, and away again."""
+"""The input files that a person picks: read from the request file, answered to the waiting run, then cleaned up."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.mailbox.result import LOOK_WITHIN
 from activities.mailbox.writer import REQUEST, Told
 from activities.storage.safe_dir import NotThere
-from activities.update import answered
+from activities.update_with_start import answered
 from contracts.run.question import QuestionKind
 from contracts.run.signals import HumanInput
 from contracts.run.state import QuestionView, RunStatus, RunView
@@ -22,8 +22,8 @@ from decisions.text.formatting import cut
 
 _log = logging.getLogger(__name__)
 
-ANSWERED_WITHIN = 10.0  # seconds; the folder's bridge waits for it
-LOOK_EVERY = 5  # looks at a file until its run is asked whether it still waits
+ANSWERED_WITHIN = 10.0  # seconds; the folder's bridge waits that long
+LOOK_EVERY = 5  # looks at a file between queries of its run
 
 
 def _unsigned(_: RunView, answer: HumanInput) -> HumanInput:
@@ -31,22 +31,22 @@ def _unsigned(_: RunView, answer: HumanInput) -> HumanInput:
 
 
 class Picks:
-    """What was asked is known from a copy; of the request itself only `pick` is read, as a person writes there."""
+    """The open requests. The question comes from a copy: of the file itself, which people edit, only `pick` is read."""
 
     def __init__(
-        self, client: Client, told: Told, sign: Callable[[RunView, HumanInput], HumanInput] = _unsigned
+        self, client: Client, writer: Told, sign: Callable[[RunView, HumanInput], HumanInput] = _unsigned
     ) -> None:
         self._client = client
-        self._told = told
+        self._writer = writer
         self._sign = sign
         self._looks: dict[str, int] = {}
-        self._spoiled: dict[str, str] = {}  # by task, what is wrong with its request
+        self._spoiled: dict[str, str] = {}  # by task, the error in its request
 
     async def look(self) -> int:
-        """How many requests are open. Answers those that a person has decided; raises OSError, RPCError."""
-        tasks = await asyncio.to_thread(self._told.asked)
+        """Answer the requests that a person has decided. Return the number of open ones. Raises OSError, RPCError."""
+        tasks = await asyncio.to_thread(self._writer.asked)
         self._looks = {task: self._looks.get(task, 0) for task in tasks}
-        self._spoiled = {task: why for task, why in self._spoiled.items() if task in self._looks}
+        self._spoiled = {task: problem for task, problem in self._spoiled.items() if task in self._looks}
         for task in tasks:
             try:
                 await self._look_at(task)
@@ -55,27 +55,27 @@ class Picks:
         return len(tasks)
 
     async def _look_at(self, task: str) -> None:
-        asked = await asyncio.to_thread(self._told.question, task)
-        if not asked.get("run_id") or not _choices(asked):
-            await asyncio.to_thread(self._told.answered, task)  # nobody knows any more what it was
+        question = await asyncio.to_thread(self._writer.question, task)
+        if not question.get("run_id") or not _choices(question):
+            await asyncio.to_thread(self._writer.answered, task)  # the question is lost
             return
-        found = await asyncio.to_thread(self._told.request, task)
+        stored = await asyncio.to_thread(self._writer.request, task)
         is_due = self._looks[task] % LOOK_EVERY == 0
         self._looks[task] += 1
-        request = dict(asked)
-        request.update({name: value for name, value in (found or {}).items() if name in {"pick", "fault"}})
-        if found == {}:
-            self._tell(task, "it is no JSON object any more: mend it, or remove it and it is written again")
+        request = dict(question)
+        request.update({name: value for name, value in (stored or {}).items() if name in {"pick", "fault"}})
+        if stored == {}:
+            self._tell(task, "it is not a JSON object any more: fix it, or remove it to have it written again")
         else:
             self._spoiled.pop(task, None)
         if is_due or any(_picks(request).values()):
-            await self._decide(task, request, is_gone=found is None)
+            await self._decide(task, request, is_gone=stored is None)
 
-    def _tell(self, task: str, why: str) -> None:
-        """Said once."""
-        if self._spoiled.get(task) != why:
-            _log.warning("tasks/%s/%s: %s", task, REQUEST, why)
-        self._spoiled[task] = why
+    def _tell(self, task: str, problem: str) -> None:
+        """Log an error of a request, once."""
+        if self._spoiled.get(task) != problem:
+            _log.warning("tasks/%s/%s: %s", task, REQUEST, problem)
+        self._spoiled[task] = problem
 
     async def _decide(self, task: str, request: dict[str, Any], *, is_gone: bool) -> None:
         handle = self._client.get_workflow_handle(run_workflow_id(str(request.get("run_id"))))
@@ -85,15 +85,15 @@ class Picks:
             return
         except RPCError as error:
             if error.status in {RPCStatusCode.NOT_FOUND, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED}:
-                return  # its lane has not begun it yet, or nobody answers now
+                return  # its lane has not begun it yet, or it does not answer
             raise
         question = view.question
         if question is None or question.kind != QuestionKind.choice:
-            if view.turns > 0 or view.status is RunStatus.running:  # else it has not asked yet
+            if view.turns > 0 or view.status is RunStatus.running:  # otherwise it has not asked yet
                 await self._over(task, request)
             return
         if is_gone:  # an editor may put it back in a moment
-            await asyncio.to_thread(self._told.ask_again, task, request)
+            await asyncio.to_thread(self._writer.ask_again, task, request)
             return
         name, picked = _picked(request, question)
         if picked is not None and picked not in question.options:
@@ -106,43 +106,42 @@ class Picks:
         if (question := view.question) is None:
             return
         name, _ = _picked(request, question)
-        said = HumanInput(question_id=question.id, text=picked, by="the request's file", sender=MAILBOX)
-        update = handle.execute_update("answer", self._sign(view, said).model_dump(mode="json", exclude_none=True))
+        answer = HumanInput(question_id=question.id, text=picked, by="the request's file", sender=MAILBOX)
+        update = handle.execute_update("answer", self._sign(view, answer).model_dump(mode="json", exclude_none=True))
         try:
             await answered(update, ANSWERED_WITHIN)
         except TimeoutError:
             return  # the file is looked at again
         except WorkflowUpdateFailedError as error:
-            why = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
-            await self._fault(task, request, f"{name}: {cut(why, 200)}")
+            reason = error.cause.message if isinstance(error.cause, ApplicationError) else str(error.cause)
+            await self._fault(task, request, f"{name}: {cut(reason, 200)}")
             return
-        self._looks[task] = 0  # what it asks next is looked at soon
+        self._looks[task] = 0  # look at its next question soon
         if name == _choices(request)[-1][0]:
             await self._over(task, request)
 
     async def _over(self, task: str, request: dict[str, Any]) -> None:
-        """The question is gone, whoever answered it: the run goes on."""
-        handle = self._client.get_workflow_handle(mailbox_workflow_id(self._told.agent))
+        """Report that the question is answered, and remove the request."""
+        handle = self._client.get_workflow_handle(mailbox_workflow_id(self._writer.agent))
         await handle.signal("input_picked", {"key": str(request.get("key", ""))})
-        await asyncio.to_thread(self._told.answered, task)
+        await asyncio.to_thread(self._writer.answered, task)
 
-    async def _fault(self, task: str, request: dict[str, Any], fault: str) -> None:
-        if request.get("fault") != fault:
-            await asyncio.to_thread(self._told.note, task, {**request, "fault": fault})
+    async def _fault(self, task: str, request: dict[str, Any], error: str) -> None:
+        if request.get("fault") != error:
+            await asyncio.to_thread(self._writer.note, task, {**request, "fault": error})
 
 
 def _picks(request: dict[str, Any]) -> dict[str, str]:
-    """By the names of the inputs. Of a single one, its pick may stand alone."""
+    """Return the picks by input. For a single input, `pick` may be a plain string."""
     pick, names = request.get("pick"), [name for name, _ in _choices(request)]
     if isinstance(pick, str) and len(names) == 1:
         return {names[0]: pick} if pick else {}
-    return {name: said for name, said in pick.items() if isinstance(said, str)} if isinstance(pick, dict) else {}
+    return {name: value for name, value in pick.items() if isinstance(value, str)} if isinstance(pick, dict) else {}
 
 
 def _choices(request: dict[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
-    found = request.get("choices")
-    rows = [each for each in _list(found) if isinstance(each, dict)]
-    return [(str(each.get("name")), tuple(map(str, _list(each.get("options"))))) for each in rows]
+    rows = [row for row in _list(request.get("choices")) if isinstance(row, dict)]
+    return [(str(row.get("name")), tuple(map(str, _list(row.get("options"))))) for row in rows]
 
 
 def _list(value: Any) -> list[Any]:
@@ -150,11 +149,11 @@ def _list(value: Any) -> list[Any]:
 
 
 def _picked(request: dict[str, Any], question: QuestionView) -> tuple[str, str | None]:
-    """What is picked for the input that the run asks for now: by its options, and where several have them, by name."""
+    """Return the input that the run asks for, matched by options and then by name, and its pick."""
     picks = _picks(request)
     fitting = [name for name, options in _choices(request) if options == question.options]
-    named = (
+    matches = (
         [name for name in fitting if name in question.text] or fitting or [name for name, _ in _choices(request)][:1]
     )
-    name = named[0] if named else ""
+    name = matches[0] if matches else ""
     return name, picks.get(name)

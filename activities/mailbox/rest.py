@@ -1,20 +1,20 @@
-"""Whether a file of a folder may still be being written."""
+"""The check that a file is written completely."""
 
 import os
 import time
 
-FRESH = 0.2  # seconds since its last change in which a file may still be being written
-MAX_KNOWN = 20_000  # files that are remembered from one look to the next
+FRESH = 0.2  # seconds after a change in which a file may still be being written
+MAX_KNOWN = 20_000  # files that are remembered between looks
 
 
 class Rests:
-    """Knows how files looked before: a time in the future says nothing of when a file was changed.
+    """The memory of files that changed just now, or have a modification time in the future.
 
-    Such a file, and one that was changed just now, is at rest if two looks that lie `FRESH` apart found it the same.
+    Such a file is at rest once two looks, at least `FRESH` apart, find it unchanged.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[tuple[int, ...], float]] = {}  # how it looked, and since when
+        self._known: dict[str, tuple[tuple[int, ...], float]] = {}  # its status, and since when
 
     def is_at_rest(self, place: str, status: os.stat_result) -> bool:
         if time.time() - status.st_mtime >= FRESH:

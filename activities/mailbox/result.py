@@ -1,4 +1,4 @@
-"""What became of the run that did a task, as the server has it."""
+"""The result of a task's run, from the server."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,12 +14,12 @@ from decisions.ids import run_workflow_id
 
 LOOK_WITHIN = timedelta(seconds=20)
 GONE = "RunGone"
-NOT_KEPT = "It is done. What came of it is not kept any more."
+NOT_KEPT = "The task is done. Its result is not stored any more."
 
 
 @dataclass(frozen=True)
 class Result:
-    """`text` is the outcome, or why there is none; `fault` the type of a failure. `artifacts` lie in its workspace."""
+    """A run's result: `text` is its outcome or failure, `fault` the type of failure, `artifacts` paths of its files."""
 
     is_done: bool
     text: str
@@ -28,9 +28,9 @@ class Result:
 
 
 async def result_of(client: Client, run_id: str, known: LetterEnding) -> Result:
-    """Of a run that has ended; waits for one that has not.
+    """Return the result of a run, once it has ended.
 
-    `fault` is `RunGone` where the server has forgotten it: all there is then is what is `known` of its end.
+    If the server has forgotten the run, `fault` is `RunGone` and the result comes from its `known` ending.
 
     Raises RPCError.
     """
@@ -42,11 +42,11 @@ async def result_of(client: Client, run_id: str, known: LetterEnding) -> Result:
 
 
 def told_without_run(ending: LetterEnding) -> Result:
-    """Of a task that no run was begun for, or none that is known."""
+    """Return the result of a task that has no known run."""
     return Result(is_done=ending.ack is Ack.succeeded, text=ending.details, fault=ending.fault)
 
 
 async def steps_of(client: Client, run_id: str) -> int:
-    """As the run has told the server."""
+    """Return the number of steps of a run, from its search attributes."""
     described = await client.get_workflow_handle(run_workflow_id(run_id)).describe(rpc_timeout=LOOK_WITHIN)
     return described.typed_search_attributes.get(AGENT_STEP) or 0

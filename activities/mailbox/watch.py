@@ -1,4 +1,4 @@
-"""Wakes a bridge when something comes. What the bridge itself does in its folder does not wake it."""
+"""A watcher that wakes a bridge when files arrive, but not on the bridge's own changes."""
 
 import asyncio
 import logging
@@ -16,15 +16,15 @@ from activities.mailbox.message import is_skipped
 from contracts.models import is_utf8
 
 STEP, DEBOUNCE = 20, 200  # milliseconds
-MOST_FOLDERS, MOST_DEEP = 2 * MOST_PLANS, 8  # that are watched
+MOST_FOLDERS, MOST_DEEP = 2 * MOST_PLANS, 8  # limits of what is watched
 
 _log = logging.getLogger(__name__)
 
 
 class Watcher:
-    """`woken` is set by what comes into the incoming folder or `inputs/`; `has_inputs` says that the latter was it.
+    """Watches a folder. `woken` is set when a file arrives in the incoming folder or, with `has_inputs`, in `inputs/`.
 
-    `is_watching` is False where the system watches no more folders: then nobody must fall asleep.
+    If `is_watching` is False, for example because the system is out of watches, the bridge has to poll.
     """
 
     def __init__(self, folder: MailFolder) -> None:
@@ -32,14 +32,14 @@ class Watcher:
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._watched: dict[Path, int] = {}
-        self._is_told = False
+        self._is_reported = False
         self.woken = asyncio.Event()
         folder.wake = self.woken.set
         self.has_inputs = False
         self.is_watching = False
 
     async def start(self) -> None:
-        """Watches from now on; again where the folders are others than before, or the watch broke off."""
+        """Start watching, or restart if the folders changed or the watch failed."""
         folders = await asyncio.to_thread(self._folders)
         if self._task is not None and not self._task.done() and self._watched == folders:
             return
@@ -48,7 +48,7 @@ class Watcher:
         self._watched = folders
         logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it counts changes
         self._task = asyncio.create_task(self._watch())
-        await asyncio.sleep(0)  # in its first step it begins to watch; what changes from now on is told
+        await asyncio.sleep(0)  # its first step begins to watch; later changes are reported
 
     async def close(self) -> None:
         self._stop.set()
@@ -61,43 +61,43 @@ class Watcher:
         return self._folder.root / self._folder.incoming, self._folder.root / INPUTS
 
     def _folders(self) -> dict[Path, int]:
-        """Each by its inode: the plans, and all below `inputs/`. Links are not followed, wherever they lead."""
+        """Return the folders to watch, by inode: the plans, and all below `inputs/`. Links are not followed."""
         incoming, inputs = self._paths()
-        found: dict[Path, int] = {}
+        folders: dict[Path, int] = {}
         waiting = [(incoming, 1), (inputs, MOST_DEEP)]
-        while waiting and len(found) <= MOST_FOLDERS:
-            path, deep = waiting.pop()
+        while waiting and len(folders) <= MOST_FOLDERS:
+            path, depth = waiting.pop()
             with suppress(OSError):
                 status = os.lstat(path)
                 if not stat.S_ISDIR(status.st_mode):
                     continue
-                found[path] = status.st_ino
-                if deep:
+                folders[path] = status.st_ino
+                if depth:
                     with os.scandir(path) as entries:
-                        inner = [Path(each.path) for each in entries if each.is_dir(follow_symlinks=False)]
-                    seen = [each for each in inner if not each.name.startswith(".") and is_utf8(each.name)]
-                    waiting += [(each, deep - 1) for each in seen]
-        return found
+                        inner = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+                    visible = [one for one in inner if not one.name.startswith(".") and is_utf8(one.name)]
+                    waiting += [(one, depth - 1) for one in visible]
+        return folders
 
     async def _watch(self) -> None:
         try:
             changes = self._changes()
             self.is_watching = True
             async for _ in changes:
-                self._is_told = False
+                self._is_reported = False
                 self.woken.set()
         except FileNotFoundError:
-            pass  # one of them went away just now: the next look knows the others
-        except Exception as error:  # noqa: BLE001 - the watcher's own; without it the folder is looked at all the same
-            if not self._is_told:
-                _log.warning("the folder is looked at now and then only, since it cannot be watched: %s", error)
-            self._is_told = True
+            pass  # a folder is gone: the next start watches the others
+        except Exception as error:  # noqa: BLE001 - the watcher's own; without it the bridge polls
+            if not self._is_reported:
+                _log.warning("the folder cannot be watched, so it is polled: %s", error)
+            self._is_reported = True
         finally:
             self.is_watching = False
             self.woken.set()
 
     def _changes(self) -> AsyncIterator[Any]:
-        """Raises OSError."""
+        """Return the changes. Raises OSError."""
         if len(self._watched) > MOST_FOLDERS:
             raise OSError(f"it has more than {MOST_FOLDERS:,} folders")
         return awatch(

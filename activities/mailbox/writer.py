@@ -1,4 +1,4 @@
-"""What a mailbox's folder is told of a message: its ack, how its task stands, the reply, and the raw copies."""
+"""The files that a mailbox writes about a message: its ack, its task state, the reply, and raw copies."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,16 +19,16 @@ from contracts.mail.message import MOST_MESSAGE, ReplyHead, ReplyStatus
 from decisions.mailbox.ack import acked, duplicated, stated
 from decisions.mailbox.task_file import is_of_another
 
-MOST_BODY = 200 * 1024  # bytes of an outcome in its reply; a longer one lies beside it
-MOST_TOLD = 1024 * 1024  # bytes of an ack, or of a state, that are read again
-ASKED = ".asked"  # of the tasks, those that wait for a person
+MOST_BODY = 200 * 1024  # bytes of an outcome in its reply; a longer one is in a separate file
+MOST_TOLD = 1024 * 1024  # bytes of an ack or state file that are read
+ASKED = ".asked"  # the folder of open questions, by task
 REQUEST = "human_intervention_request.json"
 PAGE = "task.md"
 
 
 @dataclass(frozen=True)
 class Told:
-    """All of it may be told again, and is then the same. Methods raise OSError."""
+    """Writes the files of a mailbox. All writes are idempotent. Methods raise OSError."""
 
     folder: MailFolder
     agent: str
@@ -40,14 +40,14 @@ class Told:
         self._acked(letter, lambda before: duplicated(before, letter, details, _now()))
 
     def _acked(self, letter: Letter, change: Callable[[dict[str, Any] | None], dict[str, Any]]) -> None:
-        """In the message's own file: where another message of this id has its ack, beside it."""
+        """Change the message's ack file. If another message of the same id has one, use a second name."""
         if not letter.message_id or not letter.sha256:
             return
         stem = f"ack_{folder_name(letter.message_id)}"
         names = (f"{stem}.json", f"{stem}.{letter.sha256[:12]}.json")
-        self._change(letter.plan, names, lambda told: told.get("sha256") == letter.sha256, change)
+        self._change(letter.plan, names, lambda ack: ack.get("sha256") == letter.sha256, change)
 
-    def state(self, letter: Letter, *more: Transition) -> None:
+    def state(self, letter: Letter, *added: Transition) -> None:
         if letter.is_reply or not letter.task_id or letter.delegation is not None:
             return
         stem = f"task_state_{stem_of(letter)}"
@@ -55,8 +55,8 @@ class Told:
         self._change(
             letter.plan,
             (f"{stem}.json", f"{stem}.{letter.task[:8]}.json"),
-            lambda told: (told.get("task_id"), told.get("subtask_id")) == ids,
-            lambda before: stated(before, letter, *more),
+            lambda state: (state.get("task_id"), state.get("subtask_id")) == ids,
+            lambda before: stated(before, letter, *added),
         )
 
     def _change(
@@ -77,17 +77,17 @@ class Told:
                     return
 
     def _read(self, *names: str) -> dict[str, Any] | None:
-        """None where there is none; what is no object is somebody else's."""
+        """Return the contents of a JSON file, if it exists; empty if it is not an object."""
         try:
-            found = json.loads(self.folder.below.read(*names, most=MOST_TOLD))
+            value = json.loads(self.folder.below.read(*names, most=MOST_TOLD))
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return value if isinstance(value, dict) else {}
 
     def raw(self, letter: Letter, data: bytes) -> None:
-        """A message as it came. Another one about the same task lies beside it."""
+        """Archive a message as it arrived. Another message about the same task gets a second name."""
         kind = "-reply" if letter.is_reply else ""
         suffix = ".json" if data.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{") else ".md"
         self._archive(letter.plan, f"{stem_of(letter)}{kind}", suffix, data)
@@ -104,12 +104,12 @@ class Told:
                 return
 
     def reply(self, letter: Letter, result: Result, workspace: Workspace | None) -> None:
-        """The result of a task, and the files that its run has made of it."""
+        """Write the reply: the result of a task, and the files that its run produced."""
         stem, body, files = stem_of(letter), result.text, list[str]()
         if len(body.encode(errors="replace")) > MOST_BODY:
             files.append(f"{stem}-files/outcome.md")
             self.folder.below.write(body.encode(errors="replace"), self.folder.outgoing, letter.plan, *_parts(files[0]))
-            body = f"{body[: MOST_BODY // 8]}\n\n… The whole of it is in {files[0]}."
+            body = f"{body[: MOST_BODY // 8]}\n\n… The full text is in {files[0]}."
         if workspace is not None:
             files += self._copied(letter.plan, f"{stem}-files", result.artifacts, workspace)
         head = ReplyHead(
@@ -129,17 +129,17 @@ class Told:
         self._archive(letter.plan, f"{stem}-reply", ".md", data)
         self.send(letter, data)
 
-    def _copied(self, plan: str, into: str, named: tuple[str, ...], workspace: Workspace) -> list[str]:
-        """What was named and is a regular file there."""
+    def _copied(self, plan: str, into: str, names: tuple[str, ...], workspace: Workspace) -> list[str]:
+        """Copy the named regular files of a workspace. Return their paths."""
         copied: list[str] = []
-        for path, data in files_of(workspace, named):
+        for path, data in files_of(workspace, names):
             target = f"{into}/{path}"
             self.folder.below.write(data, self.folder.outgoing, plan, *_parts(target))
             copied.append(target)
         return copied
 
     def send(self, letter: Letter, data: bytes) -> None:
-        """Into the folder that others read; sent again, it is there once."""
+        """Write a reply into the outgoing folder, once."""
         below, outgoing = self.folder.below, self.folder.outgoing
         stem = stem_of(letter)
         with below.locked(outgoing, letter.plan):
@@ -156,7 +156,7 @@ class Told:
                     return
 
     def sent_before(self, letter: Letter, run_id: str) -> bytes | None:
-        """The reply of this run, as it is kept."""
+        """Return the archived reply of this run, if any."""
         below, stem = self.folder.below, stem_of(letter)
         for name in below.names(ARCHIVE, letter.plan):
             if name.startswith(f"{stem}-reply.") and name.endswith(".md"):
@@ -168,24 +168,21 @@ class Told:
         return None
 
     def away(self, letter: Letter, ending: LetterEnding) -> None:
-        """The file goes where its end sends it."""
+        """Move the message's file to `.processed/` or `.deadletter/`."""
         is_well = ending.ack is Ack.succeeded
         if letter.file:
             reason = None if is_well else _reason(ending.details, ending.fault)
             self.folder.keep(letter.plan, letter.file, PROCESSED if is_well else DEAD, reason)
 
-    def buried(self, letter: Letter, why: str) -> None:
-        self.folder.keep(letter.plan, letter.file, DEAD, _reason(why, None))
-
-    def processed(self, letter: Letter) -> None:
-        self.folder.keep(letter.plan, letter.file, PROCESSED)
+    def buried(self, letter: Letter, reason: str) -> None:
+        self.folder.keep(letter.plan, letter.file, DEAD, _reason(reason, None))
 
     def is_pending(self, letter: Letter) -> bool:
         return self.folder.below.status(self.folder.incoming, letter.plan, PENDING, letter.file) is not None
 
     def ask(self, letter: Letter, run_id: str, undecided: dict[str, tuple[str, ...]]) -> None:
-        """For a person, who writes what it is to be into `pick`. What is asked already stays as it stands."""
-        asked = {
+        """Write a request for a person, who fills in `pick`. An existing request stays unchanged."""
+        question = {
             "task_id": letter.task_id,
             "subtask_id": letter.subtask_id,
             "plan_id": letter.plan_id,
@@ -199,14 +196,14 @@ class Told:
         with self.place(letter) as task:
             before = self._read(TASKS, task, REQUEST)
             if before is None or before.get("run_id") != run_id:
-                self.folder.below.write(_json(asked), TASKS, task, REQUEST)
-            self.folder.below.write(_json(asked), TASKS, ASKED, task)
+                self.folder.below.write(_json(question), TASKS, task, REQUEST)
+            self.folder.below.write(_json(question), TASKS, ASKED, task)
 
     @contextmanager
     def place(self, letter: Letter) -> Iterator[str]:
-        """The folder of its task below `tasks/`, which nobody else writes into meanwhile.
+        """Lock and return the task's folder below `tasks/`.
 
-        One that is called alike, as in another plan, has another: whose a name was first keeps it.
+        Tasks of two plans may share a name: the first one keeps it, the other gets a second name.
         """
         usual, other = _places(letter)
         with self.folder.below.locked(TASKS, usual):
@@ -214,30 +211,30 @@ class Told:
             yield other if is_other else usual
 
     def _is_of_another(self, task: str, letter: Letter) -> bool:
-        asked = self.question(task)
+        question = self.question(task)
         own = {"plan_id": letter.plan_id, "task_id": letter.task_id, "subtask_id": letter.subtask_id}
-        if asked and any(asked.get(name) != value for name, value in own.items()):
+        if question and any(question.get(name) != value for name, value in own.items()):
             return True
-        with suppress(NotThere):  # no page is written there either
+        with suppress(NotThere):  # nor can it have a page
             return is_of_another(self.page(task), letter)
         return False
 
     def page(self, task: str) -> bytes:
-        """Empty where there is none."""
+        """Return the task's page, or empty bytes."""
         with suppress(FileNotFoundError):
             return self.folder.below.read(TASKS, task, PAGE, most=MOST_MESSAGE)
         return b""
 
     def asked(self) -> list[str]:
-        """The folders of the tasks that wait for a person."""
+        """Return the folders of the tasks that wait for a person."""
         return [name for name in self.folder.below.names(TASKS, ASKED) if not name.startswith(".")]
 
     def question(self, task: str) -> dict[str, Any]:
-        """What was asked, whatever somebody has made of the request since. Empty where it cannot be told."""
+        """Return the question as it was asked, regardless of edits to the request. Empty if it is not known."""
         return self._read(TASKS, ASKED, task) or {}
 
     def request(self, task: str) -> dict[str, Any] | None:
-        """As it lies there. None where there is none; empty where it is no request, or not yet again."""
+        """Return the request as it is on disk, if it exists; empty if it is incomplete or not valid."""
         status = self.folder.below.status(TASKS, task, REQUEST)
         if status is None:
             return None
@@ -247,12 +244,12 @@ class Told:
         self.folder.below.write(_json(request), TASKS, task, REQUEST)
 
     def ask_again(self, task: str, request: dict[str, Any]) -> None:
-        """Where the request has gone. One that is there meanwhile stays."""
+        """Write a removed request again. An existing one stays."""
         with suppress(FileExistsError):
             self.folder.below.create(_json(request), TASKS, task, REQUEST)
 
     def over(self, letter: Letter) -> None:
-        """Nothing that this message asked is asked any more."""
+        """Remove the questions of this message."""
         for task in _places(letter):
             if self.question(task).get("key") == letter.key:
                 self.answered(task)
@@ -263,13 +260,13 @@ class Told:
 
 
 def stem_of(letter: Letter) -> str:
-    """As the files about a task are named."""
+    """Return the stem of the names of a task's files."""
     sub = f"-{folder_name(letter.subtask_id)}" if letter.subtask_id else ""
     return f"{folder_name(letter.task_id)}{sub}"
 
 
 def _places(letter: Letter) -> tuple[str, str]:
-    """Below `tasks/`, as `place` chooses from them."""
+    """Return the two candidates for a task's folder below `tasks/`."""
     stem = stem_of(letter)
     return stem, f"{stem}.{letter.task[:8]}"
 
@@ -286,12 +283,12 @@ def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part not in {"", "."}]
 
 
-def _reason(why: str, fault: str | None) -> bytes:
-    return _json({"why": why, **({"fault": fault} if fault else {}), "at": _when(_now())})
+def _reason(reason: str, error: str | None) -> bytes:
+    return _json({"why": reason, **({"fault": error} if error else {}), "at": _when(_now())})
 
 
-def _json(told: dict[str, Any]) -> bytes:
-    return json.dumps(told, indent=2, ensure_ascii=False).encode(errors="replace") + b"\n"
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, indent=2, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def _now() -> datetime:

@@ -1,11 +1,11 @@
 """MCP servers and their tools.
 
-config      where a server is
-connection  the one to it, over mcp_stdio or mcp_http
-http        The HTTP client behind a connection to an MCP server at a URL: bounded, and telling of what the SDK …
-listing     its tools
+config      The servers of `.mcp.json`
+connection  One shared connection a server
+http        The HTTP client of servers at a URL
+listing     The tools of a server
 lock        `mcp.lock.json`
-result      what it answers
-stdio       An MCP server as a program: its start and end, and its messages as lines, whatever it writes
-tool        the kind `mcp`
+result      Conversion of a server's answer to a tool outcome
+stdio       Servers that run as programs
+tool        The kind `mcp`
 """

@@ -1,4 +1,4 @@
-"""Where an MCP server is, as `.mcp.json` says it."""
+"""MCP servers as configured in `.mcp.json`."""
 
 import errno
 import json
@@ -16,10 +16,10 @@ START_TIMEOUT = 20.0  # seconds
 
 @dataclass(frozen=True)
 class StdioServer:
-    """A program that is started, and spoken to over its standard input and output.
+    """A server that runs as a program and communicates over its standard input and output.
 
-    It gets the SDK's default environment and `env`, none of ours. `missing` is the first variable that its entry names
-    and the environment lacks: it is not started then.
+    Its environment is the SDK's default and `env`, without the worker's. If the environment lacks a variable that the
+    entry names, `missing` is the first one and the server is not started.
     """
 
     name: str
@@ -28,7 +28,7 @@ class StdioServer:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: Path | None = None
     missing: str | None = None
-    start_timeout: float = START_TIMEOUT  # seconds for it to start, and to say what it has
+    start_timeout: float = START_TIMEOUT  # seconds to start and to list its tools
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class HttpServer:
     url: str = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     missing: str | None = None
-    start_timeout: float = START_TIMEOUT  # seconds for it to start, and to say what it has
+    start_timeout: float = START_TIMEOUT  # seconds to start and to list its tools
 
 
 McpServer = StdioServer | HttpServer
@@ -48,19 +48,19 @@ McpServer = StdioServer | HttpServer
 def find_program(server: StdioServer, path: str) -> str:
     """Return the absolute path of the program. Raises FileNotFoundError.
 
-    Of `path`, a list of folders as in PATH, relative entries are skipped: they would lead into the folder where the
-    server runs, whose files come from elsewhere.
+    `path` is a list of folders as in PATH. Relative entries are skipped: they would refer to the server's working
+    folder, whose files are not trusted.
     """
     if "/" in server.command:
         return str(Path.cwd() / (server.cwd or Path()) / server.command)  # not resolved: a link may name its Python
     folders = [folder for folder in path.split(os.pathsep) if Path(folder).is_absolute()]
-    found = shutil.which(server.command, path=os.pathsep.join(folders)) if folders else None
-    if found is None:
+    program = shutil.which(server.command, path=os.pathsep.join(folders)) if folders else None
+    if program is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), server.command)
-    return found
+    return program
 
 
 def program_of(server: StdioServer) -> PinnedProgram:
-    """What would be started now. Raises FileNotFoundError."""
+    """Return the program that would be started now. Raises FileNotFoundError."""
     path = find_program(server, server.env.get("PATH") or os.environ.get("PATH") or os.defpath)
     return PinnedProgram(path=path, args_sha256=sha256(json.dumps(server.args).encode()).hexdigest())

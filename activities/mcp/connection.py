@@ -1,7 +1,7 @@
-"""One connection to an MCP server for a whole worker: opened at the first call, shared by all, opened again when lost.
+"""One connection to an MCP server for a whole worker: opened at the first call, shared, and reopened after a loss.
 
-The SDK's contexts must be left by the task that entered them. So each connection has one task that owns them, and
-calls come from the activities' own.
+The SDK's contexts must be exited by the task that entered them. So one task owns each connection, and the activities'
+tasks make the calls.
 """
 
 import asyncio
@@ -34,39 +34,39 @@ from contracts.mcp import Pin, PinnedProgram
 from decisions.errors import fault_line
 from decisions.mcp import visible
 
-STEADY = 60.0  # a server that lived for this long, and then died, is started again at once
-FIRST_PAUSE, MOST_PAUSE = 0.5, 30.0  # seconds before it is started again, where it did not
+STEADY = 60.0  # seconds; a server that ran for this long before it ended is restarted without a pause
+FIRST_PAUSE, MOST_PAUSE = 0.5, 30.0  # seconds before the restart of a server that ended sooner
 CLOSING = 10.0  # seconds
-CLOSED = "Connection closed"  # the SDK's words for the end of a whole connection
+CLOSED = "Connection closed"  # the SDK's message for the end of a whole connection
 
 _log = logging.getLogger(__name__)
 
 
 class Unreachable(Exception):
-    """The server cannot be asked. The call was not sent."""
+    """The server cannot be reached. The call was not sent."""
 
 
 class Lost(Exception):
-    """The connection ended after the call was sent: nobody knows what became of it."""
+    """The connection ended after the call was sent, so its result is unknown."""
 
 
 class TimedOut(Exception):
-    """The call was sent, and no answer came in its time. The connection goes on."""
+    """The call was sent, but no answer came in time. The connection stays open."""
 
 
 @dataclass
 class _Link:
-    """One life of a connection. `end` is set when it is to end, and when it has."""
+    """One open connection. `end` is set when it should end, and when it has ended."""
 
     ready: "asyncio.Future[Client]"
     end: asyncio.Event
     owner: "asyncio.Task[None] | None" = None
     has_served: bool = False
-    calls: int = 0  # that are in flight
+    calls: int = 0  # in flight
 
 
 class Connection:
-    """Of one server. Nothing is started before the first call."""
+    """The connection to one server. Nothing is started before the first call."""
 
     def __init__(
         self, server: McpServer, redact: Callable[[str], str] = str, accepted: PinnedProgram | None = None
@@ -77,21 +77,21 @@ class Connection:
         self._link: _Link | None = None
         self._tools: dict[str, Pin] = {}
         self._refused: dict[str, str] = {}
-        self._is_stale = False  # what is known of its tools
+        self._is_stale = False  # the list of tools
         self._listing = asyncio.Lock()
-        self._last_words = ""
+        self._last_line = ""
         self._failures = 0  # in a row
         self._failed_at = 0.0
-        self._why = ""
+        self._reason = ""
 
-    async def tools(self, *, anew: bool = False) -> Mapping[str, Pin]:
-        """What the server has now, as far as it can be offered. Raises Unreachable.
+    async def tools(self, *, refresh: bool = False) -> Mapping[str, Pin]:
+        """Return the tools that can be offered. Raises Unreachable.
 
-        It is asked again where it said that something changed, and always with `anew`.
+        They are listed again if the server reported a change, and always with `refresh`.
         """
         link, client = await self._linked()
         try:
-            if anew or self._is_stale or client.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            if refresh or self._is_stale or client.protocol_version in MODERN_PROTOCOL_VERSIONS:
                 await self._list(client)
         except (ValidationError, MCPError) as error:
             if not self._is_over(link, error):
@@ -101,15 +101,15 @@ class Connection:
         return self._tools
 
     def _is_over(self, link: _Link, error: ValidationError | MCPError) -> bool:
-        """Whether only another connection can bring the tools: the server has died, or has forgotten the session.
+        """Return True if the tools need a new connection: the server has ended, or has lost the session.
 
-        Calls of other runs may be at work on this one: then it goes on, unless the error says just that.
+        While calls of other runs are in flight, the connection stays open unless the error clearly says so.
         """
         if not isinstance(error, MCPError):
             return False
         if not self.is_remote:
             return error.code == CONNECTION_CLOSED
-        if error.message == CLOSED or "session" in error.message.lower():  # each kind of server has words of its own
+        if error.message == CLOSED or "session" in error.message.lower():  # the wording differs between servers
             return True
         return error.code != REQUEST_TIMEOUT and not link.calls
 
@@ -119,23 +119,23 @@ class Connection:
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Tools that cannot be offered, and why; known once it was asked."""
+        """The tools that cannot be offered, with reasons; empty before the first listing."""
         return self._refused
 
     async def call(
         self, tool: str, arguments: dict[str, Any], timeout: float, accepted: Collection[str | None]
     ) -> CallToolResult:
-        """Calls a tool whose definition has one of these digests.
+        """Call a tool whose definition has one of these digests.
 
-        Raises Unreachable, Lost, TimedOut; MCPError where the server refuses; UnfitAnswerError, or another RuntimeError
-        for an answer that is none.
+        Raises Unreachable, Lost and TimedOut; MCPError if the server rejects the call; UnfitAnswerError or another
+        RuntimeError if the answer is not valid.
         """
         link, client = await self._linked()
         if self._is_stale or tool not in self._tools or self._tools[tool].sha256 not in accepted:
-            raise Unreachable(self._told("changed its tools just now"))  # since the call was looked at
+            raise Unreachable(self._told("changed its tools just now"))  # after the preflight
         link.calls += 1
         try:
-            async with asyncio.timeout(timeout + 1):  # beyond the client's own, which does not count while it writes
+            async with asyncio.timeout(timeout + 1):  # the client's own timeout excludes writing
                 result = await client.call_tool(tool, arguments, read_timeout_seconds=timeout)
         except TimeoutError:
             raise TimedOut(f"{self.server.name} did not answer within {timeout:g} s") from None
@@ -143,11 +143,11 @@ class Connection:
             if error.code == REQUEST_TIMEOUT:
                 raise TimedOut(f"{self.server.name} did not answer within {timeout:g} s") from None
             if error.code == CONNECTION_CLOSED:
-                if error.message == CLOSED:  # and not only the stream of this answer
+                if error.message == CLOSED:  # not only the stream of this answer
                     link.end.set()
                 raise Lost(self._told("ended the connection")) from None
             if isinstance(self.server, HttpServer) and error.message == "Session terminated":
-                link.end.set()  # it was started anew, and has not looked at the call
+                link.end.set()  # the server was restarted and did not process the call
                 raise Unreachable(self._told("has forgotten the session")) from None
             raise
         except ValidationError as error:
@@ -158,12 +158,12 @@ class Connection:
         return result
 
     async def close(self) -> None:
-        """Ends the server, if it runs. Bounded, whatever it does."""
+        """End the server, if it runs, in bounded time."""
         if self._link is not None:
             await self._closed(self._link)
 
     async def _linked(self) -> tuple[_Link, Client]:
-        """The open connection; opens one where there is none. Raises Unreachable."""
+        """Return the open connection, or open one. Raises Unreachable."""
         if self._link is not None and self._link.end.is_set():
             await self._closed(self._link)
         if self._link is None:
@@ -184,24 +184,24 @@ class Connection:
         link.end.set()
         if link.owner is not None:
             if not link.ready.done():
-                link.owner.cancel()  # it waits for a server that may never get ready
+                link.owner.cancel()  # it may wait for the server forever
             await asyncio.wait([link.owner], timeout=CLOSING)
             if not link.owner.done():
                 link.owner.cancel()
                 await asyncio.wait([link.owner], timeout=CLOSING)
-        if self._link is link:  # nobody else has opened another one meanwhile
+        if self._link is link:  # no other task has opened another one
             self._link = None
 
     def _may_be_opened(self) -> None:
-        """A server that fails again and again is not started by every call."""
+        """Raise Unreachable during the pause after repeated failures."""
         pause = min(FIRST_PAUSE * 2 ** min(self._failures - 2, 10), MOST_PAUSE) if self._failures > 1 else 0.0
-        if (left := self._failed_at + pause - monotonic()) > 0:
-            raise Unreachable(f"{self._why} (it is tried again in {left:.1f} s)")
+        if (remaining := self._failed_at + pause - monotonic()) > 0:
+            raise Unreachable(f"{self._reason} (it is tried again in {remaining:.1f} s)")
 
     async def _own(self, link: _Link) -> None:
-        """Holds all contexts of the connection, from its start to its end."""
-        began = monotonic()
-        self._why, self._last_words = "", ""
+        """Hold all contexts of the connection until it ends."""
+        started_at = monotonic()
+        self._reason, self._last_line = "", ""
         limit = self.server.start_timeout
         try:
             async with AsyncExitStack() as stack:
@@ -215,27 +215,27 @@ class Connection:
                 await link.end.wait()
         except TimeoutError:
             self._not_opened(link, f"it did not get ready within {limit:g} s")
-        except Exception as error:  # noqa: BLE001 - whatever the SDK raises, the server cannot be used
+        except Exception as error:  # noqa: BLE001 - any error of the SDK makes the server unusable
             self._not_opened(link, _leaf(error))
         finally:
             link.end.set()
-            link.ready.cancel()  # no effect where it is done
-            if link.has_served or monotonic() - began >= STEADY:
+            link.ready.cancel()  # no effect if it is done
+            if link.has_served or monotonic() - started_at >= STEADY:
                 self._failures = 0
             else:
                 self._failures, self._failed_at = self._failures + 1, monotonic()
-                self._why = self._why or self._told("ended before it was of any use")
+                self._reason = self._reason or self._told("ended before it was of any use")
 
-    def _not_opened(self, link: _Link, why: str) -> None:
+    def _not_opened(self, link: _Link, reason: str) -> None:
         if link.ready.done():
-            _log.info("mcp server %s: the connection ended: %s", self.server.name, self._redact(why))
+            _log.info("mcp server %s: the connection ended: %s", self.server.name, self._redact(reason))
             return
-        self._why = self._told(f"cannot be reached: {why}")
-        link.ready.set_exception(_NotOpened(self._why))
-        link.ready.exception()  # looked at, also where the caller has gone
+        self._reason = self._told(f"cannot be reached: {reason}")
+        link.ready.set_exception(_NotOpened(self._reason))
+        link.ready.exception()  # marks it as retrieved if no caller is left
 
     async def _transport(self, stack: AsyncExitStack, on_end: Callable[[], None]) -> Transport:
-        """Raises whatever stands in the way."""
+        """Open the transport. Raises any error of the start."""
         server = self.server
         if server.missing:
             raise ValueError(server.missing)
@@ -253,16 +253,16 @@ class Connection:
             self._is_stale = True
 
     def _said(self, line: str) -> None:
-        self._last_words = line
+        self._last_line = line
 
-    def _told(self, what: str) -> str:
-        words = f"; its last words: {self._last_words}" if self._last_words else ""
-        return visible(self._redact(f"MCP server {self.server.name} {what}{words}"))[:1000]
+    def _told(self, text: str) -> str:
+        ending = f"; its last words: {self._last_line}" if self._last_line else ""
+        return visible(self._redact(f"MCP server {self.server.name} {text}{ending}"))[:1000]
 
     async def _list(self, client: Client) -> None:
-        """Asks for all tools. What a tool of a model cannot be is refused by name."""
+        """List all tools, and sort out those that models do not accept."""
         async with self._listing:
-            self._is_stale = False  # before it is asked: what it says meanwhile counts
+            self._is_stale = False  # first, so that a change during the listing sets it again
             try:
                 self._tools, self._refused = await listed(client, self.server.name)
             except BaseException:
@@ -278,11 +278,11 @@ def _changed_program(name: str, now: PinnedProgram, accepted: PinnedProgram | No
 
 
 class _NotOpened(Exception):
-    """Kept in a future that several calls wait for."""
+    """The connection could not be opened. Set on a future that several calls wait for."""
 
 
 class _Entered:
-    """A transport that is open already: the client only uses it."""
+    """A transport that is already open; the client does not close it."""
 
     def __init__(self, streams: tuple[Process, Process]) -> None:
         self._streams = streams
@@ -295,15 +295,15 @@ class _Entered:
 
 
 def _leaf(error: BaseException) -> str:
-    """What went wrong, in a line: the first one of a group, and of its own words."""
+    """Return one line on an error, of a group's first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, ValidationError):
         return fault_line(error)[:300]
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"there is no {error.filename!r} here"
-    said = str(error).strip().splitlines()
-    return said[0][:300] if said else type(error).__name__
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
 
 
 class Connections:
@@ -322,13 +322,13 @@ class Connections:
         return self._all[name]
 
     async def listed(self, names: Iterable[str]) -> dict[str, Mapping[str, Pin] | Unreachable]:
-        """What each of these servers has now, all asked at the same time."""
-        wanted = list(dict.fromkeys(names))
-        found = await asyncio.gather(*(_tools_of(self._all[name]) for name in wanted))
-        return dict(zip(wanted, found, strict=True))
+        """List the tools of these servers concurrently."""
+        servers = list(dict.fromkeys(names))
+        results = await asyncio.gather(*(_tools_of(self._all[name]) for name in servers))
+        return dict(zip(servers, results, strict=True))
 
     async def close(self) -> None:
-        """Ends all servers, at the same time."""
+        """End all servers concurrently."""
         await asyncio.gather(*(connection.close() for connection in self._all.values()))
 
 

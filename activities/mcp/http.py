@@ -1,4 +1,4 @@
-"""The HTTP client behind a connection to an MCP server at a URL: bounded, and telling of what the SDK leaves out."""
+"""The HTTP client of MCP servers at a URL: it bounds responses and reports error statuses, which the SDK does not."""
 
 from collections.abc import AsyncIterator, Callable
 
@@ -10,16 +10,16 @@ from activities.mcp.stdio import MOST_LINE
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):
-    """Bounds the decoded size of an answer in one piece, as the SDK bounds each event of one in a stream.
+    """A transport that bounds the decoded size of a plain response. The SDK bounds the events of a stream.
 
-    A stream is unpacked in small pieces, so that the SDK's bound is reached before the memory is full.
+    A stream is unpacked in small pieces, so that the SDK's bound applies before memory runs out.
     """
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         request.headers.update(IDENTITY)
         response = await super().handle_async_request(request)
         if isinstance(response.stream, httpx2.AsyncByteStream):
-            encoding = response.headers.pop("content-encoding", "")  # decoded here, and by nothing after it
+            encoding = response.headers.pop("content-encoding", "")  # decoded here only
             is_events = response.headers.get("content-type", "").lower().startswith("text/event-stream")
             response.stream = _Decoded(response.stream, encoding, None if is_events else MOST_LINE)
         return response
@@ -47,10 +47,10 @@ class _Decoded(httpx2.AsyncByteStream):
 
 
 def http_client(server: HttpServer, connect: float, on_said: Callable[[str], None]) -> httpx2.AsyncClient:
-    """`connect` is in seconds. Calls have a timeout of their own, so a silent stream is none."""
+    """Return the client. `connect` is in seconds; there is no read timeout, since calls have their own."""
 
     async def look(response: httpx2.Response) -> None:
-        if response.status_code >= 400:  # which the SDK does not tell
+        if response.status_code >= 400:
             on_said(f"HTTP {response.status_code} {response.reason_phrase}".strip())
 
     return httpx2.AsyncClient(

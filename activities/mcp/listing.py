@@ -1,4 +1,4 @@
-"""Which tools an MCP server has, as far as a model can be offered them."""
+"""The tools of an MCP server that can be offered to a model."""
 
 import asyncio
 import logging
@@ -14,19 +14,19 @@ from decisions.mcp import foreign_reference, pin, tool_name, unfit
 
 _log = logging.getLogger(__name__)
 
-MOST_PAGES = 100  # of a listing
+MOST_PAGES = 100  # in a listing
 MOST_TOOLS = 1000
-MOST_DEFINITIONS = 4 * 1024 * 1024  # bytes of those of one server: to look at a megabyte takes one to six seconds
+MOST_DEFINITIONS = 4 * 1024 * 1024  # bytes for one server; checking a megabyte takes one to six seconds
 
 
 async def listed(client: Client, server: str) -> tuple[dict[str, Pin], dict[str, str]]:
-    """The tools by name, and those that cannot be offered with the reason. Raises what the client raises."""
+    """Return the tools by name, and the reasons why others cannot be offered. Raises the client's errors."""
     tools = await _all(client, server)
-    return await asyncio.to_thread(_judged, server, tools)  # the connection, and all else here, goes on meanwhile
+    return await asyncio.to_thread(_judged, server, tools)  # not on the event loop
 
 
 async def _all(client: Client, server: str) -> list[Tool]:
-    """The listing ends with its last page, and where a page names a cursor that came before or brings nothing new."""
+    """Read all pages. Stop at a repeated cursor or a page without new tools."""
     tools: dict[str, Tool] = {}
     cursor: str | None = None
     cursors: set[str] = set()
@@ -38,7 +38,7 @@ async def _all(client: Client, server: str) -> list[Tool]:
         if cursor is None or len(tools) > MOST_TOOLS:
             break
         if cursor in cursors or (page.tools and not new):
-            _log.warning("mcp server %s: its list of tools does not end: it is read up to where it repeats", server)
+            _log.warning("mcp server %s: its list of tools does not end; reading stopped where it repeats", server)
             break
         cursors.add(cursor)
     return list(tools.values())[:MOST_TOOLS]
@@ -47,14 +47,14 @@ async def _all(client: Client, server: str) -> list[Tool]:
 def _judged(server: str, tools: Iterable[Tool]) -> tuple[dict[str, Pin], dict[str, str]]:
     offered: dict[str, Pin] = {}
     refused: dict[str, str] = {}
-    taken = 0
+    total = 0
     for tool in tools:
         size = len(tool.model_dump_json(include={"description", "input_schema", "annotations"}))
-        taken += size if size <= MAX_DEFINITION else 0
-        if taken > MOST_DEFINITIONS:
+        total += size if size <= MAX_DEFINITION else 0
+        if total > MOST_DEFINITIONS:
             refused[tool.name] = f"the definitions of its server are larger than {MOST_DEFINITIONS:,} bytes"
-        elif why := _fault(server, tool, size):
-            refused[tool.name] = why
+        elif reason := _fault(server, tool, size):
+            refused[tool.name] = reason
         else:
             offered[tool.name] = _pinned(tool)
     return offered, refused
@@ -66,15 +66,15 @@ def _pinned(tool: Tool) -> Pin:
 
 
 def _fault(server: str, tool: Tool, size: int) -> str | None:
-    """Why a model cannot be offered this tool; None if it can."""
-    if why := unfit(server, tool.name):
-        return why
+    """Return the reason, if any, why this tool cannot be offered to a model."""
+    if reason := unfit(server, tool.name):
+        return reason
     if size > MAX_DEFINITION:
         return f"its definition is larger than {MAX_DEFINITION:,} bytes"
-    if fault := api_fault(tool_name(server, tool.name), tool.description or "", tool.input_schema):
-        return f"models do not take it: {fault[1]}"
+    if error := api_fault(tool_name(server, tool.name), tool.description or "", tool.input_schema):
+        return f"models do not accept it: {error[1]}"
     if target := foreign_reference(tool.input_schema):
         return f"its inputSchema refers to {target[:200]}, which lies outside of it"
-    if why := schema_fault(tool.input_schema):
-        return f"its inputSchema is none: {why}"
+    if reason := schema_fault(tool.input_schema):
+        return f"its inputSchema is not valid: {reason}"
     return None

@@ -1,6 +1,6 @@
-"""`mcp.lock.json`: the definitions that were accepted, beside `.mcp.json` and meant to be committed.
+"""`mcp.lock.json`: the accepted tool definitions, next to `.mcp.json` and meant to be committed.
 
-A worker offers exactly what stands here. So it needs no server to start, and all workers offer the same.
+A worker offers exactly these. So it can start without any server, and all workers offer the same tools.
 """
 
 import fcntl
@@ -20,13 +20,13 @@ from decisions.mcp import is_sound
 
 NAME = "mcp.lock.json"
 
-Pins = Mapping[str, Mapping[str, Pin]]  # by server, and by the server's name of the tool
+Pins = Mapping[str, Mapping[str, Pin]]  # by server and by the server's tool name
 
 _log = logging.getLogger(__name__)
 
 
 class BadLock(ValueError):
-    """The file cannot be read. The message is one line for the person who can mend it."""
+    """The file cannot be read. The message is one line for a person."""
 
 
 class Accepted(dict[str, dict[str, Pin]]):
@@ -38,7 +38,7 @@ class Accepted(dict[str, dict[str, Pin]]):
 
 
 def read_lock(path: Path) -> Accepted:
-    """What was accepted; nothing where there is no file. Raises BadLock."""
+    """Read the lock file; a missing one is empty. Raises BadLock."""
     try:
         file = PinFile.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -48,18 +48,15 @@ def read_lock(path: Path) -> Accepted:
     except ValidationError as error:
         raise BadLock(f"{path}: {fault_line(error, 'the file')}") from None
     for server, pinned in file.servers.items():
-        for tool, kept in pinned.tools.items():
-            if not is_sound(kept):
-                fault = f"{server}.{tool} was edited, its sha256 is another one"
-                raise BadLock(f"{path}: {fault}: take it out, then perdure tools --accept {server}")
+        for tool, stored in pinned.tools.items():
+            if not is_sound(stored):
+                reason = f"{server}.{tool} was edited, its sha256 does not match"
+                raise BadLock(f"{path}: {reason}: remove it, then perdure tools --accept {server}")
     return Accepted({server: pinned.tools for server, pinned in file.servers.items()}, file.programs)
 
 
 def change_lock(path: Path, change: Callable[[Accepted], None]) -> Accepted:
-    """Applies a change to what the file says now, and writes it as a whole. Raises BadLock and OSError.
-
-    Of several that write at the same time each sees what the others wrote.
-    """
+    """Apply a change to the current file and replace it. Concurrent writers take turns. Raises BadLock and OSError."""
     with _alone(path.parent):
         pins = read_lock(path)
         before = json.dumps(_lock_content(pins))
@@ -70,10 +67,7 @@ def change_lock(path: Path, change: Callable[[Accepted], None]) -> Accepted:
 
 
 def keep_first(path: Path, seen: Pins, programs: Mapping[str, PinnedProgram] | None = None) -> Accepted:
-    """Accepts servers that were never seen before; what is there already stays.
-
-    Where the folder cannot be written they hold for this worker only.
-    """
+    """Accept servers that are not in the file yet. If it cannot be written, this applies to this worker only."""
 
     def add(pins: Accepted) -> None:
         for server, tools in seen.items():
@@ -84,7 +78,7 @@ def keep_first(path: Path, seen: Pins, programs: Mapping[str, PinnedProgram] | N
     try:
         return change_lock(path, add)
     except OSError as error:
-        _log.warning("%s cannot be written (%s): what it should hold holds for this worker only", path, error.strerror)
+        _log.warning("%s cannot be written (%s): its changes apply to this worker only", path, error.strerror)
         pins = read_lock(path)
         add(pins)
         return pins
@@ -118,7 +112,7 @@ def _replace(path: Path, pins: Accepted) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One writer at a time, on this machine; the lock is the folder's, so no file is left of it."""
+    """Lock the folder against other writers on this machine. Locking the folder leaves no lock file."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""What an MCP tool answered, as the outcome of a call: JSON and text as they are, the rest as files of the run."""
+"""Conversion of an MCP answer to a tool outcome: JSON and text as they are, the rest as files of the run."""
 
 import base64
 import binascii
@@ -22,22 +22,20 @@ from activities.storage.workspace import OutsideWorkspace, Workspace
 from contracts.failures import ToolFault
 from contracts.tool import ToolOutcome, failed
 
-MOST_FILES = 50  # of one answer
-
-
+MOST_FILES = 50  # in one answer
 TEXT_ONLY = "the tool declares structured output and sent text only"
 
 
 class UnfitAnswerError(RuntimeError):
-    """An answer that does not fit the `outputSchema` of its tool, with the answer; the message says what is wrong."""
+    """An answer that does not match the `outputSchema` of its tool."""
 
-    def __init__(self, answer: CallToolResult, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, answer: CallToolResult, reason: str) -> None:
+        super().__init__(reason)
         self.answer = answer
 
 
 def keep_unfit_answers(session: ClientSession) -> None:
-    """Make the session hand an unfit answer over with its complaint: alone, that would lose what the call brought."""
+    """Make the session raise UnfitAnswerError, which keeps the answer; its own error would lose it."""
     validate = session.validate_tool_result
 
     async def validate_or_keep(name: str, result: CallToolResult) -> None:
@@ -49,20 +47,20 @@ def keep_unfit_answers(session: ClientSession) -> None:
     session.validate_tool_result = validate_or_keep  # type: ignore[method-assign]
 
 
-def flaw_of(answer: CallToolResult, why: str) -> str:
-    """Return what the model is told of an answer that does not fit the tool's `outputSchema`."""
+def flaw_of(answer: CallToolResult, reason: str) -> str:
+    """Return the note for the model on an answer that does not match the tool's `outputSchema`."""
     if answer.structured_content is None:
-        return TEXT_ONLY if any(isinstance(block, TextContent) for block in answer.content) else why[:500]
-    return f"the structured output does not fit what the tool declares: {why.partition(chr(10))[0][:500]}"
+        return TEXT_ONLY if any(isinstance(block, TextContent) for block in answer.content) else reason[:500]
+    return f"the structured output does not fit what the tool declares: {reason.partition(chr(10))[0][:500]}"
 
 
 def outcome_of(answer: CallToolResult, stem: str, workspace: Workspace, flaw: str = "") -> ToolOutcome:
-    """Structured content where there is some, else the text. With files: `{"content", "files": [...]}`.
+    """Return structured content if there is any, else the text. With files: `{"content", "files": [...]}`.
 
-    What does not fit the tool's `outputSchema` is given all the same, with its flaw: `{"content", "note"}`.
+    Content that does not match the tool's `outputSchema` is returned with a note: `{"content", "note"}`.
 
-    A file is told by path, content type and bytes, so that none of its base64 gets into history. `stem` is what the
-    files are named after.
+    A file is described by path, content type and bytes, so that no base64 gets into history. `stem` is the start of
+    the files' names.
     """
     text = "\n".join(block.text for block in answer.content if isinstance(block, TextContent))
     if answer.is_error:
@@ -74,8 +72,8 @@ def outcome_of(answer: CallToolResult, stem: str, workspace: Workspace, flaw: st
     if not files and not flaw:
         return ToolOutcome(result=content)
     paths = tuple(file["path"] for file in files if file.get("path"))
-    beside = ({"files": files} if files else {}) | ({"note": flaw} if flaw else {})
-    return ToolOutcome(result={"content": content, **beside}, artifacts=paths)
+    extras = ({"files": files} if files else {}) | ({"note": flaw} if flaw else {})
+    return ToolOutcome(result={"content": content, **extras}, artifacts=paths)
 
 
 def _others(content: Iterable[ContentBlock]) -> list[ContentBlock]:
@@ -86,22 +84,22 @@ def _kept(block: ContentBlock, number: int, stem: str, workspace: Workspace) -> 
     if isinstance(block, ResourceLink):
         return {"uri": block.uri, "name": block.name, "content_type": block.mime_type}
     content_type, data, uri = _data_of(block)
-    told: dict[str, Any] = {"uri": uri} if uri else {}
-    told |= {"path": None, "content_type": content_type}
+    entry: dict[str, Any] = {"uri": uri} if uri else {}
+    entry |= {"path": None, "content_type": content_type}
     if data is None:
-        return told | {"lost": "what came was no base64"}
-    told["bytes"] = len(data)
+        return entry | {"lost": "what came was no base64"}
+    entry["bytes"] = len(data)
     if number > MOST_FILES:
-        return told | {"lost": f"one answer may bring {MOST_FILES} files"}
+        return entry | {"lost": f"one answer may bring {MOST_FILES} files"}
     try:
         path = workspace.keep(f"{stem}-{number}" if number > 1 else stem, content_type, data)
     except (OSError, OutsideWorkspace) as error:  # the call was made: only this file is lost
-        return told | {"lost": f"the disk refused it: {error}"}
-    return told | {"path": path}
+        return entry | {"lost": f"the disk refused it: {error}"}
+    return entry | {"path": path}
 
 
 def _data_of(block: ContentBlock) -> tuple[str, bytes | None, str | None]:
-    """Content type, bytes (None where they cannot be read), and the URI of a resource."""
+    """Return content type, bytes if they can be decoded, and the URI of a resource."""
     match block:
         case ImageContent() | AudioContent():
             return block.mime_type, _decoded(block.data), None

@@ -1,7 +1,7 @@
-"""An MCP server as a program: its start and end, and its messages as lines, whatever it writes.
+"""MCP servers that run as programs: start, end, and messages as lines.
 
-The SDK's own transport has no bound on a line and hands the server our stderr. Here a line has a bound, noise is read
-slowly and dropped, and what the server writes to its stderr goes to the log.
+The SDK's own transport has no bound on a line and passes our stderr to the server. Here lines are bounded, noise is
+read slowly and dropped, and the server's stderr is logged.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPC
 
 from activities.mcp.config import StdioServer
 
-MOST_LINE = 64 * 1024 * 1024  # bytes of a message, as of an answer over HTTP
-CHUNK = 64 * 1024  # bytes that are read at once; the pipe holds the rest back
-MOST_REQUESTS = 64  # of the server to us, without an answer yet; it has no need of any
-QUIET = 0.01  # seconds of rest after `NOISE` messages that are of no use: 10,000 a second are read at most
+MOST_LINE = 64 * 1024 * 1024  # bytes of a message, also of an answer over HTTP
+CHUNK = 64 * 1024  # bytes read at once; the pipe holds back the rest
+MOST_REQUESTS = 64  # unanswered requests of the server to us; more are dropped
+QUIET = 0.01  # seconds of pause after `NOISE` useless messages, so at most 10,000 a second are read
 NOISE = 100
 MOST_LOGGED = 100  # lines of stderr a minute
 MOST_LOG_LINE = 500  # characters
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Process:
-    """A started server. Both streams of the transport are this object."""
+    """A started server, and both streams of its transport."""
 
     def __init__(
         self, name: str, stdout: asyncio.StreamReader, stdin: asyncio.StreamWriter, on_end: Callable[[], None]
@@ -47,8 +47,8 @@ class Process:
         self._stdin = stdin
         self._on_end = on_end
         self._writing = asyncio.Lock()
-        self._held = bytearray()  # read, and no whole line yet
-        self._looked = 0  # of that: there is no end of a line before here
+        self._pending = bytearray()  # read, but no complete line yet
+        self._searched = 0  # bytes of it without a line end
         self._noise = 0
         self._asked = 0
 
@@ -62,7 +62,7 @@ class Process:
             raise StopAsyncIteration from None
 
     async def receive(self) -> SessionMessage | Exception:
-        """The next message that is of use. Raises EndOfStream."""
+        """Return the next useful message. Raises EndOfStream."""
         while True:
             line = await self._line()
             if line is None:
@@ -75,11 +75,11 @@ class Process:
                 await asyncio.sleep(QUIET)
 
     async def _line(self) -> bytes | None:
-        """None at the end, and where a line has none: nothing after it could be told from it."""
-        while (end := self._held.find(b"\n", self._looked)) < 0:
-            self._looked = len(self._held)
-            if self._looked > MOST_LINE:
-                _log.warning("mcp server %s: a line of more than %s bytes: it is stopped", self._name, f"{MOST_LINE:,}")
+        """Return the next line, unless the stream ends or the line is too long."""
+        while (end := self._pending.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._pending)
+            if self._searched > MOST_LINE:
+                _log.warning("mcp server %s: stopped after a line of more than %s bytes", self._name, f"{MOST_LINE:,}")
                 return None
             try:
                 chunk = await self._stdout.read(CHUNK)
@@ -87,10 +87,10 @@ class Process:
                 return None
             if not chunk:
                 return None
-            self._held += chunk
-        line = bytes(self._held[:end])
-        del self._held[: end + 1]
-        self._looked = 0
+            self._pending += chunk
+        line = bytes(self._pending[:end])
+        del self._pending[: end + 1]
+        self._searched = 0
         return line
 
     def _useful(self, line: bytes) -> SessionMessage | None:
@@ -98,8 +98,8 @@ class Process:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
         except (ValueError, RecursionError):
             if self._noise < NOISE and line.strip():
-                said = line[:MOST_LOG_LINE].decode(errors="replace").strip()
-                _log.warning("mcp server %s: not a message: %s", self._name, said)
+                text = line[:MOST_LOG_LINE].decode(errors="replace").strip()
+                _log.warning("mcp server %s: not a message: %s", self._name, text)
             return None
         if isinstance(message, JSONRPCNotification) and message.method not in WANTED:
             return None
@@ -110,7 +110,7 @@ class Process:
         return SessionMessage(message)
 
     async def send(self, item: SessionMessage, /) -> None:
-        """Raises BrokenResourceError where the server has ended."""
+        """Send a message. Raises BrokenResourceError if the server has ended."""
         if isinstance(item.message, JSONRPCResponse | JSONRPCError):
             self._asked = max(self._asked - 1, 0)
         line = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
@@ -122,7 +122,7 @@ class Process:
                 raise anyio.BrokenResourceError from error
 
     async def aclose(self) -> None:
-        """The process is ended by who started it."""
+        """Do nothing: `started` ends the process."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -135,9 +135,9 @@ class Process:
 async def started(
     server: StdioServer, on_end: Callable[[], None], on_said: Callable[[str], None]
 ) -> AsyncIterator[tuple[Process, Process]]:
-    """The transport of a server that runs while the block does. `on_said` gets each line of its stderr.
+    """Run a server for the duration of the block, and yield its transport. `on_said` gets each line of its stderr.
 
-    Raises OSError and ValueError where it cannot be started.
+    Raises OSError and ValueError if the server cannot be started.
     """
     process = await asyncio.create_subprocess_exec(
         server.command,
@@ -148,7 +148,7 @@ async def started(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         limit=CHUNK,
-        start_new_session=True,  # a Ctrl-C at the terminal is for the worker, which then ends it
+        start_new_session=True,  # Ctrl-C at the terminal reaches the worker only, which then ends the server
     )
     stdin, stdout, stderr = _there(process.stdin), _there(process.stdout), _there(process.stderr)
     listening = asyncio.create_task(_listen(server.name, stderr, on_said))
@@ -156,7 +156,7 @@ async def started(
         both = Process(server.name, stdout, stdin, on_end)
         yield both, both
     finally:
-        # To its end, whoever cancels: a server that is left behind is nobody's.
+        # Run to the end even if cancelled, so that no server is left behind.
         ending = asyncio.create_task(_end(process, stdin, [listening, asyncio.create_task(_drain(stdout))]))
         with suppress(asyncio.CancelledError):
             await asyncio.shield(ending)
@@ -170,7 +170,7 @@ def _there(pipe: T | None) -> T:
 
 
 async def _listen(name: str, stderr: asyncio.StreamReader, on_said: Callable[[str], None]) -> None:
-    """What it writes to stderr, in pieces of bounded length, until it closes it."""
+    """Log stderr in pieces of bounded length until it is closed."""
     logged, since = 0, monotonic()
     while data := await stderr.read(4096):
         if monotonic() - since > 60:
@@ -181,12 +181,12 @@ async def _listen(name: str, stderr: asyncio.StreamReader, on_said: Callable[[st
             if logged <= MOST_LOGGED:
                 _log.info("mcp server %s: %s", name, line[:MOST_LOG_LINE])
             elif logged == MOST_LOGGED + 1:
-                _log.info("mcp server %s: (what more it says within the minute is left out)", name)
+                _log.info("mcp server %s: (further lines of this minute are omitted)", name)
         await asyncio.sleep(0)
 
 
 async def _drain(stdout: asyncio.StreamReader) -> None:
-    """A server that is stuck in writing does not see that its stdin was closed."""
+    """Read stdout to its end: a server that blocks on writing does not notice that its stdin was closed."""
     while await stdout.read(CHUNK):
         pass
 
@@ -194,7 +194,7 @@ async def _drain(stdout: asyncio.StreamReader) -> None:
 async def _end(
     process: asyncio.subprocess.Process, stdin: asyncio.StreamWriter, reading: list[asyncio.Task[None]]
 ) -> None:
-    """Closes its stdin, as MCP has it; then SIGTERM, then SIGKILL, to all that it has started."""
+    """Close stdin, as MCP requires; then send SIGTERM and SIGKILL to the process group."""
     stdin.close()
     for number in (signal.SIGTERM, signal.SIGKILL):
         if await _has_ended(process):
@@ -202,18 +202,18 @@ async def _end(
         _signal(process, number)
     else:
         await _has_ended(process)
-    _signal(process, signal.SIGKILL)  # what it has left behind
+    _signal(process, signal.SIGKILL)  # remaining children
     for task in reading:
         task.cancel()
     await asyncio.gather(*reading, return_exceptions=True)
-    # A pipe that a survivor holds open would keep the transport, and warn when it is collected.
+    # If a child holds a pipe open, the transport would stay open, and warn when it is collected.
     process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public closes it
 
 
 async def _has_ended(process: asyncio.subprocess.Process) -> bool:
-    """Not `wait`, which also waits for pipes that a child of it may hold."""
-    until = monotonic() + GRACE
-    while process.returncode is None and monotonic() < until:  # noqa: ASYNC110 - nothing tells of it but a look
+    """Wait up to `GRACE` for the exit. `Process.wait` would also wait for pipes that a child holds."""
+    deadline = monotonic() + GRACE
+    while process.returncode is None and monotonic() < deadline:  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0.01)
     return process.returncode is not None
 

@@ -1,14 +1,14 @@
 """Model calls: one turn, its provider, its price.
 
-anthropic         the Messages API
-claude            the Claude models: their windows and prices
-errors            its failures
-fallback          which model answers: the first of the list that can
-plain_answer      no stream
-port              what they want of a model
-price             what a call costs
-rate_limit        how fast a provider is asked
-summarize         `summarize`: what stands for old messages
-transcript_cache  the worker's cache of conversations, and how it gets what it misses
+anthropic         the Messages API client: requests out, streamed replies in
+claude            the Claude models: context windows and prices
+errors            provider failures as named kinds
+fallback          the first model of a list that can answer
+plain_answer      answers that are not an event stream
+port              the interface between activities and models
+price             the cost of a call
+rate_limit        the rate at which a provider is called
+summarize         `summarize`: a summary in place of old messages
+transcript_cache  the worker's cache of conversations
 turn              `plan` and `reflect`: one model call each
 """

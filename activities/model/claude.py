@@ -1,4 +1,4 @@
-"""The Claude models of today: context window in tokens, USD per million tokens."""
+"""The current Claude models: context window in tokens, USD per million tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from activities.model.price import Price
 
 @dataclass(frozen=True)
 class ClaudeModel:
-    """`window` in tokens. `price` is None where no official page tells all of it; a project's `[prices]` can."""
+    """A model. `window` is in tokens. `price` is missing if no official page lists all of it; `[prices]` can set it."""
 
     window: int
     price: Price | None
 
 
 # Read in November 2026 from the Claude Platform Docs: "Pricing", "Models overview", "Model IDs and versioning", each
-# model's own page, and the "Claude Platform release notes" for what has changed since (Sonnet 5.5's cache reads).
-# Cache writes are those that live 5 minutes, which is all that we ask for. Of Fable 5.2 they tell $8 and $40 but not
-# what its cache costs, and most of a long run is read from the cache.
+# model's own page, and the "Claude Platform release notes" for later changes (Sonnet 5.5's cache reads). Cache writes
+# are those that live 5 minutes, the only kind used here. For Fable 5.2 they list $8 and $40 but no cache prices, and
+# most of a long run is read from the cache.
 _FABLE_5 = ClaudeModel(1_000_000, Price(input=10, output=50, cache_read=1, cache_write=12.5))
 _FABLE_5_1 = ClaudeModel(1_000_000, Price(input=10, output=50, cache_read=0.25, cache_write=12.5))
 _FABLE_5_2 = ClaudeModel(1_000_000, None)
@@ -42,7 +42,7 @@ _HAIKU_5_5 = ClaudeModel(
     ),
 )
 
-# Ids since generation 4.6 have no date and no alias; those before have both, and both are taken.
+# Ids since generation 4.6 have no date and no alias; earlier models have both, and both are listed.
 MODELS: Mapping[str, ClaudeModel] = MappingProxyType(
     {
         "claude-fable-5-2": _FABLE_5_2,
@@ -72,15 +72,15 @@ MODELS: Mapping[str, ClaudeModel] = MappingProxyType(
 PRICES: Mapping[str, Price] = MappingProxyType({name: model.price for name, model in MODELS.items() if model.price})
 
 CHEAP = "claude-haiku-5-5"
-DEFAULT_WINDOW = 200_000  # what every Claude model has at least; a model of somebody else's is told by `[model] window`
+DEFAULT_WINDOW = 200_000  # every Claude model has at least this; `[model] window` sets it for other models
 
 
 def window_of(model: str) -> int:
-    """Tokens; the default for a model that the table does not know."""
+    """Return the window in tokens; the default for an unknown model."""
     known = MODELS.get(model)
     return known.window if known else DEFAULT_WINDOW
 
 
 def summary_model_of(model: str) -> str:
-    """Who writes summaries for a run of `model`: a cheap sibling, or the same where we know of none."""
+    """Return the model that summarizes runs of `model`: a cheap Claude model for a Claude model, else the same."""
     return CHEAP if model in MODELS else model

@@ -1,4 +1,4 @@
-"""Each failure of a model's provider as a named kind: retryable or not, with the delay that the server asked for."""
+"""Provider failures as named kinds: retryable or not, with the delay that the server asked for."""
 
 import random
 from datetime import timedelta
@@ -10,10 +10,10 @@ from temporalio.exceptions import ApplicationError
 from activities.http.retry_after import retry_after
 from contracts.failures import RunFailure, Stop
 
-MAY_PASS = frozenset({408, 409, 425, 429})  # of what begins with 3 or 4, the rest of which no retry mends
-NEVER_DONE = frozenset({501, 505})  # of what begins with 5, the rest of which may pass
+MAY_PASS = frozenset({408, 409, 425, 429})  # the only retryable 3xx and 4xx
+NEVER_DONE = frozenset({501, 505})  # the only 5xx that are not retryable
 ABOUT_THE_REQUEST = frozenset({400, 413, 422})
-# In the middle of a stream there is only a name; the second of two is Bedrock's.
+# An error within a stream has only a name; the second of two is Bedrock's.
 RATE_KINDS = ("rate_limit_error", "throttlingexception")
 REQUEST_KINDS = ("invalid_request_error", "validationexception", "request_too_large")
 CALLER_KINDS = ("authentication_error", "permission_error", "not_found_error", "billing_error")
@@ -28,18 +28,15 @@ TOO_LONG = (
     "context size",
 )
 
-MOST_SAID = 2000  # characters of what a provider says
+MOST_SAID = 2000  # characters of a provider's message
 
 
 class NotMessages(Exception):
-    """What a server streams is not the Messages API: the message says what it is in its place."""
+    """The server's stream is not the Messages API. The message describes the stream."""
 
 
 def translated(error: Exception, secret: str | None = None) -> ApplicationError:
-    """Each failure of the provider as a named kind: retryable or not, with the delay that the server asked for.
-
-    Some servers repeat the key they were sent: `secret` is taken out of what they say.
-    """
+    """Return the provider's failure as a named kind. `secret` is removed: some servers quote the key."""
     message = (_said(error).replace(secret, "[key]") if secret else _said(error))[:MOST_SAID]
     if isinstance(error, anthropic.APIStatusError):
         kind, status = str(getattr(error, "type", None) or "").lower(), error.status_code
@@ -57,7 +54,7 @@ def translated(error: Exception, secret: str | None = None) -> ApplicationError:
 
 
 def _address(url: httpx2.URL) -> str:
-    """The URL that was asked, without the credentials that it may hold."""
+    """Return the URL without credentials or query."""
     return f"{url.scheme}://{url.netloc.decode('ascii', 'replace').rpartition('@')[2]}{url.path}"
 
 
@@ -80,14 +77,14 @@ def _is_refusal(status: int, kind: str) -> bool:
 
 
 def _is_about_length(status: int, kind: str) -> bool:
-    """Whether such a refusal may say that the prompt is too long; others only speak of windows and contexts, too."""
+    """Return True if such a failure can mean that the prompt is too long; others mention windows and contexts too."""
     if status < 300:
         return kind not in (*RATE_KINDS, *CALLER_KINDS, "overloaded_error")
     return status in ABOUT_THE_REQUEST
 
 
 def _is_bad_header(error: Exception) -> bool:
-    """What the client says of one repeats it, and it may be the key."""
+    """Return True for an invalid header. The client's message quotes it, and it may be the key."""
     cause = error.__cause__ or error
     return isinstance(cause, httpx2.LocalProtocolError) and "header" in str(cause).lower()
 
@@ -108,7 +105,7 @@ def _final(kind: RunFailure | Stop, message: str) -> ApplicationError:
 
 
 def _again(kind: RunFailure, message: str, headers: httpx2.Headers) -> ApplicationError:
-    """With the delay that the server asked for, spread so that many runs do not come back at once."""
+    """Return a retryable failure with the server's delay, spread so that many runs do not retry at once."""
     asked = retry_after(headers)
     if asked is None:
         return ApplicationError(message, type=kind)
@@ -117,7 +114,7 @@ def _again(kind: RunFailure, message: str, headers: httpx2.Headers) -> Applicati
 
 
 def is_unsigned(error: Exception) -> bool:
-    """Whether a cloud's own library found no credentials, or could not get any: its errors are none of the SDK's."""
+    """Return True if a cloud's library has no credentials; its errors are not the SDK's own."""
     if isinstance(error, RuntimeError):
         return str(error).startswith("Could not resolve")
     return type(error).__module__.partition(".")[0] in ("boto3", "botocore", "google")

@@ -1,4 +1,4 @@
-"""Who answers: the model that is asked for, at its provider's pace, or the next of the list where it cannot."""
+"""The first model of a run's list that can answer, called at its provider's rate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,13 +13,13 @@ from contracts.failures import RunFailure
 from contracts.run.turn import PassedOver
 from decisions.model_names import DEFAULT, provider_of
 
-REST = (30.0, 300.0)  # seconds that a model rests after a failure: at first, and at most
+REST = (30.0, 300.0)  # seconds that a model rests after a failure: first and maximum
 MOST_WHY = 300  # characters
 
 
 @dataclass(frozen=True)
 class Provider:
-    """An endpoint of models, and how fast it is asked."""
+    """An endpoint of models, and its rate limiter."""
 
     endpoint: Model
     pace: Pace
@@ -27,29 +27,27 @@ class Provider:
 
 @dataclass
 class Rests:
-    """Models that failed of late: they are not asked while another one answers, so that no turn waits for them in vain.
+    """Models that failed recently. They are not called while another one answers.
 
-    When its time is over a model is asked by one call; the others go on without it until that one has its answer.
+    When the rest ends, one call tries the model; the others skip it until that call succeeds.
     """
 
     _failed: dict[str, "_Rest"] = field(default_factory=dict)
 
     def why(self, name: str) -> str | None:
-        """Why it is not asked now; None where it is."""
+        """Return the reason why the model rests, if it does."""
         rest = self._failed.get(name)
-        return rest.why if rest and rest.until > monotonic() else None
+        return rest.reason if rest and rest.until > monotonic() else None
 
     def tried(self, name: str) -> None:
         if rest := self._failed.get(name):
             rest.until = monotonic() + rest.seconds
 
-    def failed(self, name: str, began: float, why: str) -> None:
-        rest = self._failed.get(name)
-        if rest is None:
-            self._failed[name] = _Rest(REST[0], monotonic() + REST[0], why, monotonic())
-        elif began >= rest.failed_at:  # else it was on its way when another call failed
-            seconds = min(rest.seconds * 2, REST[1])
-            self._failed[name] = _Rest(seconds, monotonic() + seconds, why, monotonic())
+    def failed(self, name: str, began: float, reason: str) -> None:
+        rest, now = self._failed.get(name), monotonic()
+        if rest is None or began >= rest.failed_at:  # else the call was under way when another one failed
+            seconds = min(rest.seconds * 2, REST[1]) if rest else REST[0]
+            self._failed[name] = _Rest(seconds, now + seconds, reason, now)
 
     def answered(self, name: str) -> None:
         self._failed.pop(name, None)
@@ -59,7 +57,7 @@ class Rests:
 class _Rest:
     seconds: float
     until: float
-    why: str
+    reason: str
     failed_at: float
 
 
@@ -71,35 +69,36 @@ class Models:
         self._rests = Rests()
 
     async def reply(self, call: ModelCall) -> ModelReply:
-        """By the first of `call.definition.models` that can. Raises as `MessagesModel` does, and HeldBack.
+        """Return the reply of the first of `call.definition.models` that can answer.
 
-        A model is passed over where it fails, or could only be asked after a while; one that rests is asked last. What
-        a provider refuses (a key, a name, a request) is for a person to mend, and no other model is asked.
+        A model that fails or is rate-limited for long is skipped; a resting model is tried last. If a provider rejects
+        a key, a name or a request, no other model is tried: a person must correct it. Raises as `MessagesModel` does,
+        and HeldBack.
         """
         failures: list[ApplicationError] = []
         names = call.definition.models
-        whys = {name: why for name in names if len(names) > 1 and (why := self._rests.why(name))}
+        reasons = {name: reason for name in names if len(names) > 1 and (reason := self._rests.why(name))}
         ends_at = monotonic() + call.limit if call.limit else None
-        for name in sorted(names, key=lambda name: name in whys):  # those that rest, last
+        for name in sorted(names, key=lambda name: name in reasons):  # resting models last
             try:
                 reply = await self._call_provider(name, call, ends_at)
             except ApplicationError as failure:
                 if failure.non_retryable or _is_soon(failure):
                     raise
                 failures.append(failure)
-                whys[name] = failure.message[:MOST_WHY]
+                reasons[name] = failure.message[:MOST_WHY]
             else:
-                passed = tuple(PassedOver(model=each, why=whys[each]) for each in names[: names.index(name)])
-                return replace(reply, asked=name, passed_over=passed)
+                skipped = tuple(PassedOver(model=other, why=reasons[other]) for other in names[: names.index(name)])
+                return replace(reply, asked=name, passed_over=skipped)
         raise _kindest(failures)
 
     async def _call_provider(self, name: str, call: ModelCall, ends_at: float | None) -> ModelReply:
-        where, model = provider_of(name, self._providers)
-        provider = self._providers[where]
-        came = monotonic()
+        provider_name, model = provider_of(name, self._providers)
+        provider = self._providers[provider_name]
+        asked_at = monotonic()
         began = await provider.pace.enter(call.caller, call.on_held)
-        waited = monotonic() - came
-        limit = max(ends_at + waited - monotonic(), 1.0) if ends_at else None  # waits for the pace do not count
+        waited = monotonic() - asked_at
+        limit = max(ends_at + waited - monotonic(), 1.0) if ends_at else None  # waits for the rate limit do not count
         self._rests.tried(name)
         definition = call.definition.model_copy(update={"model": model, "fallbacks": ()})
         try:
@@ -113,11 +112,11 @@ class Models:
             raise self._explained(failure, name) from None
         provider.pace.passed(began)
         self._rests.answered(name)
-        shown = reply.model if where == DEFAULT else f"{where}:{reply.model}"
+        shown = reply.model if provider_name == DEFAULT else f"{provider_name}:{reply.model}"
         return replace(reply, model=shown, waited=waited)
 
     def _explained(self, failure: ApplicationError, name: str) -> ApplicationError:
-        """A provider that does not know `locl:llama3` cannot say that a provider was meant."""
+        """Add a hint to a rejection of a name like `locl:llama3`, whose prefix is not a known provider."""
         front, colon, _ = name.partition(":")
         if failure.type != RunFailure.model_refused or not colon or front in (DEFAULT, *self._providers):
             return failure
@@ -127,12 +126,12 @@ class Models:
 
 
 def _is_soon(failure: ApplicationError) -> bool:
-    """Whether the model can be asked again after a short wait, so that no other one is needed."""
+    """Return True if the model can be called again after a short wait, so that no other one is needed."""
     delay = failure.next_retry_delay
     return failure.type == RunFailure.rate_limited and delay is not None and delay <= timedelta(seconds=MOST_HELD)
 
 
 def _kindest(failures: list[ApplicationError]) -> ApplicationError:
-    """Where one of them is only held back, the turn has lost nothing yet."""
-    held = [failure for failure in failures if isinstance(failure, HeldBack)]
-    return min(held, key=lambda each: each.next_retry_delay or timedelta.max) if held else failures[-1]
+    """Return the hold with the shortest delay, which costs no attempt; if there is no hold, the last failure."""
+    holds = [failure for failure in failures if isinstance(failure, HeldBack)]
+    return min(holds, key=lambda hold: hold.next_retry_delay or timedelta.max) if holds else failures[-1]

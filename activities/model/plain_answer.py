@@ -1,7 +1,7 @@
 """Answers of a model's server that are not an event stream.
 
-Proxies, sign-in pages and servers that ignore `stream` answer 200 with a whole body. A message is taken as the reply;
-everything else is an error in the server's own words, final unless its kind says that it may pass.
+Proxies, sign-in pages and servers that ignore `stream` answer 200 with a whole body. A message is used as the reply;
+anything else is an error that quotes the body, final unless its kind is retryable.
 """
 
 import json
@@ -24,12 +24,12 @@ _WHOLE_TYPES = re.compile(r"application/([\w.-]+\+)?json|text/(html|plain|xml)|a
 
 
 def is_whole(response: httpx2.Response) -> bool:
-    """Whether the body is one document. A server that names no type, or another one, streams."""
+    """Return True if the content type is a document; any other type, or no type, means a stream."""
     return bool(_WHOLE_TYPES.match(_content_type(response)))
 
 
 async def read_message(response: httpx2.Response, secret: str | None) -> dict[str, Any]:
-    """Return the message that the body is. Raises ApplicationError of a `RunFailure` type, or `ContextTooLong`."""
+    """Return the body as a message. Raises ApplicationError of a `RunFailure` type, or `ContextTooLong`."""
     text = await _read_text(response)
     body = _parse_json(text)
     if isinstance(body, dict) and body.get("type", "message") == "message" and isinstance(body.get("content"), list):
@@ -60,12 +60,12 @@ def _parse_json(text: str) -> Any:
 
 
 def _words(body: Any, text: str) -> str:
-    """The server's own words: an error's message, a page's title, or how the body begins."""
+    """Return the error's message, the page's title, or the start of the body."""
     if isinstance(body, dict):
         error = body.get("error")
-        said = error.get("message") if isinstance(error, dict) else error or body.get("message") or body.get("detail")
-        if isinstance(said, str) and said.strip():
-            return said[:MAX_WORDS]
+        words = error.get("message") if isinstance(error, dict) else error or body.get("message") or body.get("detail")
+        if isinstance(words, str) and words.strip():
+            return words[:MAX_WORDS]
     title = re.search(r"<title[^>]*>([^<]{1,200})", text, re.IGNORECASE)
     visible = title[1] if title else re.sub(r"<[^>]*>", " ", text[: 10 * MAX_WORDS])
     return " ".join(unescape(visible).split())[:MAX_WORDS] or "an empty body"
@@ -76,9 +76,9 @@ def _content_type(response: httpx2.Response) -> str:
 
 
 async def bound_body(response: httpx2.Response) -> None:
-    """Hook of the model's HTTP client: nothing is unpacked, and an error's body ends at `MAX_BODY_BYTES`.
+    """Bound error bodies to `MAX_BODY_BYTES`; a hook of the model's HTTP client.
 
-    Raises httpx2.DecodingError where the body is compressed although `identity` was asked for.
+    Raises httpx2.DecodingError if the body is compressed although `identity` was requested.
     """
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
@@ -92,11 +92,11 @@ class _Bounded(httpx2.AsyncByteStream):
         self._stream = stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        left = MAX_BODY_BYTES
+        remaining = MAX_BODY_BYTES
         async for chunk in self._stream:
-            yield chunk[:left]
-            left -= len(chunk)
-            if left <= 0:
+            yield chunk[:remaining]
+            remaining -= len(chunk)
+            if remaining <= 0:
                 return
 
     async def aclose(self) -> None:

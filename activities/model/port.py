@@ -1,4 +1,4 @@
-"""What `plan`, `reflect` and `summarize` want of a model. Who answers is given in, and is none of their business."""
+"""The interface through which `plan`, `reflect` and `summarize` call a model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from contracts.run.turn import PassedOver, Usage
 
 @dataclass(frozen=True)
 class ModelCall:
-    """`on_text` is told the text so far, each time there is more of it.
+    """A call. `on_text` receives the text so far whenever it grows.
 
-    `on_held` is told why it must wait, and "" when it need not any longer; `caller` tells those apart that wait.
-    `digest` is the journal's, `brief` what this turn is told beside the system prompt. The reply must call `force`, if
-    that is set; with `is_closing` it may call no tool. The server may be silent for `patience` seconds, and the reply
-    may take `limit` seconds in all; None: no limit.
+    `on_held` receives the reason for a wait, and "" when it is over; `caller` identifies the waiting activity.
+    `digest` is the journal's; `brief` is added to the system prompt. If `force` is set, the reply must call that tool;
+    with `is_closing` it must call none. The server may be silent for `patience` seconds, and the reply may take `limit`
+    seconds in all; None means no limit.
     """
 
     definition: Definition
@@ -33,11 +33,10 @@ class ModelCall:
 
 @dataclass(frozen=True)
 class ModelReply:
-    """`broken` names the tool uses whose arguments were not valid JSON, `repeated` those that came with the
-    id of an earlier one.
+    """A reply. `broken` lists tool uses whose arguments were not valid JSON, `repeated` those with a reused id.
 
-    `asked` is who has answered, by the name that the project has for it; "" is the definition's own model. `waited` is
-    how many seconds the call was held back before it was made.
+    `asked` is the project's name of the model that answered; "" is the definition's own model. `waited` is the seconds
+    that the call was held back before it was made.
     """
 
     content: list[dict[str, Any]]
@@ -52,6 +51,6 @@ class ModelReply:
 
 
 class Model(Protocol):
-    """Whoever answers. `call.on_text` is told the text so far, each time there is more of it."""
+    """A model or a router over models."""
 
     async def reply(self, call: ModelCall) -> ModelReply: ...

@@ -1,4 +1,4 @@
-"""What a model call costs, from the tokens that the provider counted."""
+"""The cost of a model call, from the tokens that the provider counted."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from contracts.run.turn import Usage
 class Price:
     """USD per million tokens.
 
-    A prompt of more than `long_prompt` tokens, whatever the cache had of it, is charged by `long` with all of its call.
+    If the prompt has more than `long_prompt` tokens, cached ones included, the whole call is charged by `long`.
     """
 
     input: float
@@ -24,7 +24,7 @@ FREE = Price(input=0, output=0, cache_read=0, cache_write=0)
 
 
 def cost(usage: Usage, price: Price | None) -> float | None:
-    """USD of one call; None where the model's price is not known."""
+    """Return the USD of one call, if the price is known."""
     if price is None:
         return None
     prompt = usage.input + usage.cache_read + usage.cache_write

@@ -1,7 +1,7 @@
-"""One provider's rate limit, as one worker keeps it: calls are spaced, and a 429 holds back all of them, not only one.
+"""A provider's rate limit within one worker: calls are spaced, and a 429 holds back all of them.
 
-The rate is found as TCP finds it: it grows with what gets through, and each refusal halves it. What would wait for long
-does not wait in its activity slot: it leaves, and comes back.
+The rate adapts as in TCP: it grows with each success, and each 429 halves it. A call with a long wait leaves its
+activity slot and is retried.
 """
 
 import asyncio
@@ -16,63 +16,63 @@ from activities.http.retry_after import MOST_WAIT
 from contracts.failures import RunFailure
 
 MOST_HELD = 5.0  # seconds that a call waits in its activity slot
-MOST_SPREAD = 15.0  # seconds over which those that have left it come back: by then there may be more room
-MOST_SHUT = 600.0  # seconds; who has let nothing through for so long is given up by those that wait for it
-START = 20.0  # calls a second, before the provider has said anything
-LEAST = 1 / 60  # calls a second, whatever was refused
-# Calls a second, for each call that got through: until the first refusal, and from then on. Of a limit of 20 a second
-# one call in a hundred is refused so. It must not shrink with the rate, or refusals that have nothing to do with ours
-# (others use the same limit) would bring it down to nothing.
+MOST_SPREAD = 15.0  # seconds over which calls that left their slot return
+MOST_SHUT = 600.0  # seconds; calls fail for good if the provider accepts none for so long
+START = 20.0  # calls a second, before the first 429
+LEAST = 1 / 60  # calls a second, after any number of 429s
+# Calls a second, added by each success: until the first 429, and after it. With a limit of 20 a second, one call in a
+# hundred gets a 429. The gain must not shrink with the rate: 429s caused by other users of the same limit would
+# reduce the rate to nothing.
 FAST, SLOW = 1.0, 0.1
 
 
 class HeldBack(ApplicationError):
-    """The model was not asked: its provider takes no more calls for a while. That uses up none of a turn's tries."""
+    """The model was not called, because of its provider's rate limit. This does not use up an attempt."""
 
 
 class Pace:
-    """`requests_per_minute` is never exceeded by this worker; None: the provider's refusals alone tell its limit."""
+    """Spaces one worker's calls to a provider. `requests_per_minute` is the upper bound."""
 
     def __init__(
         self, provider: str, requests_per_minute: float | None = None, clock: Callable[[], float] = monotonic
     ) -> None:
         self._provider = provider
         self._clock = clock
-        self._most = requests_per_minute / 60 if requests_per_minute else float("inf")
-        self._rate = min(START, self._most)
+        self._limit = requests_per_minute / 60 if requests_per_minute else float("inf")
+        self._rate = min(START, self._limit)
         self._was_refused = False
         self._next = 0.0  # when the next call may begin
         self._closed_until = 0.0
-        self._closed_at = 0.0  # what began before is no news
-        self._refusals = 0  # since something got through
+        self._closed_at = 0.0  # calls that began earlier change nothing
+        self._refusals = 0  # since the last success
         self._shut_since: float | None = None
         self._waiting = 0  # calls in their slots
-        self._away: dict[str, float] = {}  # callers that have left, and when they come back
+        self._away: dict[str, float] = {}  # callers that left their slot: when they return
 
     @property
     def rate(self) -> float:
         """Calls a second."""
         return self._rate
 
-    async def enter(self, caller: str, told: Callable[[str], object]) -> float:
-        """Waits until a call may begin, and gives that moment for `passed` or `refused`. `told` hears of the wait.
+    async def enter(self, caller: str, report: Callable[[str], object]) -> float:
+        """Wait until a call may begin, and return that time for `passed` or `refused`. `report` receives the reason.
 
-        Raises HeldBack, with the delay, where it would be long; or ApplicationError `RateLimited`, not retryable, where
-        the provider has let nothing through for very long.
+        Raises HeldBack with the delay if the wait is long, or ApplicationError `RateLimited`, not retryable, if the
+        provider has accepted no call for `MOST_SHUT`.
         """
-        comes_back = self._away.pop(caller, None) is not None
-        most = MOST_HELD if comes_back or not self._away else MOST_HELD / 2  # who has left before has the rest
+        has_left = self._away.pop(caller, None) is not None
+        limit = MOST_HELD if has_left or not self._away else MOST_HELD / 2  # room for callers that left before
         while True:
             now, closed_at = self._clock(), self._closed_at
             at = max(now, self._next, self._closed_until)
-            if at - now > most:
+            if at - now > limit:
                 raise self._sent_away(caller, at - now)
             self._next = at + 1 / self._rate
             if at > now:
-                told(f"held back by the rate limit of {self._provider}, {at - now:.1f} s")
+                report(f"held back by the rate limit of {self._provider}, {at - now:.1f} s")
                 await self._wait(at - now)
             if self._closed_at == closed_at and self._closed_until <= self._clock():
-                told("")
+                report("")
                 return self._clock()
 
     async def _wait(self, seconds: float) -> None:
@@ -83,25 +83,25 @@ class Pace:
             self._waiting -= 1
 
     def passed(self, began: float) -> None:
-        """A call was not refused: where others wait, they may go faster."""
+        """Record a success: if calls wait, raise the rate."""
         if began >= self._closed_at:
             self._refusals, self._shut_since = 0, None
         if not (self._waiting or self._away):
             return
-        self._rate = min(self._rate + (SLOW if self._was_refused else FAST), self._most)
+        self._rate = min(self._rate + (SLOW if self._was_refused else FAST), self._limit)
 
     def refused(self, began: float, caller: str, asked: timedelta | None) -> timedelta:
-        """A call got a 429, which `asked` for a delay, or for none; gives for how long its caller is to stay away.
+        """Record a 429, which `asked` for a delay or not, and return the caller's delay.
 
-        Without one it is a second after the first refusal, twice as long after each further one, `MOST_WAIT` at most.
+        By default it is a second, doubled with each further 429, up to `MOST_WAIT`.
         """
         now = self._clock()
-        if began >= self._closed_at:  # else it was on its way already when another one was refused
+        if began >= self._closed_at:  # else the call was under way when another one got a 429
             self._was_refused = True
-            self._rate = min(max(self._rate / 2, LEAST), self._most)
+            self._rate = min(max(self._rate / 2, LEAST), self._limit)
             self._closed_at = now
             self._refusals += 1
-        if self._shut_since is None or now - self._closed_until > MOST_WAIT:  # nobody has asked for a while
+        if self._shut_since is None or now - self._closed_until > MOST_WAIT:  # no call for a while
             self._shut_since = now
         wait = asked.total_seconds() if asked else min(2.0 ** max(self._refusals - 1, 0), MOST_WAIT)
         self._closed_until = max(self._closed_until, now + wait)
@@ -121,7 +121,7 @@ class Pace:
         )
 
     def _delay(self, caller: str, wait: float) -> timedelta:
-        """Those that are away come back one after the other, as far as chance can do that."""
+        """Return the caller's delay, spread at random so that callers return one after the other."""
         now = self._clock()
         self._away = {name: back for name, back in self._away.items() if back > now}
         spread = random.uniform(0.0, len(self._away) / self._rate)  # noqa: S311 - spreads load, guards nothing

@@ -1,4 +1,4 @@
-"""The activity `summarize`: what stands for old messages when the context is full (B4)."""
+"""The activity `summarize`: a summary replaces old messages when the context is full (B4)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,8 +46,8 @@ from decisions.run.compaction import (
 from decisions.run.resume import journal_of
 
 MOST_SUMMARY = 2048  # tokens
-READ_SHARE = 0.5  # of the summarising model's window, for what it reads
-TRIES = 3  # of the model, before the messages are cut down without it
+READ_SHARE = 0.5  # of the summarizing model's window, for its input
+TRIES = 3  # of the model, before the messages are truncated without it
 
 
 class Summaries:
@@ -58,7 +58,7 @@ class Summaries:
 
     @activity.defn
     async def summarize(self, request: SummaryRequest) -> Summary:
-        """A summary of all but the last messages, by the cheap model. If that fails, they are cut down instead."""
+        """Summarize all but the last messages with the cheap model. If that fails, truncate them."""
         attempt = this_attempt()
         with counting_holds(attempt):
             return await self._summarized(request, attempt)
@@ -81,8 +81,8 @@ class Summaries:
             started = perf_counter()
             written = _Written()
             if cut.messages:
-                said = self._asking(definition, parts, cut.tail, lambda why: held.update(held=why))
-                written = await self._written(said, request, attempt)
+                call = self._asking(definition, parts, cut.tail, lambda reason: held.update(held=reason))
+                written = await self._written(call, request, attempt)
             text = written.text or truncated(parts, cut.tail, window) or "Nothing else came before what follows."
         summary = Summary(
             text=text,
@@ -108,7 +108,7 @@ class Summaries:
         self, definition: Definition, parts: Sequence[Part], tail: int, on_held: Callable[[str], object]
     ) -> ModelCall:
         name = self._project.summary_model_of(definition.model)
-        asked = Definition(
+        summarizer = Definition(
             agent=definition.agent,
             model=name,
             fallbacks=tuple(other for other in definition.fallbacks if other != name),
@@ -116,15 +116,15 @@ class Summaries:
             system=files("activities").joinpath("prompts/summarize.md").read_text(encoding="utf-8"),
             tools=(),
         )
-        most = round(READ_SHARE * self._project.window_of(*asked.models) * BYTES_PER_TOKEN)
-        told = f"# Goal\n\n{goal_in(parts)}\n\n# Messages ({DATA})\n\n{ENTRIES}\n\n{narrated(parts, tail, most)}"
-        message = {"role": "user", "content": [{"type": "text", "text": told}]}
+        limit = round(READ_SHARE * self._project.window_of(*summarizer.models) * BYTES_PER_TOKEN)
+        text = f"# Goal\n\n{goal_in(parts)}\n\n# Messages ({DATA})\n\n{ENTRIES}\n\n{narrated(parts, tail, limit)}"
+        message = {"role": "user", "content": [{"type": "text", "text": text}]}
         info = activity.info()
         caller = f"{info.workflow_id}/{info.activity_id}"
-        return ModelCall(definition=asked, messages=[message], on_held=on_held, caller=caller)
+        return ModelCall(definition=summarizer, messages=[message], on_held=on_held, caller=caller)
 
     async def _written(self, call: ModelCall, request: SummaryRequest, attempt: Attempt) -> "_Written":
-        """By the model; without a text where it does not bring any."""
+        """Call the model; the result has no text if the model fails."""
         learn(model=call.definition.model)
         patience, limit = request.timeout.total_seconds(), request.limit.total_seconds()
         try:
@@ -133,11 +133,11 @@ class Summaries:
             learn(held=True)
             raise
         except Exception as error:
-            # Whatever it is: the work must not stand still for want of a summary.
-            passes = not (isinstance(error, ApplicationError) and error.non_retryable)
-            if passes and attempt.number < TRIES:
+            # A missing summary must not stop the run, whatever the error.
+            is_retryable = not (isinstance(error, ApplicationError) and error.non_retryable)
+            if is_retryable and attempt.number < TRIES:
                 raise
-            activity.logger.warning("no model summarised the conversation, so it is cut down: %s", error)
+            activity.logger.warning("no model summarized the conversation, so it is truncated: %s", error)
             return _Written()
         workspace = self._project.workspace(run_id_of(activity.info().workflow_id or ""))
         tell_fallback(workspace, f"fallback:summary:{request.length}", reply)
@@ -148,7 +148,7 @@ class Summaries:
 
 @dataclass(frozen=True)
 class _Written:
-    """`text` is empty where no model brought any. `asked` is to be paid, also where its reply was of no use."""
+    """A summary's text, "" if no model wrote one. `asked` is the model to pay, even if its reply was unusable."""
 
     text: str = ""
     model: str = ""
@@ -168,7 +168,7 @@ def _nothing_done(tokens: int, messages: int) -> Summary:
 
 
 def _measured(summary: Summary, parts: Sequence[Part], front: int) -> Summary:
-    """With what is left; the journal, which comes with it, is counted by its place only."""
+    """Add the figures after the summary. The journal counts as one part, without its text."""
     journal = journal_of(Journal(), "", "")
     after = [*parts, summary_part(summary), journal]
     messages = messages_of(after, [], 0)

@@ -1,9 +1,9 @@
 """The worker's cache of conversations.
 
 Model and tool activities feed it as they finish, so that a turn's input is a cursor and not the conversation.
-What is missing is copied from the run itself where this worker has it in memory. Else it is read from the run's store
-(closed segments) and asked of the run by query (the rest), from the longest prefix that is here. The hash chain proves
-that what was put together is the run's own transcript.
+Missing parts are copied from the run itself if this worker has it in memory. Otherwise closed segments are read from
+the run's store, and the rest by query, after the longest known prefix. The hash chain proves that the result is the
+run's own transcript.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Any
 from weakref import WeakValueDictionary
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 from temporalio import activity
 from temporalio.client import Client
@@ -45,18 +45,18 @@ class Wanted:
 
     @classmethod
     def here(cls, length: int, head: str, store: Store) -> "Wanted":
-        """Of the run that the current activity belongs to."""
+        """Return the cursor for the run of the current activity."""
         info = activity.info()
         return cls(info.workflow_id or "", info.workflow_run_id or "", length, head, store)
 
 
 class TranscriptMismatch(Exception):
-    """What the run answered is not the transcript that the turn was asked for: it has moved on, or was reset."""
+    """The run's transcript is not the one that the turn was started with: the run moved on, or was reset."""
 
 
 @dataclass
 class Shown:
-    """What the model is shown of the first `length` parts; `digest` and `brief` stand beside the system prompt."""
+    """The first `length` parts as the model sees them; `digest` and `brief` are added to the system prompt."""
 
     length: int = 0
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Shown:
     used: set[str] = field(default_factory=set)  # ids of tool uses
 
     def read(self, parts: Sequence[Part]) -> None:
-        """Only what is new is looked at, so that a turn costs the same however long the conversation is."""
+        """Add the new parts only, so that the cost of a turn does not grow with the conversation."""
         new = parts[self.length :]
         self.messages = messages_of(parts, self.messages, self.length)
         self.used |= {block["id"] for part in new for block in part.content if "id" in block}
@@ -79,18 +79,18 @@ class Shown:
 
 @dataclass
 class Conversation:
-    """One run's transcript as far as this worker knows it."""
+    """One run's transcript, as far as this worker has it."""
 
     transcript: Transcript = field(default_factory=Transcript)
     reply: Part | None = None  # fed, but not yet known to be part of the transcript
     results: dict[str, Part] = field(default_factory=dict)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     fed: int = 0  # bytes of the reply and results above
-    weighed: int = 0  # bytes of it that count in the cache's total
+    weighed: int = 0  # its bytes in the cache's total
     _shown: Shown = field(default_factory=Shown)
 
     def shown(self) -> Shown:
-        """To the model: the messages are Messages API messages."""
+        """Return the view of the model, as Messages API messages."""
         self._shown.read(self.transcript.parts)
         return self._shown
 
@@ -100,7 +100,7 @@ class Conversation:
             self._shown = Shown()
 
     def follow(self, live: Transcript, length: int) -> bool:
-        """Goes on with the parts of the run itself, from where both are the same: a worker has them once."""
+        """Continue with the parts of the run in memory, after the shared prefix: a worker then holds them once."""
         for same in (self.transcript.length, live.base):
             if same <= length and (head := live.head_at(same)) is not None and head == self.transcript.head_at(same):
                 self.truncate(same)
@@ -110,13 +110,13 @@ class Conversation:
         return False
 
     def extend(self, length: int, head: str) -> bool:
-        """Appends what was fed since, and tells whether that is the asked transcript."""
+        """Append the parts fed since, and return True if the result is the requested transcript."""
         known = self.transcript.length
         if self.reply is not None:
             self.transcript.append(self.reply)
         last = self.transcript.parts[-1:]
-        asked = [b["id"] for part in last for b in part.content if b.get("type") == "tool_use"]
-        for part in [self.results[i] for i in asked if i in self.results]:
+        tool_uses = [b["id"] for part in last for b in part.content if b.get("type") == "tool_use"]
+        for part in [self.results[i] for i in tool_uses if i in self.results]:
             self.transcript.append(part)
         if self.transcript.head_at(length) == head:
             self.truncate(length)
@@ -138,7 +138,7 @@ class Transcripts:
         self._live: WeakValueDictionary[str, Transcript] = WeakValueDictionary()  # by Temporal's run id
 
     def share(self, run_id: str, live: Transcript) -> None:
-        """Of a run that is in this worker's memory, for as long as it is. Called from the threads that runs work in."""
+        """Offer the transcript of a run in this worker's memory, while it is there. Called from workflow threads."""
         self._live[run_id] = live
 
     def feed_reply(self, workflow_id: str, part: Part) -> None:
@@ -153,9 +153,9 @@ class Transcripts:
         self._weigh(workflow_id, conversation)
 
     async def at(self, wanted: Wanted) -> Conversation:
-        """The run's conversation, exactly as long as wanted, and proven by its hash.
+        """Return the run's conversation with exactly the wanted length and hash.
 
-        Raises TranscriptMismatch where the run does not (or no longer) have that transcript.
+        Raises TranscriptMismatch if the run does not (or no longer) have that transcript.
         """
         conversation = self._of(wanted.workflow_id)
         async with conversation.lock:
@@ -167,7 +167,7 @@ class Transcripts:
         return conversation
 
     def hand_on(self, workflow_id: str, heir: str) -> None:
-        """The heir's conversation begins with this one."""
+        """Move the conversation to its successor."""
         conversation = self._held.pop(workflow_id, None)
         if conversation is None:
             return
@@ -199,7 +199,7 @@ class Transcripts:
         return conversation.follow(live, wanted.length)
 
     async def _refill(self, conversation: Conversation, wanted: Wanted) -> None:
-        """Tries the known prefix first; if the chain does not close over it, starts from nothing."""
+        """Load the missing parts after the known prefix; if the hash does not match, load everything."""
         for keep in dict.fromkeys((min(conversation.transcript.length, wanted.length), 0)):
             conversation.truncate(keep)
             conversation.reply, conversation.results, conversation.fed = None, {}, 0
@@ -227,7 +227,7 @@ class Transcripts:
 
 
 def _not_its_own(workflow_id: str) -> None:
-    """A run answers no query before its workflow task is done, of which a local activity of it is a part."""
+    """Raise a retryable error in a run's own local activity: the run answers no query before its workflow task ends."""
     if not activity.in_activity():
         return
     info = activity.info()
@@ -241,13 +241,10 @@ def _append_from(transcript: Transcript, start: int, parts: list[Part]) -> None:
 
 
 async def read_segment(store: Store, segment: Segment) -> list[Part]:
-    """Its parts; of a whole conversation, those of all the stretches that its record names.
-
-    Raises StoredFileChangedError.
-    """
+    """Read the parts of a segment, or of all segments of a turn's record. Raises StoredFileChangedError."""
     if segment.ref.startswith(_RECORD):
         record = await read_record(store, segment.ref, segment.digest)
-        return [part for each in record.segments for part in await read_segment(store, each)]
+        return [part for inner in record.segments for part in await read_segment(store, inner)]
     data = await asyncio.to_thread(store.read, segment.ref)
     if named := _SEGMENT.fullmatch(segment.ref):
         must_have_hash(segment.ref, data, named[1])
@@ -259,21 +256,30 @@ def record_name(run_id: str) -> str:
 
 
 def digest_of_record(record: TurnRecord) -> str:
-    return blake2b(record.model_dump_json().encode(), digest_size=16).hexdigest()
+    return _digest(record.model_dump_json().encode())
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
 
 
 async def read_record(store: Store, ref: str, digest: str | None = None) -> TurnRecord:
-    """Raises FileNotFoundError where that turn has left none, and StoredFileChangedError where `digest` is another."""
-    record = TurnRecord.model_validate_json(await asyncio.to_thread(store.read, ref))
-    if digest is not None and digest != (actual := digest_of_record(record)):
-        raise StoredFileChangedError(ref, digest, actual)
+    """Read a turn's record. Raises FileNotFoundError, and StoredFileChangedError if `digest` does not match."""
+    data = await asyncio.to_thread(store.read, ref)
+    try:
+        record = TurnRecord.model_validate_json(data)
+    except ValidationError:
+        raise StoredFileChangedError(ref, digest or "a record", _digest(data)) from None
+    known = (_digest(data), digest_of_record(record))  # an earlier version may have written other bytes
+    if digest is not None and digest not in known:
+        raise StoredFileChangedError(ref, digest, _digest(data))
     if record_name(record.run_id) != ref:
-        raise StoredFileChangedError(ref, ref, record_name(record.run_id))
+        raise StoredFileChangedError(ref, ref, record_name(record.run_id), "it is")
     return record
 
 
 async def keep_segment(store: Store, parts: Sequence[Part], start: int, head: str) -> Segment:
-    """Writes parts [start, start + len(parts)) down, under the hash of their bytes."""
+    """Write parts [start, start + len(parts)) under the hash of their bytes."""
     data = _PARTS.dump_json(list(parts))
     ref = f"segment-{blake2b(data, digest_size=16).hexdigest()}.json"
     await asyncio.to_thread(store.put, ref, data)

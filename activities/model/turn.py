@@ -38,7 +38,7 @@ from decisions.run.recovery import window_told
 from decisions.run.transcript import reply_part
 from decisions.text.formatting import call_line, cut
 
-PAUSES = (1.0, 3.0, 9.0, 27.0, 60.0)  # seconds before each new try: rate limits and overload pass within minutes
+PAUSES = (1.0, 3.0, 9.0, 27.0, 60.0)  # seconds before each retry: rate limits and overload pass within minutes
 TRIES = 1 + len(PAUSES)
 SHOWN_TAIL = 2000  # characters of the partial answer that a heartbeat carries
 
@@ -53,10 +53,10 @@ class Turns:
 
     @activity.defn
     async def plan(self, request: TurnRequest) -> ModelTurn | ContextFull:
-        """The first turn: frame, plan, first actions; or word that the conversation is too long to be sent.
+        """Run the first turn: frame, plan, first actions. Returns ContextFull if the conversation is too long.
 
-        Raises ApplicationError of a `RunFailure` type, or `DefinitionChanged` where an interrupted run finds its
-        agent defined otherwise than when it began.
+        Raises ApplicationError of a `RunFailure` type, or `DefinitionChanged` if an interrupted run's agent has
+        another definition than at the run's start.
         """
         async with trying(self._client, TRIES) as attempt:
             turn = await self._turn(request, "plan", attempt)
@@ -67,7 +67,7 @@ class Turns:
 
     @activity.defn
     async def reflect(self, request: TurnRequest) -> ModelTurn | ContextFull:
-        """Every later turn: judge the results, adjust the plan, next actions or done. Otherwise as `plan`."""
+        """Run a later turn: judge the results, adjust the plan, next actions or done. Returns and raises as `plan`."""
         async with trying(self._client, TRIES) as attempt:
             return await self._turn(request, "reflect", attempt)
 
@@ -94,7 +94,7 @@ class Turns:
                 force=request.force,
                 is_closing=request.is_closing,
                 on_text=lambda text: coming.update(text=text),
-                on_held=lambda why: coming.update(held=why),
+                on_held=lambda reason: coming.update(held=reason),
                 caller=f"{activity.info().workflow_id}/{activity.info().activity_id}",
                 patience=request.turn_timeout.total_seconds(),
                 limit=_time_left(attempt),
@@ -155,19 +155,19 @@ class Turns:
 
 
 def _time_left(attempt: Attempt) -> float | None:
-    """Seconds that the turn may still take, of which its failed attempts have had their part."""
-    whole = activity.info().start_to_close_timeout
-    return max((whole - TURN_MARGIN).total_seconds() - attempt.spent, 1.0) if whole else None
+    """Return the seconds that the turn may still take, less the time of its failed attempts."""
+    timeout = activity.info().start_to_close_timeout
+    return max((timeout - TURN_MARGIN).total_seconds() - attempt.spent, 1.0) if timeout else None
 
 
 def renamed(reply: ModelReply, used: Collection[str], turn: int) -> ModelReply:
-    """Some servers count their tool uses anew when the conversation gets shorter; a result must belong to one."""
+    """Rename tool uses with a used id: some servers restart their ids when the conversation gets shorter."""
     taken = {*used, *(block.get("id") for block in reply.content)}
     names: dict[str, str] = {}
     for block in reply.content:
         if block.get("type") == "tool_use" and block["id"] in used:
             name = block["id"]
-            while name in taken:  # a fork counts its turns anew
+            while name in taken:  # a fork restarts its turn numbers
                 name += f"_t{turn}"
             names[block["id"]] = name
     if not names:
@@ -178,9 +178,9 @@ def renamed(reply: ModelReply, used: Collection[str], turn: int) -> ModelReply:
 
 
 def read_written_arguments(reply: ModelReply, definition: Definition) -> ModelReply:
-    """Return the reply with each object or list that came as JSON in a text, where the schema of its tool wants one.
+    """Return the reply with objects and lists that came as JSON text parsed, if the tool's schema expects them.
 
-    From here on all see the same arguments: whoever approves them, the record, and the tool.
+    Approvers, the record and the tool then see the same arguments.
     """
     schemas = {tool.name: tool.input_schema for tool in definition.tools}
     return replace(reply, content=[_read_written(block, schemas) for block in reply.content])
@@ -193,28 +193,28 @@ def _read_written(block: dict[str, Any], schemas: Mapping[str, dict[str, Any]]) 
 
 
 def front_tokens(definition: Definition) -> int:
-    """An estimate of what goes before each conversation."""
+    """Estimate the tokens of the system prompt and the tools."""
     return tokens_of([{"type": "text", "text": definition.system}, *(tool.model_dump() for tool in definition.tools)])
 
 
 def tell_fallback(workspace: Workspace, key: str, reply: ModelReply) -> None:
-    """Tells who has answered in place of whom, if not the first of the agent's models did."""
+    """Report the event `agent.model.fallback` if the first of the agent's models was skipped."""
     if not reply.passed_over:
         return
     learn(model=reply.asked)
-    why = "; ".join(f"{each.model}: {each.why}" for each in reply.passed_over)
+    reasons = "; ".join(f"{skipped.model}: {skipped.why}" for skipped in reply.passed_over)
     run_id = run_id_of(activity.info().workflow_id or "")
-    event(workspace, "agent.model.fallback", key, run_id=run_id, model=reply.asked, why=why)
+    event(workspace, "agent.model.fallback", key, run_id=run_id, model=reply.asked, why=reasons)
 
 
 def refused(full: ContextFull, message: str) -> ContextFull:
-    """The provider has counted for itself; where it does not name its window, the next guess is smaller."""
+    """Return ContextFull for a rejected prompt. If the provider does not name its window, the next guess shrinks."""
     window = window_told(message) or min(full.window, full.tokens)
     return full.model_copy(update={"window": window, "was_refused": True})
 
 
 def paced(failure: ApplicationError, attempt: Attempt) -> ApplicationError:
-    """A provider that asks for no delay of its own is given more time with each try."""
+    """Add a growing delay to a retryable failure, unless the provider named one."""
     if failure.non_retryable or failure.next_retry_delay is not None:
         return failure
     pause = PAUSES[min(attempt.number, len(PAUSES)) - 1]
@@ -222,11 +222,11 @@ def paced(failure: ApplicationError, attempt: Attempt) -> ApplicationError:
 
 
 def _write_plan(workspace: Workspace, text: str) -> None:
-    said = framing(text)
-    workspace.write_own("plan.md", f"# Plan\n\n{said.plan}\n".encode(), durable=False)
-    if said.frame:
+    parsed = framing(text)
+    workspace.write_own("plan.md", f"# Plan\n\n{parsed.plan}\n".encode(), durable=False)
+    if parsed.frame:
         context = workspace.read_own("context.md").decode().partition("\n# Frame\n")[0]
-        workspace.write_own("context.md", f"{context}\n# Frame\n\n{said.frame}\n".encode(), durable=False)
+        workspace.write_own("context.md", f"{context}\n# Frame\n\n{parsed.frame}\n".encode(), durable=False)
 
 
 def _trace(number: int, phase: str, turn: ModelTurn) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The reconciler: find runs and stores that need repair.
 
-queries    what it asks for that
-reconcile  `reconcile`: a look at the runs of a task queue and their stores, which repairs what is safe
-runs       what it looks at
-stores     what it looks at
+queries    the reconciler's requests to the server and to runs, within bounds
+reconcile  `reconcile`: check the runs of a task queue and their stores, and repair what is safe
+runs       checks of runs: wedged, orphaned, without a worker, overdue
+stores     checks of stores: abandoned claims, leftovers of deleted runs
 """

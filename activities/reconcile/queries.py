@@ -1,4 +1,4 @@
-"""What a look of the reconciler asks the server, and the runs themselves: within bounds, however many there are."""
+"""The reconciler's requests to the server and to runs. Each pass is bounded, whatever the number of runs."""
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -23,15 +23,15 @@ from contracts.run.signals import CancelRequest
 from contracts.run.state import RunState
 from decisions.ids import named, run_workflow_id
 
-MOST_LISTED = 1000  # runs of one list
-MOST_ASKED = 50  # runs that tell their state; each may have to be replayed for it
-MOST_SILENT = 3  # in a row: then nobody is there to answer for a run
-MOST_QUEUES = 20  # others, whose workers are looked for
+MOST_LISTED = 1000  # runs per list
+MOST_ASKED = 50  # runs queried for their state; each may need a replay
+MOST_SILENT = 3  # unanswered queries in a row, after which no worker is assumed
+MOST_QUEUES = 20  # other queues that are checked for workers
 ANSWER_WITHIN = timedelta(seconds=3)
 
 
 class Inquiry:
-    """The questions of one look. `unasked` counts the runs whose state it could not learn."""
+    """The requests of one pass. `unasked` counts the runs whose state is unknown."""
 
     def __init__(self, client: Client, here: Place, now: datetime) -> None:
         self.here = here
@@ -44,9 +44,9 @@ class Inquiry:
 
     @property
     def open_runs(self) -> str:
-        """As a query: those of our own task queue."""
-        ours = f"WorkflowType = 'AgentRun' AND {named('TaskQueue', self.here.task_queue)}"
-        return f"{ours} AND ExecutionStatus = 'Running'"
+        """The list filter for open runs of this task queue."""
+        runs = f"WorkflowType = 'AgentRun' AND {named('TaskQueue', self.here.task_queue)}"
+        return f"{runs} AND ExecutionStatus = 'Running'"
 
     async def listed(self, query: str) -> AsyncIterator[WorkflowExecution]:
         async for execution in self._client.list_workflows(query, limit=MOST_LISTED):
@@ -56,7 +56,7 @@ class Inquiry:
         return (self.now - time).isoformat()
 
     async def run(self, run_id: str) -> WorkflowExecutionDescription | None:
-        """The run of this id; one that was started under another id than ours is its own run id."""
+        """Return the run of this id; a run started with another workflow id uses that as its run id."""
         return await self.described(run_workflow_id(run_id)) or await self.described(run_id)
 
     async def described(self, workflow_id: str, execution: str | None = None) -> WorkflowExecutionDescription | None:
@@ -68,7 +68,7 @@ class Inquiry:
             raise
 
     async def has_worker(self, task_queue: str) -> bool:
-        """Of queues beyond `MOST_QUEUES` nobody knows, and it is taken for granted."""
+        """Return True if a worker polls the queue; True for queues beyond `MOST_QUEUES`."""
         if task_queue not in self._queues and len(self._queues) < MOST_QUEUES:
             self._queues[task_queue] = await self._is_polled(task_queue)
         return self._queues.get(task_queue, True)
@@ -82,7 +82,7 @@ class Inquiry:
         return bool((await self._client.workflow_service.describe_task_queue(request)).pollers)
 
     async def stop(self, workflow_id: str, reason: str) -> bool:
-        """False where it cannot be told: it has ended meanwhile, or the next look finds it again."""
+        """Signal the workflow to cancel. False if that fails: it has ended, or the next pass tries again."""
         body = CancelRequest(reason=reason, by="the reconciler").model_dump(mode="json")
         with suppress(RPCError):
             await self._client.get_workflow_handle(workflow_id).signal("cancel", body)
@@ -90,7 +90,7 @@ class Inquiry:
         return False
 
     async def state(self, workflow_id: str) -> RunState | None:
-        """What the run says of itself, while there is somebody to answer for it."""
+        """Query the run's state, if it answers and the pass may query more runs."""
         if self._asked >= MOST_ASKED or self._silent >= MOST_SILENT:
             self.unasked += 1
             return None
@@ -99,12 +99,12 @@ class Inquiry:
         try:
             snapshot = await snapshot_of(handle, ANSWER_WITHIN)
         except (WorkflowQueryFailedError, WorkflowQueryRejectedError):
-            return None  # refused at its start: it has no state
+            return None  # rejected at its start: it has no state
         except RPCError:
             self._silent += 1
             self.unasked += 1
             return None
-        except Exception:  # noqa: BLE001 - encrypted with a key that is not here
+        except Exception:  # noqa: BLE001 - encrypted with an unknown key
             self.unasked += 1
             return None
         self._silent = 0

@@ -1,7 +1,7 @@
-"""The activity `reconcile`: looks at the runs of a task queue and their stores, and repairs what is safe.
+"""The activity `reconcile`: check the runs of a task queue and their stores, and repair what is safe.
 
-What it finds is judged in `decisions.reconcile`. A look is bounded, however many runs there are: lists are cut, and
-the stores are gone through a stretch at a time.
+`decisions.reconcile` decides on the findings. A pass is bounded, whatever the number of runs: lists are limited, and a
+pass checks one batch of stores.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.effects.attempts import WORKER_SHUTDOWN
 from activities.effects.heartbeat import beating
 from activities.reconcile.queries import Inquiry
 from activities.reconcile.runs import RunsLook
@@ -40,23 +41,23 @@ class Reconciliations:
 
     @activity.defn
     async def reconcile(self, request: ReconcileRequest) -> ReconcileReport:
-        """Looks, repairs what is safe, and tells the rest in the event `agent_run.reconcile` (B12)."""
+        """Check, repair what is safe, and report the rest in the event `agent_run.reconcile` (B12)."""
         async with beating(lambda: {"after": request.after}):
             report = await _while_the_worker_stays(self.look(request.after, repairs=True))
-        named = [f"{each.problem}: {each.run_id}" for each in report.findings if not each.repaired]
-        told = {"event": "agent_run.reconcile", "task_queue": self._task_queue, "named": named}
-        told |= report.model_dump(mode="json", exclude={"findings", "after"})
-        activity.logger.info("agent_run.reconcile", extra={"event": told})
-        count(activity.metric_meter(), metrics.of_event("agent_run.reconcile", told))
+        named = [f"{finding.problem}: {finding.run_id}" for finding in report.findings if not finding.repaired]
+        event = {"event": "agent_run.reconcile", "task_queue": self._task_queue, "named": named}
+        event |= report.model_dump(mode="json", exclude={"findings", "after"})
+        activity.logger.info("agent_run.reconcile", extra={"event": event})
+        count(activity.metric_meter(), metrics.of_event("agent_run.reconcile", event))
         return report
 
     async def look(self, after: str = "", *, repairs: bool = False) -> ReconcileReport:
-        """One look, from the store behind `after` on. Raises RPCError where the server does not let us."""
-        described = await self._client.workflow_service.describe_namespace(
+        """Run one pass, beginning with the store behind `after`. Raises RPCError if the server denies access."""
+        namespace = await self._client.workflow_service.describe_namespace(
             DescribeNamespaceRequest(namespace=self._client.namespace)
         )
-        here = Place(namespace=described.namespace_info.id, task_queue=self._task_queue)
-        server = Inquiry(self._client, here, self._now())
+        place = Place(namespace=namespace.namespace_info.id, task_queue=self._task_queue)
+        server = Inquiry(self._client, place, self._now())
         runs = RunsLook(server, repairs=repairs)
         stores = StoresLook(self._client, self._stores, server, repairs=repairs)
         await runs.wedged()
@@ -76,18 +77,18 @@ class Reconciliations:
         )
 
 
-async def _while_the_worker_stays(looking: Coroutine[Any, Any, ReconcileReport]) -> ReconcileReport:
-    """A worker that stops does not wait for a look: the next one makes it anew."""
-    look, leaving = asyncio.create_task(looking), asyncio.create_task(activity.wait_for_worker_shutdown())
+async def _while_the_worker_stays(reconciling: Coroutine[Any, Any, ReconcileReport]) -> ReconcileReport:
+    """Run the pass, but abort it if the worker stops: the next worker repeats it."""
+    task, stopping = asyncio.create_task(reconciling), asyncio.create_task(activity.wait_for_worker_shutdown())
     try:
-        await asyncio.wait({look, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if look.done():
-            return look.result()
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
     except RPCError as error:
         denied = error.status is RPCStatusCode.PERMISSION_DENIED
         raise ApplicationError(error.message[:500], type="Unreachable", non_retryable=denied) from None
     finally:
-        look.cancel()
-        leaving.cancel()
-    quiet = ApplicationErrorCategory.BENIGN
-    raise ApplicationError("the worker is stopping", type="WorkerShutdown", category=quiet)
+        task.cancel()
+        stopping.cancel()
+    benign = ApplicationErrorCategory.BENIGN
+    raise ApplicationError("the worker is stopping", type=WORKER_SHUTDOWN, category=benign)

@@ -1,4 +1,4 @@
-"""The reconciler's look at runs: those that are wedged, orphaned, without a worker, or wait for too long."""
+"""The reconciler's checks of runs: wedged, orphaned, without a worker, or overdue."""
 
 import logging
 
@@ -39,14 +39,13 @@ class RunsLook:
             key = (run.parent_id or "", run.parent_run_id or "")
             if key not in parents:
                 parents[key] = await self._parent(*key)
-            stuck = is_wedged(run)
-            finding = judge.orphaned(run_id_of(run.id), parents[key], self._server.now, is_wedged=stuck)
+            finding = judge.orphaned(run_id_of(run.id), parents[key], self._server.now, is_wedged=is_wedged(run))
             if finding is not None:
                 reason = f"its parent {parents[key].workflow_id} is {parents[key].standing}"
                 self.findings.append(await self._cancelled(run.id, finding, reason))
 
     async def unattended(self) -> None:
-        """Runs whose queue has no worker. Our own queue has one: it is looking."""
+        """Find runs whose task queue has no worker. This worker's own queue has one."""
         elsewhere = f"WorkflowType = 'AgentRun' AND {unlike('TaskQueue', self._server.here.task_queue)}"
         since = f"ExecutionStatus = 'Running' AND StartTime < '{self._server.ago(judge.UNATTENDED_AFTER)}'"
         async for run in self._server.listed(f"{elsewhere} AND {since}"):
@@ -67,7 +66,7 @@ class RunsLook:
                     self.findings.append(finding)
 
     async def _parent(self, workflow_id: str, execution: str) -> Parent:
-        """How it stands by now: continued as new, or reset, it goes on under its id."""
+        """Return the parent's current status; continued as new, or reset, it continues under its id."""
         latest = await self._server.described(workflow_id)
         if latest is None:
             return Parent(workflow_id, Standing.gone)

@@ -1,4 +1,4 @@
-"""The reconciler's look at stores: claims of calls that nobody makes any more, and what gone runs have left behind."""
+"""The reconciler's checks of stores: claims without a running call, and leftovers of deleted runs."""
 
 import asyncio
 import logging
@@ -20,14 +20,14 @@ from decisions import reconcile as judge
 from decisions.ids import begins, conversation_id_of, heirs_prefix, resumed_id, run_id_of, run_workflow_id
 from decisions.reconcile import Claimed, Page, Sweep
 
-MOST_STORES = 500  # of one look
-MARK = "seen.json"  # of a store
+MOST_STORES = 500  # per pass
+MARK = "seen.json"  # a file in the store
 
 _log = logging.getLogger(__name__)
 
 
 class StoresLook:
-    """`unjudged` counts the stores of which it could not tell whose they are."""
+    """The checks of one pass. `unjudged` counts the stores that could not be checked."""
 
     def __init__(self, client: Client, stores: Stores, server: Inquiry, *, repairs: bool) -> None:
         self.findings: list[Finding] = []
@@ -39,14 +39,14 @@ class StoresLook:
         self._repairs = repairs
 
     async def look(self, after: str) -> str:
-        """Goes through a stretch of them, from the one behind `after` on. Gives where the next look begins."""
+        """Check a batch of stores, beginning with the one behind `after`. Return the next pass's `after`."""
         folders = await self._folders()
         first = bisect_right(folders, after)
-        stretch = folders[first : first + MOST_STORES]
-        for folder in stretch:
+        batch = folders[first : first + MOST_STORES]
+        for folder in batch:
             await self._look_at(folder)
-        self.looked_at = len(stretch)
-        return stretch[-1] if first + MOST_STORES < len(folders) else ""
+        self.looked_at = len(batch)
+        return batch[-1] if first + MOST_STORES < len(folders) else ""
 
     async def _folders(self) -> list[str]:
         try:
@@ -61,7 +61,7 @@ class StoresLook:
             self.unjudged += 1
             return
         if conversation_id_of(run_id) != run_id:
-            return  # a conversation's own, which stays: somebody may come back to it
+            return  # a conversation's own, which stays: the conversation may continue
         store = self._stores.of(run_id)
         try:
             run = await self._server.run(run_id)
@@ -116,7 +116,7 @@ class StoresLook:
         unasked = self._server.unasked
         state = None if is_wedged(keeper) else await self._server.state(keeper.id)
         if self._server.unasked > unasked:
-            return  # what the run knows of the call is not known here
+            return  # the run's own state of the call is unknown
         facts = Claimed(
             page=page,
             tool=claim.tool if claim else "",
@@ -131,13 +131,13 @@ class StoresLook:
             self.findings.append(finding)
 
     async def _is_at_work(self, run: WorkflowExecutionDescription, step: int) -> bool:
-        """Whether a pending activity makes the call, or has not said yet which one it makes."""
+        """Return True if a pending activity makes the call, or has not reported its call yet."""
         for pending in run.raw_description.pending_activities:
             if pending.activity_type.name != "call_tool":
                 continue
             try:
                 beats = await self._client.data_converter.decode(pending.heartbeat_details.payloads)
-            except Exception:  # noqa: BLE001 - encrypted with a key that is not here
+            except Exception:  # noqa: BLE001 - encrypted with an unknown key
                 return True
             if not beats or not isinstance(beats[0], dict) or beats[0].get("step") in (None, step):
                 return True

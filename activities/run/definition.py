@@ -1,4 +1,4 @@
-"""The snapshot of an agent that a run keeps: what goes to the model, in the run's store under its hash."""
+"""The snapshot of a run's agent, as the model sees it, in the run's store under its hash."""
 
 import asyncio
 import json
@@ -13,12 +13,12 @@ from contracts.agent import Agent, Definition
 from contracts.failures import RunFailure, Stop
 from decisions import builtin_tools
 
-JOURNAL_MARK = "{journal}\n"  # where the instructions speak of the journal
-MOST_DIFFERENCE = 6000  # characters that a question shows
+JOURNAL_MARK = "{journal}\n"  # the place of the journal's part in the instructions
+MOST_DIFFERENCE = 6000  # characters of a diff in a question
 
 
 def agent_of(project: Project, name: str) -> Agent:
-    """Raises ApplicationError `UnknownAgent`, not retryable."""
+    """Return the agent. Raises ApplicationError `UnknownAgent`, not retryable."""
     agent = project.agents.get(name)
     if agent is None:
         known = ", ".join(sorted(project.agents))
@@ -31,28 +31,28 @@ def agent_of(project: Project, name: str) -> Agent:
 
 
 def defined(project: Project, agent: Agent, *, may_delegate: bool) -> Definition:
-    """As the project has it now, with its peers or without."""
+    """Build the definition from the current project, with or without peers."""
     delegates = may_delegate and bool(agent.peers)
     own = builtin_tools.offered(delegates=delegates, journal=agent.journal, follow_ups=agent.follow_ups is not None)
-    told = (_instructions(project, agent), _peers(project, agent) if delegates else "", agent.prompt)
+    prompts = (_instructions(project, agent), _peers(project, agent) if delegates else "", agent.prompt)
     return Definition(
         agent=agent.name,
         model=agent.model or project.model,
         fallbacks=agent.fallbacks if agent.model else project.fallbacks,
         max_tokens=project.max_tokens,
-        system="\n\n".join(text.strip() for text in told if text.strip()),
+        system="\n\n".join(text.strip() for text in prompts if text.strip()),
         tools=(*own, *(project.tools[name].schema for name in agent.tools)),
         may_delegate=may_delegate,
     )
 
 
 def _instructions(project: Project, agent: Agent) -> str:
-    """How the loop works; what is said of the journal only where the agent has one."""
+    """Return the project's instructions, with the journal's part only if the agent has a journal."""
     return project.instructions.replace(JOURNAL_MARK, project.on_journal if agent.journal else "")
 
 
 def _peers(project: Project, agent: Agent) -> str:
-    """Whom it can reach, what they are good at, and when to do so (D3)."""
+    """Describe when to delegate, and the agent's peers (D3)."""
     peers = (f"- `{name}`: {_peer(project.agents[name])}" for name in agent.peers)
     return "\n".join([project.on_delegation.strip(), "", "Your peers:", *peers])
 
@@ -67,14 +67,14 @@ def ref_of(definition: Definition) -> str:
 
 
 def keep(store: Store, definition: Definition) -> str:
-    """Writes it down, and gives the hash that names it."""
+    """Write the definition, and return its hash."""
     ref = ref_of(definition)
     store.put(_name(ref), definition.model_dump_json().encode())
     return ref
 
 
 async def definition_of(store: Store, ref: str) -> Definition:
-    """Raises StoredFileChangedError."""
+    """Read a definition by its hash. Raises StoredFileChangedError."""
     data = await asyncio.to_thread(store.read, _name(ref))
     return Definition.model_validate_json(must_have_hash(_name(ref), data, ref))
 
@@ -84,34 +84,34 @@ def _name(ref: str) -> str:
 
 
 def must_be_unchanged(project: Project, old: Definition, refused: str | None) -> None:
-    """Raises ApplicationError `DefinitionChanged` with the new one's hash and the difference, for a person to decide.
+    """Raise ApplicationError `DefinitionChanged` with the new definition's hash and the diff, for a person to decide.
 
-    `refused` is the hash of a new one that a person has decided against. What built-ins say of themselves is left out:
-    they are code and no part of the project, and the run goes on with what it was told of them.
+    `refused` is the hash of a new definition that a person rejected. Descriptions of built-in tools do not count: they
+    are code, not part of the project, and the run keeps its copy.
     """
     agent = project.agents.get(old.agent)
     new = defined(project, agent, may_delegate=old.may_delegate) if agent else None
     ref = ref_of(new) if new else ""
     if ref == refused or (new and ref_of(_projects(new)) == ref_of(_projects(old))):
         return
-    told = difference(old, new) if new else f"agent {old.agent!r} is not in the project any more"
+    change = difference(old, new) if new else f"agent {old.agent!r} is not in the project any more"
     raise ApplicationError(
         "the agent's definition has changed since the run began",
         ref,
-        told,
+        change,
         type=Stop.definition_changed,
         non_retryable=True,
     )
 
 
 def _projects(definition: Definition) -> Definition:
-    """The project's part of it. Peers stay, since the prompt names them."""
+    """Return the definition without built-in tools. Peers stay, since the prompt names them."""
     tools = tuple(tool for tool in definition.tools if tool.name not in builtin_tools.NAMES)
     return definition.model_copy(update={"tools": tools})
 
 
 def difference(old: Definition, new: Definition) -> str:
-    """What changed, as a unified diff in the words of the agent file: model, tools, prompt."""
+    """Return a unified diff of model, tools and prompt, in the terms of the agent file."""
     lines = unified_diff(_told(old), _told(new), "when the run began", "now", lineterm="", n=1)
     text = "\n".join(lines)
     return text if len(text) <= MOST_DIFFERENCE else f"{text[:MOST_DIFFERENCE]}\n… (cut)"
@@ -120,7 +120,5 @@ def difference(old: Definition, new: Definition) -> str:
 def _told(definition: Definition) -> list[str]:
     tools = {tool.name: tool.model_dump(exclude={"name"}) for tool in definition.tools}
     head = [f"model: {', '.join(definition.models)}", f"max_tokens: {definition.max_tokens}"]
-    described = [
-        f"tool {name}: {json.dumps(tools[name], sort_keys=True, ensure_ascii=False)}" for name in sorted(tools)
-    ]
-    return [*head, *described, *definition.system.splitlines()]
+    lines = [f"tool {name}: {json.dumps(tools[name], sort_keys=True, ensure_ascii=False)}" for name in sorted(tools)]
+    return [*head, *lines, *definition.system.splitlines()]

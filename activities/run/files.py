@@ -1,4 +1,4 @@
-"""`open_run` and `close_segment`: a run's files at its start, where it rotates, and at its end."""
+"""`open_run` and `close_segment`: a run's files at its start, at each continue-as-new, and at its end."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from temporalio.client import Client
 
 from activities.conversation import keep_turn
 from activities.effects.heartbeat import beating
-from activities.model.transcript_cache import Transcripts, Wanted, keep_segment
+from activities.model.transcript_cache import Transcripts, Wanted, digest_of_record, keep_segment
 from activities.project import Project
 from activities.run.definition import agent_of, defined, keep
 from activities.run.first_run import find_key_id
@@ -35,7 +35,7 @@ class Runs:
 
     @activity.defn
     async def open_run(self, request: OpeningRequest) -> Opening:
-        """Takes the snapshot of the agent that the run will keep, and lays out its workspace.
+        """Take the run's snapshot of its agent, and create its workspace.
 
         Raises ApplicationError `UnknownAgent`, not retryable.
         """
@@ -73,18 +73,18 @@ class Runs:
 
     @activity.defn
     async def close_segment(self, request: CloseRequest) -> Closed:
-        """Archives the parts since `start`; at the end of the run also finishes its files.
+        """Archive the parts since `start`; at the end of the run, also finish its files.
 
-        A run that was cancelled by a signal is cancelled with the server here: only that ends it Canceled.
+        A run cancelled by a signal is cancelled on the server here: only that ends it as Canceled.
         """
         info = activity.info()
         workspace, store = self._project.workspace(_run_id()), self._project.stores.of(_run_id())
         async with beating(_run_id):
             transcript = await self._conversation(request.length, request.head, store)
             await asyncio.to_thread(workspace.create)  # a run that ended before it was opened has none
-            segment = None
+            segment = record = None
             if request.turn is not None:
-                await keep_turn(self._project, _run_id(), request.turn, transcript)
+                record = digest_of_record(await keep_turn(self._project, _run_id(), request.turn, transcript))
             elif request.length > request.start:
                 live = transcript.parts[request.start : request.length]
                 segment = await keep_segment(store, live, request.start, request.head)
@@ -98,11 +98,11 @@ class Runs:
                 self._transcripts.forget(info.workflow_id or "")
             if request.cancel is not None:
                 handle = self._client.get_workflow_handle(info.workflow_id or "", run_id=info.workflow_run_id)
-                # Temporal keeps this reason as plain text; where payloads are encrypted, the signal has told it.
+                # Temporal keeps this reason as plain text; if payloads are encrypted, only the signal carries it.
                 plain = self._client.data_converter.payload_codec is None
                 await handle.cancel(reason=request.cancel if plain else "")
         if not info.is_local:
-            return Closed(segment=segment)
+            return Closed(segment=segment, record=record)
         return Closed(segment=segment, length=request.length, head=request.head, told=request.told)
 
     async def _conversation(self, length: int, head: str, store: Store) -> Transcript:
@@ -115,25 +115,25 @@ def _run_id() -> str:
 
 def _lay_out(workspace: Workspace, goal: str, definition: Definition) -> None:
     workspace.create()
-    told = f"# Goal\n\n{goal}\n\nAgent: {definition.agent}, model {definition.model}\n"
-    workspace.write_own("context.md", told.encode(), durable=False)
+    context = f"# Goal\n\n{goal}\n\nAgent: {definition.agent}, model {definition.model}\n"
+    workspace.write_own("context.md", context.encode(), durable=False)
     workspace.write_own("memory.md", render(Journal(objective=goal)).encode(), durable=False)
 
 
 def _finish_files(workspace: Workspace, journal: Journal, request: CloseRequest) -> None:
-    """The journal as `memory.md`, and `trace.jsonl` with each line once: a retried activity may have repeated one.
+    """Write the journal as `memory.md`, and `trace.jsonl` without the lines that a retried activity repeated.
 
-    Where the server refused an end, as a signal came in between, nothing is left of that end.
+    Lines of an end that the server rejected, because a signal arrived, are removed.
     """
     workspace.write_own("memory.md", render(journal).encode(), durable=False)
-    told = b""
+    text = b""
     with suppress(FileNotFoundError):  # a run that ended before its first turn
-        told = workspace.read_own(trace.NAME)
-    lines = trace.once_each(told.decode(errors="replace"))
+        text = workspace.read_own(trace.NAME)
+    lines = trace.once_each(text.decode(errors="replace"))
     last = max(map(trace.number_of, request.told), default=0)
     lines = {key: line for key, line in lines.items() if trace.number_of(line) <= last and key != "end"}
     if request.event is not None:
         event = request.event
         lines["end"] = trace.dated({"key": "end", "event": event["type"], **event["payload"]})
-    text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in lines.values())
-    workspace.write_own(trace.NAME, text.encode(), durable=False)
+    text = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in lines.values()).encode()
+    workspace.write_own(trace.NAME, text, durable=False)

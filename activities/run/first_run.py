@@ -1,4 +1,4 @@
-"""Which run had an id first. One that is started later under the same id has keys of its own (A2)."""
+"""The first run of an id. A later run with the same id gets its own keys (A2)."""
 
 from contextlib import suppress
 
@@ -6,15 +6,12 @@ from activities.storage.store import Store
 from activities.storage.workspace import Workspace
 from decisions.ids import key_id
 
-NAME = "first-run"  # of a store: the `execution` of the run that had its id first, or nothing where that is not known
-LAID_OUT = "context.md"  # stays in the workspace when the store of a run is swept
+NAME = "first-run"  # in a store: the `execution` of the first run of the id; empty if unknown
+LAID_OUT = "context.md"  # stays in the workspace when a run's store is swept
 
 
 def find_key_id(store: Store, workspace: Workspace, run_id: str, execution: str) -> str:
-    """Return the id that the run's keys are made of; "" if it is the first run of its id, and they have that.
-
-    Called again by the same run it returns the same. Raises OSError.
-    """
+    """Return the id for the run's keys; "" for the first run of its id. Idempotent per run. Raises OSError."""
     if not execution:
         return ""
     workspace.create()

@@ -1,4 +1,4 @@
-"""The activity `inherit`: what a run begins with that resumes another one, or is forked from it."""
+"""The activity `inherit`: the initial state of a run that resumes another run, or is forked from it."""
 
 import asyncio
 import shutil
@@ -45,7 +45,7 @@ class Inheritances:
 
     @activity.defn
     async def inherit(self, request: InheritRequest) -> Inherited:
-        """Reads the origin's state and conversation from its history, and writes both down for this run.
+        """Read the origin's state and conversation from its history, and write both for this run.
 
         Raises ApplicationError `NotResumable`, not retryable.
         """
@@ -53,49 +53,49 @@ class Inheritances:
         async with beating(lambda: {"from": request.run_id}):
             origin = self._client.get_workflow_handle(run_workflow_id(request.run_id))
             snapshot, execution = await _read(origin, request)
-            theirs, ours = self._project.stores.of(request.run_id), self._project.stores.of(own)
-            wanted = Wanted(origin.id, execution, snapshot.length, snapshot.head, theirs)
-            key_id = await asyncio.to_thread(find_key_id, ours, self._project.workspace(own), own, request.execution)
+            source, target = self._project.stores.of(request.run_id), self._project.stores.of(own)
+            wanted = Wanted(origin.id, execution, snapshot.length, snapshot.head, source)
+            key_id = await asyncio.to_thread(find_key_id, target, self._project.workspace(own), own, request.execution)
             await asyncio.to_thread(self._copy_files, request.run_id, own)
             try:
                 conversation = (await self._transcripts.at(wanted)).transcript
                 state, parts = _continued(snapshot.state, conversation.parts, request, own)
                 await asyncio.to_thread(self._write_journal, state, own)
                 if state.definition:
-                    await asyncio.to_thread(keep, ours, await definition_of(theirs, state.definition))
+                    await asyncio.to_thread(keep, target, await definition_of(source, state.definition))
             except FileNotFoundError as error:
                 raise _not_resumable(f"what run {request.run_id} kept is gone: {error}") from None
-            segments = await _segments(ours, parts, snapshot.segments)
+            segments = await _segments(target, parts, snapshot.segments)
         workspace = str(self._project.workspace(own).root)
-        keys = dict(self._project.answer_keys) or state.answer_keys  # of now; without any here, the origin's bind it on
+        keys = dict(self._project.answer_keys) or state.answer_keys  # if the project has none now, the origin's stay
         changes = {"workspace": workspace, "answer_keys": keys, "key_id": key_id}
         return Inherited(state=self._bounded(state.model_copy(update=changes)), segments=segments)
 
     def _bounded(self, state: RunState) -> RunState:
-        """Bound the origin's limits by the ceiling of now."""
+        """Bound the origin's limits by the current ceiling."""
         ceiling = set_in(self._project.ceiling)
         excess = tuple(notice("limits", text) for text in format_excess(state.limits, ceiling))
         limits = below_ceiling(state.limits, ceiling)
         return state.model_copy(update={"ceiling": ceiling, "limits": limits, "ignored": (*state.ignored, *excess)})
 
     def _copy_files(self, origin: str, own: str) -> None:
-        """The conversation speaks of them by their paths."""
-        theirs, ours = self._project.workspace(origin), self._project.workspace(own)
-        ours.create()
-        if (theirs.root / ARTIFACTS).is_dir():
-            shutil.copytree(theirs.root / ARTIFACTS, ours.root / ARTIFACTS, ignore=no_files, dirs_exist_ok=True)
+        """Copy the files that the conversation refers to by path."""
+        source, target = self._project.workspace(origin), self._project.workspace(own)
+        target.create()
+        if (source.root / ARTIFACTS).is_dir():
+            shutil.copytree(source.root / ARTIFACTS, target.root / ARTIFACTS, ignore=no_files, dirs_exist_ok=True)
         for name in ("context.md", "plan.md"):
-            if (theirs.root / name).is_file():
-                ours.write_own(name, theirs.read_own(name), durable=False)
+            if (source.root / name).is_file():
+                target.write_own(name, source.read_own(name), durable=False)
 
     def _write_journal(self, state: RunState, own: str) -> None:
-        """As it was at the step that the run goes on from; the origin's file may hold later entries."""
+        """Write the journal as of the step that the run continues from; the origin's file may be newer."""
         journal = render(shown(state.journal, state.goal, state.last_finding))
         self._project.workspace(own).write_own("memory.md", journal.encode(), durable=False)
 
 
 def no_files(folder: str, names: list[str]) -> list[str]:
-    """Links of both kinds, pipes and the like stay where they are."""
+    """Return the names that are not copied: symbolic and hard links, pipes and other special files."""
     paths = [Path(folder) / name for name in names]
     return [path.name for path in paths if path.is_symlink() or not (path.is_dir() or _is_one_file(path))]
 
@@ -109,7 +109,7 @@ def _never_began(run_id: str) -> ApplicationError:
 
 
 async def _read(origin: WorkflowHandle[object, object], request: InheritRequest) -> tuple[Snapshot, str]:
-    """The origin's snapshot, and the execution that holds its live conversation."""
+    """Return the origin's snapshot, and the execution that holds its live conversation."""
     status: RunStatus | None = None
     try:
         described = await origin.describe()
@@ -122,12 +122,12 @@ async def _read(origin: WorkflowHandle[object, object], request: InheritRequest)
         if error.status is RPCStatusCode.NOT_FOUND:
             raise _not_resumable(f"there is no run {request.run_id}, or the server has forgotten it") from None
         if error.status is RPCStatusCode.FAILED_PRECONDITION and status is not None:
-            raise _never_began(request.run_id) from None  # it was ended before a worker had taken it on
+            raise _never_began(request.run_id) from None  # it ended before a worker accepted it
         raise
     if snapshot.length == 0:
         raise _never_began(request.run_id)
-    if request.step is None and (why := refusal(request.run_id, status or snapshot.state.status)):
-        raise _not_resumable(why)
+    if request.step is None and (reason := refusal(request.run_id, status or snapshot.state.status)):
+        raise _not_resumable(reason)
     return snapshot, execution
 
 
@@ -142,22 +142,18 @@ def _continued(
     if request.step is None:
         return resumed(origin, own, execution, now), continued(origin, parts)
     try:
-        kept = cut_after(origin, parts, request.step, request.say)
+        start = cut_after(origin, parts, request.step, request.say)
     except NoSuchStep as error:
         raise _not_resumable(str(error)) from None
-    return forked(origin, kept, request.step, own, execution, now), kept
+    return forked(origin, start, request.step, own, execution, now), start
 
 
-async def _segments(store: Store, parts: tuple[Part, ...], theirs: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """Stretches as the origin had them, as far as they are unchanged, and one more for the rest."""
+async def _segments(store: Store, parts: tuple[Part, ...], origin: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Write the origin's unchanged segments, and one more for the rest."""
     chain = Transcript()
     for part in parts:
         chain.append(part)
-    ends = [segment.end for segment in theirs if chain.head_at(segment.end) == segment.head]
+    ends = [segment.end for segment in origin if chain.head_at(segment.end) == segment.head]
     bounds = [0, *ends, *([len(parts)] if len(parts) not in (0, *ends) else [])]
-    return tuple(
-        [
-            await keep_segment(store, parts[start:end], start, chain.head_at(end) or "")
-            for start, end in pairwise(bounds)
-        ]
-    )
+    spans = pairwise(bounds)
+    return tuple([await keep_segment(store, parts[a:b], a, chain.head_at(b) or "") for a, b in spans])

@@ -1,4 +1,4 @@
-"""How a run has ended, by its result or its failure, and what it brings: its outcome, and the files that it names."""
+"""A run's end, read from its result or failure: its outcome, and the files that it names."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,9 +17,9 @@ from contracts.failures import RunFailure
 from contracts.run.state import RunStatus
 from decisions.run.outcome import said_in
 
-MOST_FILES, MOST_FILE = 100, 64 * 1024 * 1024  # that are handed on; bytes of one
-TERMINATED, TIMED_OUT = "Terminated", "TimedOut"  # kinds of a failure that is Temporal's, and not the run's
-NO_RUN = "NoRun"  # and of a workflow that is none
+MOST_FILES, MOST_FILE = 100, 64 * 1024 * 1024  # files that are copied; bytes of one
+TERMINATED, TIMED_OUT = "Terminated", "TimedOut"  # kinds of failure that are Temporal's, not the run's
+NO_RUN = "NoRun"  # kind of failure: the workflow is not a run
 BY_TEMPORAL = {TERMINATED: SubtaskStatus.terminated, TIMED_OUT: SubtaskStatus.timed_out}
 SUBTASK = {
     RunStatus.completed: SubtaskStatus.done,
@@ -32,7 +32,7 @@ SUBTASK = {
 
 @dataclass(frozen=True)
 class RunEnd:
-    """How a run ended: its event, or the type of the failure, why, and the hand-off to a person."""
+    """A run's end: its event, or the kind and message of the failure, and the handoff to a person."""
 
     status: RunStatus
     event: dict[str, Any] | None = None
@@ -42,7 +42,7 @@ class RunEnd:
 
     @property
     def said(self) -> str:
-        """The outcome, or why there is none."""
+        """The outcome, or the reason why there is no outcome."""
         return said_in(self.event) if self.event else self.message
 
     @property
@@ -52,7 +52,7 @@ class RunEnd:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`text` is the outcome, or why there is none; `fault` the type of a failure. `artifacts` lie in its workspace."""
+    """The outcome of a subtask. `fault` is the kind of a failure; `artifacts` are paths in the run's workspace."""
 
     status: SubtaskStatus
     text: str
@@ -61,7 +61,7 @@ class Outcome:
 
 
 async def end_of(run: WorkflowHandle[Any, Any]) -> RunEnd:
-    """Waits for the end of one that has not ended. Raises RPCError."""
+    """Wait for the run's end, and return it. Raises RPCError."""
     try:
         return of_event(await run.result())
     except WorkflowFailureError as error:
@@ -69,13 +69,13 @@ async def end_of(run: WorkflowHandle[Any, Any]) -> RunEnd:
 
 
 def of_event(event: Any) -> RunEnd:
-    """By its result. One that is no event is that of another workflow, which somebody gave the id of a run."""
+    """Return the end by a run's result. If it is not an event, another workflow has the id of a run."""
     match event:
         case {"type": "agent.completed", "payload": {"outcome": _}}:
             return RunEnd(RunStatus.completed, event)
         case {"type": "agent.escalated", "payload": {"reason": _, "detail": _} as payload}:
             return RunEnd(RunStatus.escalated, event, handoff=str(payload.get("handoff", "")))
-        case {"type": "evt.workflow.resolved"}:  # of a follow-up, which people cancel by the same command
+        case {"type": "evt.workflow.resolved"}:  # a follow-up's, which the same command cancels
             return RunEnd(RunStatus.completed)
         case _:
             return RunEnd(RunStatus.failed, kind=NO_RUN, message="what has this id is no run of an agent")
@@ -90,17 +90,17 @@ def of_failure(cause: BaseException | None) -> RunEnd:
         case CancelledError():
             return RunEnd(RunStatus.cancelled)
         case TerminatedError():
-            why = f"somebody terminated it in Temporal: {cause.message}"
-            return RunEnd(RunStatus.cancelled, kind=TERMINATED, message=why)
+            message = f"somebody terminated it in Temporal: {cause.message}"
+            return RunEnd(RunStatus.cancelled, kind=TERMINATED, message=message)
         case TimedOut():
-            why = "Temporal's timeout for the whole run has passed"
-            return RunEnd(RunStatus.timed_out, kind=TIMED_OUT, message=why)
+            message = "Temporal's timeout for the whole run has passed"
+            return RunEnd(RunStatus.timed_out, kind=TIMED_OUT, message=message)
         case _:
             return RunEnd(RunStatus.failed, kind=type(cause).__name__, message=str(cause))
 
 
 async def outcome_of(run: WorkflowHandle[Any, Any]) -> Outcome | None:
-    """What it brings whoever delegated it. None where the server knows no such run. Raises RPCError."""
+    """Return the outcome for the delegating run, if the run exists. Raises RPCError."""
     try:
         end = await end_of(run)
     except RPCError as error:
@@ -125,7 +125,7 @@ def _without_result(end: RunEnd) -> Outcome:
 
 
 def files_of(workspace: Workspace, named: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
-    """What was named and is a regular file there, none too large, by its path below the artifacts."""
+    """Yield path below the artifacts and content of each named regular file, except those that are too large."""
     for path in named[:MOST_FILES]:
         with suppress(OSError, OutsideWorkspace):
             with workspace.open(path) as file:

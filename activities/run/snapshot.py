@@ -1,4 +1,4 @@
-"""A run's snapshot, read whole: a turn may hold more results than one answer of a query takes."""
+"""Reading a run's snapshot page by page: a turn may hold more results than one query can return."""
 
 from datetime import timedelta
 from typing import Any
@@ -9,7 +9,10 @@ from contracts.run.state import Snapshot, SnapshotQuery
 
 
 async def snapshot_of(run: WorkflowHandle[Any, Any], within: timedelta | None = None) -> Snapshot:
-    """`within` is for each page. Raises RPCError; WorkflowQueryFailedError where the run was refused at its start."""
+    """Read the snapshot. `within` is the timeout of each page.
+
+    Raises RPCError, and WorkflowQueryFailedError if the run was rejected at its start.
+    """
     while True:
         first = await _page(run, 0, within)
         calls = first.state.calls
@@ -17,11 +20,11 @@ async def snapshot_of(run: WorkflowHandle[Any, Any], within: timedelta | None = 
         while page.state.updated_at == first.state.updated_at and len(calls) < first.calls:
             page = await _page(run, len(calls), within)
             calls += page.state.calls
-        if page.state.updated_at == first.state.updated_at:  # else the run went on between two pages
+        if page.state.updated_at == first.state.updated_at:  # else the run changed between two pages
             return first.model_copy(update={"state": first.state.model_copy(update={"calls": calls})})
 
 
 async def _page(run: WorkflowHandle[Any, Any], start: int, within: timedelta | None) -> Snapshot:
-    asked = SnapshotQuery(start=start).model_dump(by_alias=True)
-    page: Snapshot = await run.query("snapshot", asked, result_type=Snapshot, rpc_timeout=within)
+    query = SnapshotQuery(start=start).model_dump(by_alias=True)
+    page: Snapshot = await run.query("snapshot", query, result_type=Snapshot, rpc_timeout=within)
     return page

@@ -1,4 +1,4 @@
-"""The activity `watch_run`: waits for the end of a run that its watcher has no handle for."""
+"""The activity `watch_run`: wait for the end of a run by its workflow id."""
 
 from datetime import timedelta
 
@@ -12,7 +12,7 @@ from contracts.conversation import Ended
 from contracts.reconcile import Standing
 from decisions import ids
 
-FIRST_LOOK, LONGEST_PAUSE = 0.25, 5.0  # seconds; between looks nothing is held, and nothing enters history
+FIRST_LOOK, LONGEST_PAUSE = 0.25, 5.0  # seconds; between checks no slot is used, and history does not grow
 
 _STANDINGS = {
     WorkflowExecutionStatus.COMPLETED: Standing.completed,
@@ -24,7 +24,7 @@ _STANDINGS = {
 
 
 def standing_of(workflow: WorkflowExecution) -> Standing:
-    """One whose status is none of these goes on in another execution."""
+    """Return the workflow's status; `open` if it runs, or continues in another execution."""
     return _STANDINGS.get(workflow.status, Standing.open) if workflow.status else Standing.open
 
 
@@ -34,9 +34,9 @@ class Standings:
 
     @activity.defn
     async def watch_run(self, workflow_id: str) -> Ended:
-        """How the workflow ended, over its continue-as-new; what only a run says of its end, only of a run.
+        """Return the workflow's end, across continue-as-new; a run's with its outcome.
 
-        While it is open this fails, to be tried again: that is the wait.
+        Fails while the workflow is open: the retries are the wait.
         """
         handle = self._client.get_workflow_handle(workflow_id)
         try:

@@ -1,6 +1,6 @@
 """Secrets, redaction, and private files.
 
-private    folders and files of this user alone
-redaction  how they are kept from leaving an activity
-secrets    the secrets of the process, and what they look like
+private    Files and folders that only this user may read
+redaction  Redaction of results, heartbeats and failures
+secrets    The secrets of the process, and their encoded forms
 """

@@ -1,4 +1,4 @@
-"""Folders and files that only the worker's user may read: conversations, definitions, addresses and logs."""
+"""Files and folders that only the worker's user may read: conversations, definitions, addresses and logs."""
 
 import os
 import stat
@@ -9,9 +9,9 @@ OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def make_private(folder: Path) -> None:
-    """Makes the folder where it is missing. Where others may enter it, takes that away, from all that is in it too.
+    """Create the folder if needed. If other users may enter it, remove their access to it and its contents.
 
-    Links are not followed. Raises OSError where the folder cannot be made.
+    Links are not followed. Raises OSError if the folder cannot be created.
     """
     for missing in reversed([above for above in (folder, *folder.parents) if not above.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
@@ -19,19 +19,19 @@ def make_private(folder: Path) -> None:
         return
     for above, folders, files in os.walk(folder, topdown=False):
         for name in (*folders, *files):
-            with suppress(OSError):  # another user's file, or one that has just gone
+            with suppress(OSError):  # another user's file, or one that was just removed
                 _restrict(Path(above) / name)
-    with suppress(PermissionError):  # a folder of another user that we may write: its owner decides
+    with suppress(PermissionError):  # a folder of another user, who decides about its access
         _restrict(folder)
 
 
 def open_private(path: str | Path, flags: int) -> int:
-    """Opens a file as `os.open` does; a new one is 0600, whatever the umask. Fits `open(..., opener=...)`."""
+    """Open a file like `os.open`, with mode 0600 if it is new. Usable as `open(..., opener=...)`."""
     return os.open(path, flags, 0o600)
 
 
 def create_private(path: Path) -> Path:
-    """Makes an empty file of this user alone where there is none, for what opens it by its path."""
+    """Create an empty private file unless it exists, for libraries that open it by path."""
     os.close(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND))
     return path
 

@@ -1,7 +1,7 @@
-"""Nothing secret leaves an activity: not by what it returns, nor by what it reports on the way or fails with.
+"""Redaction of everything that leaves an activity: results, heartbeats and failures.
 
-Results are redacted where they come to be, since the transcript cache keeps them too and the hash chain must fit. The
-rest has one way out, through the worker's interceptor.
+Results are redacted where they are made, since the transcript cache stores them too and the hash chain must match.
+Heartbeats and failures are redacted by a worker interceptor.
 """
 
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ V = TypeVar("V", bound=BaseModel)
 
 
 def redacted(value: V, secrets: Secrets) -> V:
-    """The same value where it holds no secret."""
+    """Return the value without secrets: the same object if nothing changes."""
     if not secrets:
         return value
     fields = value.model_dump()
@@ -30,28 +30,28 @@ def redacted(value: V, secrets: Secrets) -> V:
 
 
 def redacted_error(error: BaseException, secrets: Secrets) -> BaseException:
-    """The same error where neither it nor what caused it holds a secret; else one that Temporal treats alike."""
+    """Return the error if it and its causes hold no secret, else a redacted one that Temporal treats alike."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     clean_cause = redacted_error(cause, secrets) if cause else None
-    ours = error if isinstance(error, ApplicationError) else ApplicationError(str(error), type=type(error).__name__)
-    message, details = secrets.redact(ours.message), list(ours.details)
+    failure = error if isinstance(error, ApplicationError) else ApplicationError(str(error), type=type(error).__name__)
+    message, details = secrets.redact(failure.message), list(failure.details)
     clean_details = secrets.redact_value(details)
-    if message == ours.message and clean_details is details and clean_cause is cause:
+    if message == failure.message and clean_details is details and clean_cause is cause:
         return error
     clean = ApplicationError(
         message,
         *clean_details,
-        type=ours.type,
-        non_retryable=ours.non_retryable,
-        next_retry_delay=ours.next_retry_delay,
-        category=ours.category,
+        type=failure.type,
+        non_retryable=failure.non_retryable,
+        next_retry_delay=failure.next_retry_delay,
+        category=failure.category,
     )
     clean.__cause__ = clean_cause
     return clean.with_traceback(error.__traceback__)
 
 
 class Redaction(Interceptor):
-    """For workers: of every activity's heartbeats and failures."""
+    """A worker interceptor that redacts heartbeats and failures."""
 
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets

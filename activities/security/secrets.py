@@ -1,8 +1,8 @@
-"""The secrets of this process, and how they are kept out of all that a run leaves behind.
+"""The secrets of this process, and their removal from everything that a run stores.
 
-They are collected once, where the parts are wired. A tool, a page or a model may say one of them back, as it is, in
-base64, base32 or hex, or as some writer of JSON, HTML or URLs escapes it: each such form is replaced by
-`[redacted NAME]`. What a person or another program sends to a run themselves is theirs, and not looked through.
+They are collected once, at startup. A tool, a page or a model may return one of them as it is, in base64, base32 or
+hex, or as a writer of JSON, HTML or URLs escapes it: each such form is replaced by `[redacted NAME]`. Text that a
+person or another program sends to a run is not redacted.
 """
 
 import base64
@@ -14,8 +14,8 @@ from math import lcm
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-LEAST = 8  # characters; shorter ones are words that occur by themselves
-_HALVED = 24  # from this length on, half of a secret is one too: what tells of it may have cut it
+LEAST = 8  # characters; shorter values occur as ordinary words
+_HALVED = 24  # characters from which half of a secret is redacted too, since a message may be cut
 
 _NAME = re.compile(
     r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|_(PASS|PWD|PAT|AUTH|COOKIE)$", re.IGNORECASE
@@ -34,23 +34,23 @@ _PATH = re.compile(r"(~|\.{1,2}|[A-Za-z]:)?([/\\][\w .@-]+)+[/\\]?")
 _NAME_OF_PATH = re.compile(r"(PATH|FILE|DIR|HOME|FOLDER|SOCK)$", re.IGNORECASE)
 _RELATIVE_PATH = re.compile(r"[\w .@-]+([/\\][\w .@-]+)*")
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
-# Characters of what is looked for: fewer are found in many a text, more take long to choose, and not longer to find.
+# Lengths of the search texts: shorter ones match too often, longer ones take too long to choose.
 _SIGN, _MOST_SIGN = 8, 64
-_MOST_PIECES = 64  # that one is chosen of; a whole key file has thousands
-_SWITCHES = frozenset({"disabled", "required", "optional"})  # as long as a secret may be
+_MOST_PIECES = 64  # candidates for one search text; a key file has thousands
+_SWITCHES = frozenset({"disabled", "required", "optional"})  # long enough to be secrets
 
-_BETWEEN_HEX = ("", "%", "\\x")  # of the bytes of a dump, a URL, a literal
+_BETWEEN_HEX = ("", "%", "\\x")  # between the bytes of a dump, a URL, a literal
 
 Escapes = dict[str, str | int | None]  # as `str.maketrans` takes it
 
-# What writers of URLs leave as it is beside letters, digits and `_.-~`.
+# The characters besides letters, digits and `_.-~` that URL writers do not escape.
 _LEFT_IN_URLS = (
     "",
     "/",  # of a path
     "!'()*",  # JavaScript's encodeURIComponent
     "!'()*;,/?:@&=+$#",  # its encodeURI
 )
-# What writers of HTML make of more than `&`, `<` and `>`.
+# What HTML writers escape besides `&`, `<` and `>`.
 _IN_HTML: tuple[Escapes, ...] = (
     {'"': "&quot;", "'": "&#x27;"},  # Python
     {'"': "&quot;", "'": "&#39;"},  # lodash
@@ -59,10 +59,10 @@ _IN_HTML: tuple[Escapes, ...] = (
     {'"': "&#34;", "'": "&#39;", "+": "&#43;"},  # Go
     {'"': "&quot;", "'": "&#x27;", "+": "&#x2B;", "`": "&#x60;"},  # .NET
     {'"': "&quot;", "'": "&#x27;", "=": "&#x3D;", "`": "&#x60;"},  # Handlebars
-    {'"': "&quot;", "'": "&#x27;", "/": "&#x2F;"},  # as OWASP advises
+    {'"': "&quot;", "'": "&#x27;", "/": "&#x2F;"},  # OWASP's advice
     {'"': "&quot;", "'": "&#39;", "/": "&#x2F;"},  # Mustache
-    {'"': "&quot;", "'": "&#39;", "/": "&#x2F;", "=": "&#x3D;", "`": "&#x60;"},  # and as it is today
-    {'"': "&#34;", "'": "&#39;", "/": "&#47;"},  # in decimals
+    {'"': "&quot;", "'": "&#39;", "/": "&#x2F;", "=": "&#x3D;", "`": "&#x60;"},  # newer Mustache
+    {'"': "&#34;", "'": "&#39;", "/": "&#47;"},  # decimal
 )
 
 
@@ -70,7 +70,7 @@ def _coded(signs: str, digits: str) -> Escapes:
     return {sign: f"\\u{ord(sign):04{digits}}" for sign in signs}
 
 
-# What writers of JSON make of more than they must, and with which digits of what is beyond ASCII: None leaves it.
+# What JSON writers escape besides what they must, and the digits of non-ASCII escapes (None: not escaped).
 _IN_JSON: tuple[tuple[Escapes, str | None], ...] = (
     ({}, "x"),
     ({}, None),
@@ -84,7 +84,7 @@ _IN_JSON: tuple[tuple[Escapes, str | None], ...] = (
 
 
 class Secrets:
-    """Named values, and everything that they look like. `Secrets()` knows none, and costs nothing."""
+    """Named values in all their encoded forms. `Secrets()` is empty, and costs nothing."""
 
     def __init__(self, named: Iterable[tuple[str, str]] = ()) -> None:
         labels: dict[str, str] = {}
@@ -99,14 +99,11 @@ class Secrets:
             shapes_in_json |= shapes
             signs |= _signs(forms)
             signs_in_json |= _signs(shapes)
-        # The longest first, so that a secret inside another one leaves no rest of it.
+        # The longest first, so that a secret inside another one leaves no remainder.
         self._labels = sorted(labels.items(), key=lambda pair: (-len(pair[0]), pair[0]))
-        # As text of one byte a character, where Python looks twice as fast as in bytes.
-        self._labels_in_bytes = [(_bytewise(form), _bytewise(label)) for form, label in self._labels]
         self._shapes_in_json = list(shapes_in_json)
-        # What is looked for: each form, and each of its shapes, has one of these in it.
+        # Search texts: each form, and its shape in JSON, contains one of them.
         self._signs = _least(signs)
-        self._signs_in_bytes = [_bytewise(sign) for sign in self._signs]
         self._signs_in_json = _least(signs_in_json)
 
     def __repr__(self) -> str:
@@ -116,24 +113,24 @@ class Secrets:
         return bool(self._labels)
 
     def redact(self, text: str) -> str:
-        found = [sign for sign in self._signs if sign in text]  # a list, as a generator takes twice as long
-        return _replaced(text, self._labels, found) if found else text
+        signs = [sign for sign in self._signs if sign in text]  # a list is twice as fast as a generator
+        return _replaced(text, self._labels, signs) if signs else text
 
     def redact_bytes(self, data: bytes) -> bytes:
-        text = data.decode("latin-1")
-        found = [sign for sign in self._signs_in_bytes if sign in text]
-        return _replaced(text, self._labels_in_bytes, found).encode("latin-1") if found else data
+        text = data.decode(errors="surrogateescape")  # a variable that is not UTF-8 was decoded in the same way
+        clean = self.redact(text)
+        return data if clean is text else clean.encode(errors="surrogateescape")
 
     def redact_value(self, value: Any) -> Any:
-        """The same object where nothing is found; else JSON as it was, with its strings and keys redacted."""
+        """Redact the strings and keys of a JSON value; return the same object if it holds no secret."""
         if not self._labels:
             return value
         if isinstance(value, str):
             return self.redact(value)
-        said = json.dumps(value, ensure_ascii=False, default=str)
-        found = [sign for sign in self._signs_in_json if sign in said]
-        is_there = found and any(shape in said for shape in self._shapes_in_json if _has_one(shape, found))
-        return self._walk(value) if is_there else value
+        text = json.dumps(value, ensure_ascii=False, default=str)
+        signs = [sign for sign in self._signs_in_json if sign in text]
+        has_secret = signs and any(shape in text for shape in self._shapes_in_json if _has_one(shape, signs))
+        return self._walk(value) if has_secret else value
 
     def _walk(self, value: Any) -> Any:
         match value:
@@ -149,30 +146,31 @@ class Secrets:
                 return value
 
     def tail(self, text: str, length: int) -> str:
-        """The last characters of a text that is still being written: what may become a secret is held back."""
+        """Return the end of a text that is still being written, without a possible start of a secret."""
         text = self.redact(text)
         end = len(text)
         for form, _ in self._labels:
             if form[:4] in text[-len(form) :]:
-                begun = (n for n in range(min(len(form) - 1, len(text)), 3, -1) if text.endswith(form[:n]))
-                end = min(end, len(text) - next(begun, 0))
+                starts = (n for n in range(min(len(form) - 1, len(text)), 3, -1) if text.endswith(form[:n]))
+                end = min(end, len(text) - next(starts, 0))
         return text[max(end - length, 0) : end]
 
 
 def _signs(forms: Iterable[str]) -> set[str]:
-    """Few texts, one of which is in each form: most writers leave some part of a secret as it is."""
-    signs, left = set[str](), sorted(forms, key=len)
-    while left:
-        begins = range(0, max(len(left[0]) - _SIGN, 0) + 1, len(left[0]) // _MOST_PIECES + 1)
-        pieces = [left[0][at : at + _SIGN] for at in begins]
-        piece = max(pieces, key=lambda piece: sum(piece in form for form in left))
-        signs.add(_grown(piece, [form for form in left if piece in form]))
-        left = [form for form in left if piece not in form]
+    """Return a few texts such that each form contains one: most writers leave a part of a secret unchanged."""
+    signs, remaining = set[str](), sorted(forms, key=len)
+    while remaining:
+        shortest = remaining[0]
+        starts = range(0, max(len(shortest) - _SIGN, 0) + 1, len(shortest) // _MOST_PIECES + 1)
+        pieces = [shortest[at : at + _SIGN] for at in starts]
+        piece = max(pieces, key=lambda piece: sum(piece in form for form in remaining))
+        signs.add(_grown(piece, [form for form in remaining if piece in form]))
+        remaining = [form for form in remaining if piece not in form]
     return signs
 
 
 def _grown(piece: str, forms: list[str]) -> str:
-    """As long as each of the forms still holds it: what is longer is found faster."""
+    """Extend a piece while all forms contain it: longer texts are found faster."""
     first = forms[0]
     start = first.index(piece)
     end = start + len(piece)
@@ -184,7 +182,7 @@ def _grown(piece: str, forms: list[str]) -> str:
 
 
 def _least(signs: Iterable[str]) -> list[str]:
-    """Those that hold no other: they need no look of their own."""
+    """Return the texts that contain no other one."""
     least: list[str] = []
     for sign in sorted(signs, key=lambda sign: (len(sign), sign)):
         if not any(other in sign for other in least):
@@ -196,15 +194,11 @@ def _has_one(form: str, signs: list[str]) -> bool:
     return bool([1 for sign in signs if sign in form])
 
 
-def _replaced(text: str, labels: list[tuple[str, str]], found: list[str]) -> str:
+def _replaced(text: str, labels: list[tuple[str, str]], signs: list[str]) -> str:
     for form, label in labels:
-        if _has_one(form, found):
+        if _has_one(form, signs):
             text = text.replace(form, label)
     return text
-
-
-def _bytewise(text: str) -> str:
-    return text.encode(errors="surrogatepass").decode("latin-1")
 
 
 NO_SECRETS = Secrets()
@@ -213,27 +207,27 @@ NO_SECRETS = Secrets()
 def secrets_of(
     environment: Mapping[str, str], urls: Mapping[str, str] | None = None, named: Iterable[tuple[str, str]] = ()
 ) -> Secrets:
-    """Those of the process: what its environment names so, and the credentials in URLs there and in `urls`.
+    """Collect the secrets in environment variables, by their names, and the credentials in URLs there and in `urls`.
 
-    `named` are values that are secrets whatever their names; but no path, number or switch is one.
+    `named` values are secrets with any name, unless they are paths, numbers or switches.
     """
-    found = [pair for name, value in environment.items() for pair in _in_variable(name, value)]
-    found += [(name, value) for name, value in named if is_secret(name, value)]
-    found += [(name, secret) for name, url in (urls or {}).items() for secret in _in_urls(url)]
-    return Secrets(found)
+    secrets = [pair for name, value in environment.items() for pair in _in_variable(name, value)]
+    secrets += [(name, value) for name, value in named if is_secret(name, value)]
+    secrets += [(name, secret) for name, url in (urls or {}).items() for secret in _in_urls(url)]
+    return Secrets(secrets)
 
 
 def _in_variable(name: str, value: str) -> Iterator[tuple[str, str]]:
     value = value.strip()
-    if name == "PERDURE_ANSWER_KEY":  # public halves are no secrets, and runs have them in their state
+    if name == "PERDURE_ANSWER_KEY":  # public keys are not secret, and runs have them in their state
         value = ",".join(entry for entry in value.split(",") if ":public:" not in entry)
     yield from ((name, secret) for secret in _in_urls(value))
     if _NAME_OF_HEADERS.search(name):
         yield from ((name, word) for word in _in_headers(value) if is_secret(name, word))
     for field in value.split(";") if ";" in value else ():  # of a connection string: `AccountName=…;AccountKey=…`
-        what, _, said = field.partition("=")
-        if _QUERY_NAME.search(what.strip()) and is_secret(name, said):
-            yield name, said
+        key, _, word = field.partition("=")
+        if _QUERY_NAME.search(key.strip()) and is_secret(name, word):
+            yield name, word
     if _NAME_OF_HOOK.search(name):
         yield from ((name, piece) for url in _URL.findall(value) for piece in _in_hook(url))
     if _NAME.search(name):
@@ -243,7 +237,7 @@ def _in_variable(name: str, value: str) -> Iterator[tuple[str, str]]:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable of such a name holds one. Paths, figures, switches and bare addresses are none."""
+    """Return True if the value can be a secret: not a path, number, switch or plain URL."""
     if len(value) < LEAST or value.lower() in _SWITCHES or _is_figure(name, value):
         return False
     if _URL.fullmatch(value) and re.search(r"(URL|URI|ENDPOINT|HOST|ISSUER)$", name, re.IGNORECASE):
@@ -252,7 +246,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def _is_figure(name: str, value: str) -> bool:
-    """A number that says how many, how long, how often; not a password of digits, or a key that has no letter."""
+    """Return True for a number such as a limit or a duration, not for a numeric password or key."""
     if not _NUMBER.fullmatch(value):
         return False
     return not (value.isdigit() and (len(value) >= _LONG_NUMBER or _NAME_OF_PASSWORD.search(name)))
@@ -261,7 +255,7 @@ def _is_figure(name: str, value: str) -> bool:
 def _is_path(name: str, value: str) -> bool:
     if _NAME_OF_PATH.search(name) and _RELATIVE_PATH.fullmatch(value):
         return True
-    # A key in base64 may begin with a slash; but no folder is named like one.
+    # A base64 key may begin with a slash, but folder names do not look like keys.
     pieces = re.split(r"[/\\:]", value)
     random = any(
         len(p) >= 16 and re.search(r"[a-z]", p) and re.search(r"[A-Z]", p) and re.search(r"\d", p) for p in pieces
@@ -270,7 +264,7 @@ def _is_path(name: str, value: str) -> bool:
 
 
 def _parts(name: str, value: str) -> Iterator[str]:
-    """The secrets inside a value that holds several: `k2:…,k1:…`, a JSON object of credentials, the lines of a key."""
+    """Yield the secrets in a value that holds several: `k2:…,k1:…`, a JSON object, the lines of a key file."""
     if _NAME_OF_MANY.search(name):
         for entry in value.split(","):
             yield entry.strip()
@@ -286,19 +280,19 @@ def _parts(name: str, value: str) -> Iterator[str]:
 
 
 def _in_headers(value: str) -> Iterator[str]:
-    """Of `api-key=…,authorization=Bearer%20…`, as OpenTelemetry has them: others may be plain words."""
+    """Yield the secrets of `api-key=…,authorization=Bearer%20…`, OpenTelemetry's format."""
     for entry in value.split(","):
-        header, _, said = entry.strip().partition("=")
-        for word in unquote(said).split():
+        header, _, content = entry.strip().partition("=")
+        for word in unquote(content).split():
             if _QUERY_NAME.search(header) or _RANDOM.fullmatch(word):
                 yield word
 
 
 def _in_urls(text: str) -> Iterator[str]:
-    """What identifies its holder in URLs: user and password, and query parameters that are named so."""
-    for found in _URL.finditer(text) if "://" in text else ():
+    """Yield the credentials in URLs: user and password, and query parameters by their names."""
+    for match in _URL.finditer(text) if "://" in text else ():
         try:
-            url = urlsplit(found[0])
+            url = urlsplit(match[0])
         except ValueError:
             continue
         holder, at, _ = url.netloc.rpartition("@")
@@ -309,20 +303,20 @@ def _in_urls(text: str) -> Iterator[str]:
             yield from (
                 secret for secret in (pair, unquote(password or user), password or user) if len(secret) >= LEAST
             )
-            yield from _shifted(pair) if password else ()  # as `Authorization: Basic` has it, however short
+            yield from _shifted(pair) if password else ()  # as in `Authorization: Basic`, of any length
         for name, value in parse_qsl(url.query):
             if _QUERY_NAME.search(name) and len(value) >= LEAST:
                 yield value
 
 
 def _in_hook(url: str) -> Iterator[str]:
-    """Whoever knows the path of a webhook may post there."""
+    """Yield the secret parts of a webhook's path."""
     pieces = url.partition("://")[2].split("?")[0].split("/")[1:]
     yield from (piece for piece in pieces if _PIECE_OF_HOOK.fullmatch(piece))
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """What a secret may look like; for most of them that is itself, and its base64."""
+    """Yield the forms of a secret. Most have few: the secret itself, its base64, base32 and hex."""
     for form in dict.fromkeys((secret, *_in_urls_as(secret), *_in_html(secret), repr(secret)[1:-1])):
         yield form
         for writer in _IN_JSON if form == secret else _IN_JSON[:4]:
@@ -336,8 +330,8 @@ def _forms(secret: str) -> Iterator[str]:
 
 
 def _in_urls_as(secret: str) -> Iterator[str]:
-    """Percent-encoded, and as a form has it, in lower case too."""
-    of_forms = (_quoted(secret, " "), _quoted(secret, " *").replace("~", "%7E"))  # the second as browsers and Java do
+    """Yield the percent-encoded and form-encoded secret, also with lower-case digits."""
+    of_forms = (_quoted(secret, " "), _quoted(secret, " *").replace("~", "%7E"))  # the second as in browsers and Java
     for form in (*(_quoted(secret, left) for left in _LEFT_IN_URLS), *(form.replace(" ", "+") for form in of_forms)):
         yield form
         yield re.sub(r"%[0-9A-F]{2}", lambda code: code[0].lower(), form)
@@ -353,9 +347,8 @@ def _in_html(text: str) -> Iterator[str]:
 
 
 def _in_json(text: str, more: Escapes, digits: str | None) -> str:
-    """In a string of JSON."""
-    said = _dumped(text).replace('\\"', '"').translate(str.maketrans({'"': '\\"', **more}))
-    return said if digits is None else _BEYOND_ASCII.sub(lambda found: _units(found[0], digits), said)
+    text = _dumped(text).replace('\\"', '"').translate(str.maketrans({'"': '\\"', **more}))
+    return text if digits is None else _BEYOND_ASCII.sub(lambda match: _units(match[0], digits), text)
 
 
 def _dumped(text: str) -> str:
@@ -368,7 +361,7 @@ def _units(text: str, digits: str) -> str:
 
 
 def _encoded(secret: str) -> Iterator[str]:
-    """In base64, once and twice, in base32 and in hex, wherever in a longer text it began."""
+    """Yield the secret in base64, once and twice, in base32 and in hex, at any offset of a longer text."""
     data = secret.encode(errors="surrogatepass")
     for once in _shifted(secret):
         yield once
@@ -382,16 +375,16 @@ def _encoded(secret: str) -> Iterator[str]:
 
 
 def _shifted(secret: str) -> Iterator[str]:
-    """Its base64, in both alphabets."""
+    """Yield the base64 in both alphabets."""
     for core in _cores(secret.encode(errors="surrogatepass"), 6, base64.b64encode):
         yield core
         yield core.translate(str.maketrans("+/", "-_"))
 
 
 def _cores(data: bytes, bits: int, encode: Callable[[bytes], bytes]) -> Iterator[str]:
-    """Of each way in which it may lie in a longer text the characters of so many bits that only the data decides."""
+    """Yield, for each offset in a longer text, the encoded characters that depend on the data only."""
     for shift in range(lcm(bits, 8) // 8):
-        whole = encode(bytes(shift) + data).decode()
-        core = whole[-(-8 * shift // bits) : 8 * (shift + len(data)) // bits]
+        encoded = encode(bytes(shift) + data).decode()
+        core = encoded[-(-8 * shift // bits) : 8 * (shift + len(data)) // bits]
         if len(core) >= LEAST:
             yield core

@@ -1,8 +1,8 @@
-"""Where runs keep bytes: the workspace folder, the store, large payloads.
+"""Storage of runs: the workspace folder, the store, large payloads.
 
-object_store  on an object store
-payloads      large payloads, there too
-safe_dir      how it is opened safely
-store         a run's store on a disk
-workspace     a run's folder, and nothing outside it
+object_store  a run's store on an object store
+payloads      large payloads on an object store
+safe_dir      a folder opened without following links
+store         the interface of a run's store, and the store on a disk
+workspace     a run's folder; no path leads out of it
 """

@@ -1,6 +1,6 @@
-"""A run's store on an object store: S3, Google Cloud Storage, Azure, and whatever speaks like one of them.
+"""A run's store on an object store: S3, Google Cloud Storage, Azure, or a compatible service.
 
-Only what `PERDURE_STORE` or `PERDURE_PAYLOADS` names needs this module, and `obstore`, which it brings along.
+Imported only if `PERDURE_STORE` or `PERDURE_PAYLOADS` is set. Needs `obstore`.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ from activities.storage.workspace import folder_name
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
 
-# Temporal tries again for as long as it takes, and shows it; here it would go on unseen for minutes.
+# Temporal retries for as long as needed, and shows it; retries here would be invisible for minutes.
 RETRIES: "RetryConfig" = {"max_retries": 2, "retry_timeout": timedelta(seconds=10)}
 
 
 @dataclass(frozen=True)
 class RemoteStore:
-    """Below `prefix`. An exclusive create is a conditional put here, which the service itself decides."""
+    """A store below `prefix`. An exclusive create is a conditional put, which the service decides."""
 
     objects: ObjectStore
     prefix: str
@@ -61,7 +61,7 @@ class RemoteStores:
 
     @classmethod
     def at(cls, url: str) -> "RemoteStores":
-        """Raises ValueError for a URL that is none."""
+        """Raises ValueError for an invalid URL."""
         return cls(open_store(url))
 
     def of(self, run_id: str) -> RemoteStore:
@@ -73,9 +73,9 @@ class RemoteStores:
 
 
 def open_store(url: str) -> ObjectStore:
-    """`s3://bucket/prefix`, `gs://…`, `az://…`; credentials and endpoint from the service's own variables.
+    """Open `s3://bucket/prefix`, `gs://…` or `az://…`; the service's own variables set credentials and endpoint.
 
-    Raises ValueError for a URL that is none.
+    Raises ValueError for an invalid URL.
     """
     try:
         return from_url(url, client_options={"allow_http": True}, retry_config=RETRIES)
@@ -85,7 +85,7 @@ def open_store(url: str) -> ObjectStore:
 
 @contextmanager
 def as_os_errors(variable: str = "PERDURE_STORE") -> Iterator[None]:
-    """The library's errors in the words of a disk, so that callers treat both alike."""
+    """Turn the library's errors into OSError, so that callers treat both stores alike."""
     try:
         yield
     except AlreadyExistsError as error:
@@ -95,5 +95,5 @@ def as_os_errors(variable: str = "PERDURE_STORE") -> Iterator[None]:
 
 
 def _line(error: Exception) -> str:
-    """The library adds pages of its own inner state."""
+    """Return the first line of a message: the library appends pages of internal state."""
     return str(error).partition("\n")[0][:300]

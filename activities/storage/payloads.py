@@ -1,6 +1,6 @@
 """Large payloads on an object store, through the SDK's external storage: Temporal keeps a reference of some 100 bytes.
 
-Only what `PERDURE_PAYLOADS` names needs this module, and `obstore`, which it brings along.
+Imported only if `PERDURE_PAYLOADS` is set. Needs `obstore`.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from activities.storage.object_store import as_os_errors, open_store
 from activities.storage.workspace import folder_name
 
 VARIABLE = "PERDURE_PAYLOADS"
-# As `store` makes them. What a service cannot take for a name, it refuses as it does when it is away.
+# The keys that `store` creates. A service rejects an invalid name with the same error as when it is unavailable.
 _KEY = re.compile(r"([A-Za-z0-9_.%-]{1,100}/){1,2}[0-9a-f]{64}")
 
 
 class PayloadStore(StorageDriver):
-    """Named by the hash of its content, so whoever stores it once more writes the same.
+    """Payloads named by the hash of their content below `<namespace>/<workflow id>/`. Nothing is ever deleted.
 
-    All of a workflow is below `<namespace>/<workflow id>/`, and nothing is ever deleted here. Where the store does not
-    answer, both methods raise OSError; where it has not what a reference names, `retrieve` raises ValueError.
+    `store` and `retrieve` raise OSError if the store does not answer; `retrieve` raises ValueError if the payload is
+    missing or damaged.
     """
 
     def __init__(self, objects: ObjectStore) -> None:
@@ -40,11 +40,11 @@ class PayloadStore(StorageDriver):
 
     @classmethod
     def at(cls, url: str) -> "PayloadStore":
-        """Raises ValueError for a URL that is none."""
+        """Raises ValueError for an invalid URL."""
         return cls(open_store(url))
 
     async def look(self) -> None:
-        """Raises OSError where the store does not answer, or not us."""
+        """Raise OSError if the store does not answer, or denies access."""
         with as_os_errors(VARIABLE):
             await obstore.list_with_delimiter_async(self._objects)
 

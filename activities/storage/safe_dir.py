@@ -1,4 +1,4 @@
-"""A folder that others write into as well: each name in it is opened by itself, and no link is followed. POSIX only."""
+"""A folder that other processes write to as well: names are opened one by one, without following links. POSIX only."""
 
 import errno
 import fcntl
@@ -10,36 +10,40 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, ClassVar
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
+NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+LINK_ERRNOS = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EMLINK})  # of a link, by flags and system
 LOCKED_WITHIN = 5.0  # seconds
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 class NotThere(OSError):
-    """A link, a device or the like is where a folder or a file is expected."""
+    """A link, a device or the like is in the place of a folder or a regular file."""
 
 
 @dataclass(frozen=True)
 class Beneath:
-    """Names are given one by one, and are names: no slashes, no `..`. What is written is durable when it returns.
+    """A folder. Paths are given as single names, without slashes or `..`. Writes are durable when they return.
 
-    All methods raise OSError, of which FileNotFoundError and FileExistsError say what they say; ValueError for what
-    is no name.
+    All methods raise OSError, with FileNotFoundError and FileExistsError in their usual sense, and ValueError for an
+    invalid name.
     """
 
     root: Path
+    folder_mode: ClassVar[int] = 0o777
+    file_mode: ClassVar[int] = 0o666
 
     @contextmanager
     def folder(self, *names: str, create: bool = False) -> Iterator[int]:
-        """A descriptor of the folder."""
-        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        """Open the folder, and yield its descriptor."""
+        descriptor = os.open(self.root, FOLDER_FLAGS)
         try:
             for name in names:
                 if create:
                     with suppress(FileExistsError):
-                        os.mkdir(must_be_name(name), dir_fd=descriptor)
-                inner = _opened(must_be_name(name), _FOLDER, descriptor)
+                        os.mkdir(must_be_name(name), mode=self.folder_mode, dir_fd=descriptor)
+                inner = self.open_at(must_be_name(name), FOLDER_FLAGS, descriptor)
                 os.close(descriptor)
                 descriptor = inner
             yield descriptor
@@ -48,65 +52,72 @@ class Beneath:
 
     @contextmanager
     def locked(self, *names: str) -> Iterator[None]:
-        """While the block runs, no other process that asks is in this folder. The kernel lets go of what has died; what
-        has not, and does not let go, is not waited for for ever.
+        """Hold the folder's lock during the block. The kernel releases it if the process dies.
+
+        Raises OSError if another process holds the lock for `LOCKED_WITHIN`.
         """
         with self.folder(*names, create=True) as folder:
             _lock(folder, "/".join(names))
             yield
 
-    def read(self, *names: str, most: int) -> bytes:
-        """A regular file; of a larger one, `most` + 1 bytes."""
+    def open(self, *names: str) -> BinaryIO:
+        """Open a regular file for reading. A named pipe does not block."""
         *above, last = names
-        with self.folder(*above) as folder:
-            return read_at(folder, last, most)
+        flags = os.O_RDONLY | os.O_NONBLOCK
+        with self.folder(*above) as folder, self.opened(last, flags, folder) as descriptor:
+            self.must_be_file(descriptor, "/".join(names))
+            return os.fdopen(os.dup(descriptor), "rb")
+
+    def read(self, *names: str, most: int, is_linkable: bool = True) -> bytes:
+        """Read a regular file; of a larger one, `most` + 1 bytes. A hard link is rejected unless it `is_linkable`."""
+        with self.open(*names) as file:
+            if not is_linkable and os.fstat(file.fileno()).st_nlink > 1:
+                raise NotThere(errno.EMLINK, "a hard link: the same file has another name elsewhere", names[-1])
+            return file.read(most + 1)
 
     def status(self, *names: str) -> os.stat_result | None:
-        """Of the thing itself, not of what it links to. None where there is none."""
+        """Return the status of an existing name. Links are not followed."""
         *above, last = names
         with suppress(FileNotFoundError), self.folder(*above) as folder:
-            return os.stat(must_be_name(last), dir_fd=folder, follow_symlinks=False)
+            return status_at(folder, last)
         return None
 
     def names(self, *names: str) -> list[str]:
-        """What is in a folder, sorted. Nothing where there is no such folder."""
+        """Return the sorted names in a folder; empty if it does not exist."""
         with suppress(FileNotFoundError), self.folder(*names) as folder, os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries)
         return []
 
-    def write(self, data: bytes, *names: str) -> None:
-        """Replaces a file as a whole."""
+    def write(self, data: bytes, *names: str, durable: bool = True) -> None:
+        """Replace a file atomically."""
         *above, last = names
-        with self.folder(*above, create=True) as folder, _temporary(folder, data) as temporary:
+        with self.folder(*above, create=True) as folder, self._temporary(folder, data, durable=durable) as temporary:
             os.replace(temporary, must_be_name(last), src_dir_fd=folder, dst_dir_fd=folder)
 
     def create(self, data: bytes, *names: str) -> None:
-        """A file that is there as a whole or not at all; of several that try, one succeeds. Raises FileExistsError."""
+        """Create a file atomically; of several attempts, one succeeds. Raises FileExistsError."""
         *above, last = names
-        with self.folder(*above, create=True) as folder, _temporary(folder, data) as temporary:
+        with self.folder(*above, create=True) as folder, self._temporary(folder, data) as temporary:
             os.link(temporary, must_be_name(last), src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
 
-    def append(self, data: bytes, *names: str) -> None:
-        """In one write, so that lines of several processes stay whole."""
+    def append(self, data: bytes, *names: str, durable: bool = True) -> None:
+        """Append in one write, so that lines of several processes do not mix."""
         *above, last = names
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
-        with self.folder(*above, create=True) as folder:
-            descriptor = _opened(must_be_name(last), flags, folder)
-            try:
-                _must_be_file(descriptor, last)
-                if os.write(descriptor, data) != len(data):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+        with self.folder(*above, create=True) as folder, self.opened(last, flags, folder) as descriptor:
+            self.must_be_file(descriptor, "/".join(names))
+            if os.write(descriptor, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if durable:
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
 
     def move(self, source: tuple[str, ...], target: tuple[str, ...]) -> bool:
-        """Whether it was there to be moved. What has the target's name already stays. Raises FileExistsError."""
+        """Move a file; return False if it is gone. An existing target is kept. Raises FileExistsError."""
         with self.folder(*source[:-1]) as start, self.folder(*target[:-1], create=True) as end:
-            there = _status_at(end, target[-1])
-            if there is not None:
-                here = _status_at(start, source[-1])
-                if here is None or (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+            existing = status_at(end, target[-1])
+            if existing is not None:
+                moving = status_at(start, source[-1])
+                if moving is None or (moving.st_dev, moving.st_ino) == (existing.st_dev, existing.st_ino):
                     return False
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), "/".join(target))
             try:
@@ -123,6 +134,47 @@ class Beneath:
             os.unlink(must_be_name(last), dir_fd=folder)
             os.fsync(folder)
 
+    def open_at(self, name: str, flags: int, folder: int) -> int:
+        """Open a name in an open folder, without following a link."""
+        try:
+            return os.open(name, flags | os.O_NOFOLLOW, self.file_mode, dir_fd=folder)
+        except OSError as error:
+            if error.errno in LINK_ERRNOS or error.errno == errno.ENXIO:
+                kind = "folder" if flags & os.O_DIRECTORY else "regular file"
+                raise NotThere(error.errno, f"expected a {kind}, not a link or a device", name) from None
+            raise
+
+    @contextmanager
+    def opened(self, name: str, flags: int, folder: int) -> Iterator[int]:
+        descriptor = self.open_at(must_be_name(name), flags, folder)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def must_be_file(self, descriptor: int, name: str) -> None:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+        if not stat.S_ISREG(mode):
+            raise NotThere(errno.EINVAL, "expected a regular file", name)
+
+    @contextmanager
+    def _temporary(self, folder: int, data: bytes, *, durable: bool = True) -> Iterator[str]:
+        """Write a temporary file and yield its name; it is removed after the block unless renamed."""
+        name = f".{secrets.token_hex(8)}.tmp"
+        try:
+            with self.opened(name, NEW_FLAGS, folder) as descriptor:
+                write_all(descriptor, data)
+                if durable:
+                    os.fsync(descriptor)
+            yield name
+            if durable:
+                os.fsync(folder)
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+
 
 def must_be_name(name: str) -> str:
     if name in {"", ".", ".."} or "/" in name or "\0" in name:
@@ -130,12 +182,17 @@ def must_be_name(name: str) -> str:
     return name
 
 
-def read_at(folder: int, name: str, most: int) -> bytes:
-    """As `Beneath.read`. Opening a named pipe does not wait for its other end."""
-    descriptor = _opened(must_be_name(name), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, folder)
-    with os.fdopen(descriptor, "rb") as file:
-        _must_be_file(descriptor, name)
-        return file.read(most + 1)
+def status_at(folder: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(must_be_name(name), dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
 
 
 def _lock(folder: int, name: str) -> None:
@@ -146,49 +203,6 @@ def _lock(folder: int, name: str) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise OSError(errno.ENOLCK, "another process holds the lock of this folder", name) from None
-            time.sleep(0.01)  # in a thread: the kernel wakes nobody who waits for a lock with an end to it
+            time.sleep(0.01)  # polled, since flock has no timeout
         else:
             return
-
-
-def _opened(name: str, flags: int, folder: int) -> int:
-    try:
-        return os.open(name, flags, 0o666, dir_fd=folder)
-    except OSError as error:
-        if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.EMLINK, errno.ENXIO}:
-            is_folder = bool(flags & os.O_DIRECTORY)
-            what = "folder" if is_folder else "regular file"
-            raise NotThere(error.errno, f"expected a {what}, not a link or a device", name) from None
-        raise
-
-
-def _must_be_file(descriptor: int, name: str) -> None:
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        raise NotThere(errno.EINVAL, "expected a regular file", name)
-
-
-def _status_at(folder: int, name: str) -> os.stat_result | None:
-    try:
-        return os.stat(must_be_name(name), dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-
-
-@contextmanager
-def _temporary(folder: int, data: bytes) -> Iterator[str]:
-    """A file with these bytes on the disk, gone after the block if it still has its name."""
-    name = f".{secrets.token_hex(8)}.tmp"
-    descriptor = os.open(name, _NEW, 0o666, dir_fd=folder)
-    try:
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        yield name
-        os.fsync(folder)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=folder)

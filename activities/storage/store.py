@@ -1,7 +1,7 @@
-"""A run's store: what the runtime keeps by reference, or must not lose. On the worker's disk, or on an object store.
+"""A run's store, on the worker's disk or on an object store: closed segments, definition snapshot, effect ledger.
 
-It holds closed segments, the definition snapshot and the effect ledger. Names are relative to the run's part of it,
-with forward slashes. All methods raise FileNotFoundError, FileExistsError, or another OSError.
+Names are relative to the run's part of the store, with forward slashes. All methods raise FileNotFoundError,
+FileExistsError, or another OSError.
 """
 
 from collections.abc import Iterator
@@ -16,15 +16,15 @@ FOLDER = ".store"  # of a run's workspace
 
 
 class StoredFileChangedError(ValueError):
-    """A stored file is not what its hash names. A run waits until the right file is back."""
+    """A stored file does not match its hash. The run waits until the original file is back."""
 
-    def __init__(self, name: str, expected: str, actual: str) -> None:
-        told = f"the stored file {name} was changed: its hash is {actual}, and the run began with {expected}"
-        super().__init__(f"{told}. Restore the file; the run then goes on")
+    def __init__(self, name: str, expected: str, actual: str, verb: str = "its hash is") -> None:
+        message = f"the stored file {name} was changed: {verb} {actual}, and history has {expected}"
+        super().__init__(f"{message}. Restore the file; the run then goes on")
 
 
 def must_have_hash(name: str, data: bytes, expected: str) -> bytes:
-    """The same bytes. Raises StoredFileChangedError where their blake2b hash is another one."""
+    """Return the data. Raises StoredFileChangedError if its blake2b hash does not match."""
     actual = blake2b(data, digest_size=len(expected) // 2).hexdigest()
     if actual != expected:
         raise StoredFileChangedError(name, expected, actual)
@@ -35,30 +35,30 @@ class Store(Protocol):
     def read(self, name: str) -> bytes: ...
 
     def put(self, name: str, data: bytes) -> None:
-        """Writes or replaces, durably and as a whole."""
+        """Write or replace a file, durably and atomically."""
 
     def create(self, name: str, data: bytes) -> None:
-        """Writes what is not there yet; of several that try at the same time one succeeds."""
+        """Create a file; of several concurrent attempts, one succeeds. Raises FileExistsError."""
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder of the store, sorted; none where there is no such folder."""
+        """Return the sorted names in a folder of the store; empty if it does not exist."""
 
     def clear(self) -> None:
-        """Removes everything."""
+        """Remove everything."""
 
 
 class Stores(Protocol):
     def of(self, run_id: str) -> Store: ...
 
     def folders(self) -> Iterator[str]:
-        """The folder of each run that has something here: `activities.storage.workspace.folder_name` of its id."""
+        """Yield the folder of each run that has a store: `activities.storage.workspace.folder_name` of its id."""
 
 
 @dataclass(frozen=True)
 class LocalStore:
-    """Hidden in the run's workspace, where no tool can reach it.
+    """A store hidden in the run's workspace, out of reach of tools.
 
-    What comes here has no secrets left, and is written as it is: closed segments are proven by their hashes.
+    Its content is already redacted, and is written unchanged, since segments are verified by their hashes.
     """
 
     workspace: Workspace

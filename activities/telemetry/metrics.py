@@ -1,4 +1,4 @@
-"""What each attempt of an activity tells of itself: its step to the log, and its figures to the metrics."""
+"""Facts of each activity attempt for the log, and its metrics."""
 
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
@@ -16,30 +16,30 @@ from contracts.tool import ToolCall, ToolOutcome
 from decisions.telemetry import metrics
 from decisions.telemetry.metrics import HELP, Count
 
-# Of the attempt that runs in this task. It is never reset: the SDK logs the attempt's failure after it.
+# Facts of the attempt in this task. Never reset: the SDK logs the attempt's failure after its end.
 _facts: ContextVar[dict[str, Any] | None] = ContextVar("facts", default=None)
 
 
 def facts() -> Mapping[str, Any]:
-    """What is known of the attempt that runs here: `step` and `tool`, or `turn` and `model`."""
+    """Return the facts of the current attempt: `step` and `tool`, or `turn` and `model`."""
     return _facts.get() or {}
 
 
 def learn(**more: Any) -> None:
-    """What an attempt finds out about itself only while it runs."""
+    """Add facts that are known only while the attempt runs."""
     if (known := _facts.get()) is not None:
         known.update(more)
 
 
 def count(meter: MetricMeter, counts: Iterable[Count]) -> None:
-    for each in counts:
-        meter.create_counter(each.name, HELP[each.name]).add(each.by, each.labels)
+    for item in counts:
+        meter.create_counter(item.name, HELP[item.name]).add(item.by, item.labels)
 
 
 class Observation(Interceptor):
-    """For workers: of every attempt, with the redaction inside, so that it sees only what may be told.
+    """The worker's interceptor for metrics. It wraps the redaction, so it sees redacted data only.
 
-    `attempts` is how many the worker makes just now.
+    `attempts` counts the attempts in progress.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ def _first_facts(request: Any) -> dict[str, Any]:
 
 
 def _measure(took: timedelta, result: Any) -> None:
-    """An attempt that raised has no result, and counts with its time."""
+    """Record the metrics of an attempt. A failed one has no result."""
     meter, known = activity.metric_meter(), facts()
     if "tool" in known:
         labels = {"tool": known["tool"], "status": result.status if isinstance(result, ToolOutcome) else "failed"}

@@ -1,7 +1,7 @@
-"""OpenTelemetry spans: one for each attempt of an activity and each event of a run, and one for the run, at its end.
+"""OpenTelemetry spans of activity attempts, events and, at its end, the whole run.
 
-Nothing is handed from workflow to activity: the ids of a run's trace and of its root span follow from the run's own.
-Spans hold figures and names, and nothing of the conversation. Needs the extra `telemetry`.
+Nothing is passed from workflow to activity: the ids of a run's trace and root span derive from the run's id. Spans hold
+figures and names, and no text of the conversation. Needs the extra `telemetry`.
 """
 
 import asyncio
@@ -49,14 +49,12 @@ from decisions.telemetry.spans import (
     name_of,
 )
 
-NOT_YET = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)  # as the client says that its patience is over
+NOT_YET = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED)  # the client's timeout passed
 RUN = "AgentRun"  # the workflow type whose trace has a root span
 PATIENCE = timedelta(seconds=5)  # for one answer of the server
-ENDS_WITHIN = timedelta(minutes=2)  # after its last activity, on a busy machine too; else that was not the last
-
+ENDS_WITHIN = timedelta(minutes=2)  # from a run's last activity to its end, on a busy machine too
 
 _log = logging.getLogger(__name__)
-
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -64,7 +62,7 @@ PROTOCOL = "http/protobuf"
 
 
 class _Ids(RandomIdGenerator):
-    """Random ones, but where a trace begins: its ids are known then."""
+    """Generates random ids, except at the start of a trace, whose ids are given."""
 
     def __init__(self) -> None:
         self.begins: ContextVar[tuple[int, int | None] | None] = ContextVar("begins", default=None)
@@ -79,7 +77,7 @@ class _Ids(RandomIdGenerator):
 
 
 class Spans(Interceptor):
-    """For workers, outside the redaction: what it sees of failures may be told."""
+    """The worker's interceptor for spans, outside the redaction: failures are already redacted."""
 
     def __init__(self, exporter: SpanExporter, client: Client, secrets: Secrets) -> None:
         self._client = client
@@ -92,7 +90,7 @@ class Spans(Interceptor):
 
     @classmethod
     def exported(cls, environment: Mapping[str, str], client: Client, secrets: Secrets) -> Self:
-        """To the collector that OTEL_EXPORTER_OTLP_* name. Raises ValueError where it is none that we can speak to."""
+        """Export to the collector of OTEL_EXPORTER_OTLP_*. Raises ValueError for an unsupported protocol or URL."""
         protocol = next((environment[name] for name in PROTOCOLS if environment.get(name)), PROTOCOL)
         if protocol != PROTOCOL:
             raise ValueError(f"{PROTOCOLS[-1]}: spans are exported by {PROTOCOL}, not by {protocol}")
@@ -136,41 +134,41 @@ class Spans(Interceptor):
             span.end()
 
     def tell(self, span: Span, result: Any) -> None:
-        told = about_result(result)
-        span.set_attributes(self._clean(told))
-        if "error.type" in told:
+        attributes = about_result(result)
+        span.set_attributes(self._clean(attributes))
+        if "error.type" in attributes:
             span.set_status(StatusCode.ERROR)
 
-    def event(self, told: Mapping[str, Any], namespace: str, workflow_id: str, *, in_run: bool, at: float) -> None:
-        """A span without length. `at` is in seconds since 1970."""
+    def event(self, figures: Mapping[str, Any], namespace: str, workflow_id: str, *, in_run: bool, at: float) -> None:
+        """Record an event as a span of zero length. `at` is in seconds since 1970."""
         with self._beginning(namespace, workflow_id):
             span = self._tracer.start_span(
-                str(told["event"]),
+                str(figures["event"]),
                 context=_below(namespace, workflow_id) if in_run else Context(),
-                attributes=self._clean({**about_run(workflow_id), **about_event(told)}),
+                attributes=self._clean({**about_run(workflow_id), **about_event(figures)}),
                 start_time=_nanoseconds(at),
             )
             span.end(_nanoseconds(at))
 
     def ended(self) -> None:
-        """The run that this activity belongs to is about to end. It does not wait for its root span."""
+        """Record the root span of this activity's run, which is about to end, in the background."""
         info = activity.info()
         execution = info.workflow_run_id or ""
-        if execution not in self._ending:  # else an attempt whose end did not count
+        if execution not in self._ending:  # else this is a retry
             task = self._ending[execution] = asyncio.create_task(self._root(info))
             task.add_done_callback(lambda _: self._ending.pop(execution))
 
     async def _root(self, info: activity.Info) -> None:
-        """Names, status and start of the whole run are asked of the server, since no one execution knows them."""
+        """Record the root span. The server provides name, status and start: a single execution does not have them."""
         workflow_id = info.workflow_id or ""
         try:
             await self._closed(workflow_id, info.workflow_run_id)
-            described = await self._described(workflow_id, info.workflow_run_id)
-            started = await self._started(described)
+            run = await self._described(workflow_id, info.workflow_run_id)
+            started = await self._started(run)
         except RPCError as error:
             _log.warning("no root span of %s: %s", workflow_id, error)
             return
-        known = described.typed_search_attributes
+        known = run.typed_search_attributes
         status, agent = known.get(AGENT_STATUS, ""), known.get(AGENT_NAME, "")
         with self._beginning(info.namespace, workflow_id, root_span_id(info.namespace, workflow_id)):
             span = self._tracer.start_span(
@@ -194,7 +192,7 @@ class Spans(Interceptor):
         span.end()
 
     async def _started(self, last: WorkflowExecutionDescription) -> datetime:
-        """When the run's first execution did; of a long run the server may have forgotten that."""
+        """Return the start of the run's first execution, or of its last one if the server has forgotten the first."""
         first = last.raw_description.workflow_execution_info.first_run_id
         if first in ("", last.run_id):
             return last.start_time
@@ -206,7 +204,7 @@ class Spans(Interceptor):
             return last.start_time
 
     async def _closed(self, workflow_id: str, execution: str | None) -> None:
-        """Waits for its end, with which its last status is known. Raises RPCError where it does not come."""
+        """Wait until the execution is closed, and its last status known. Raises RPCError if it stays open."""
         handle = self._client.get_workflow_handle(workflow_id, run_id=execution)
         deadline = monotonic() + ENDS_WITHIN.total_seconds()
         while True:
@@ -227,20 +225,17 @@ class Spans(Interceptor):
         return await self._client.get_workflow_handle(workflow_id, run_id=execution).describe(rpc_timeout=PATIENCE)
 
     async def close(self) -> None:
-        """Sends what is left, for as long as the exporter's own timeout allows.
-
-        What has no end by then may have none before another worker comes.
-        """
+        """Export the remaining spans, within the exporter's own timeout. Runs that are still open get no root span."""
         if ending := list(self._ending.values()):
-            _, left = await asyncio.wait(ending, timeout=PATIENCE.total_seconds())
-            for task in left:
+            _, pending = await asyncio.wait(ending, timeout=PATIENCE.total_seconds())
+            for task in pending:
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await asyncio.gather(*pending, return_exceptions=True)
         await asyncio.to_thread(self._provider.shutdown)
 
     @contextmanager
     def _beginning(self, namespace: str, workflow_id: str, span: str | None = None) -> Iterator[None]:
-        """A span that begins inside belongs to this trace, and has this id where one is given."""
+        """Give spans that start in the block this trace, and the id `span` if there is one."""
         ids = int(trace_id(namespace, workflow_id), 16), int(span, 16) if span else None
         token = self._ids.begins.set(ids)
         try:
@@ -269,22 +264,22 @@ class _Inbound(ActivityInboundInterceptor):
 
 
 class SpanEvents(logging.Handler):
-    """Makes a span of each structured event of the log."""
+    """Records each structured event of the log as a span."""
 
     def __init__(self, spans: Spans) -> None:
         super().__init__()
         self._spans = spans
 
     def emit(self, record: logging.LogRecord) -> None:
-        where = getattr(record, "temporal_workflow", None) or getattr(record, "temporal_activity", None)
-        told = getattr(record, "event", None)
-        if where and told:
-            in_run = where["workflow_type"] == RUN
-            self._spans.event(told, where["namespace"], where["workflow_id"], in_run=in_run, at=record.created)
+        source = getattr(record, "temporal_workflow", None) or getattr(record, "temporal_activity", None)
+        figures = getattr(record, "event", None)
+        if source and figures:
+            in_run = source["workflow_type"] == RUN
+            self._spans.event(figures, source["namespace"], source["workflow_id"], in_run=in_run, at=record.created)
 
 
 def about_failure(error: BaseException) -> dict[str, Any]:
-    """Its kind; the message may quote what was said."""
+    """Return the kind of a failure. Its message is left out: it may quote the conversation."""
     if isinstance(error, asyncio.CancelledError):
         return {"perdure.outcome": "cancelled"}
     kind = error.type if isinstance(error, ApplicationError) and error.type else type(error).__name__
@@ -292,7 +287,7 @@ def about_failure(error: BaseException) -> dict[str, Any]:
 
 
 def _below(namespace: str, workflow_id: str) -> Context:
-    """The context of the run's root span, which is made at the end of the run."""
+    """Return the context of the run's root span, which is recorded at the run's end."""
     root = SpanContext(
         trace_id=int(trace_id(namespace, workflow_id), 16),
         span_id=int(root_span_id(namespace, workflow_id), 16),
@@ -307,7 +302,7 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _resource() -> Resource:
-    """As the environment has it; unnamed, the service is `perdure`."""
-    found = Resource.create()
-    name = str(found.attributes.get("service.name", ""))
-    return found.merge(Resource({"service.name": "perdure"})) if name.startswith("unknown_service") else found
+    """Return the environment's resource; the default service name is `perdure`."""
+    resource = Resource.create()
+    name = str(resource.attributes.get("service.name", ""))
+    return resource.merge(Resource({"service.name": "perdure"})) if name.startswith("unknown_service") else resource

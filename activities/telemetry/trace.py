@@ -1,6 +1,6 @@
-"""`trace.jsonl`: what a run did, a line each, for people and programs that read its folder.
+"""`trace.jsonl`: a line per turn, call and event of a run, for people and programs that read its folder.
 
-It is told, not relied upon: history is the record. So a full disk costs a line, never the call that it tells of.
+History is the record, and nothing relies on this file: a full disk loses a line, never a call.
 """
 
 import json
@@ -20,7 +20,7 @@ NAME = "trace.jsonl"
 
 @contextmanager
 def spared(what: str) -> Iterator[None]:
-    """What the disk refuses inside is logged, and otherwise done without."""
+    """Log an OSError of the block, and continue."""
     try:
         yield
     except OSError as error:
@@ -28,7 +28,7 @@ def spared(what: str) -> Iterator[None]:
 
 
 def record(workspace: Workspace, line: Mapping[str, Any]) -> None:
-    """Appends a line. `key` names what it tells of; a retried activity writes it again under the same key."""
+    """Append a line. Its `key` identifies the event; a retried activity writes the same key again."""
     with spared(NAME):
         workspace.append_line(NAME, json.dumps(dated(line), ensure_ascii=False))
 
@@ -38,32 +38,32 @@ def dated(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def event(workspace: Workspace, name: str, key: str, **figures: Any) -> None:
-    """One of the structured events (B12): in the log, in the metrics, and in the run's trace."""
-    told = {"event": name, **figures}
-    activity.logger.info(name, extra={"event": told})
+    """Report a structured event (B12) to the log, the metrics, and the run's trace."""
+    line = {"event": name, **figures}
+    activity.logger.info(name, extra={"event": line})
     count(activity.metric_meter(), metrics.of_event(name, figures))
-    record(workspace, {"key": key, **told})
+    record(workspace, {"key": key, **line})
 
 
-def record_all(workspace: Workspace, told: Sequence[Mapping[str, Any]]) -> None:
-    """The events that the run's workflow has told; each has its key."""
-    for line in told:
+def record_all(workspace: Workspace, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Append the events of the run's workflow; each has its key."""
+    for line in lines:
         record(workspace, line)
 
 
 def number_of(line: Mapping[str, Any]) -> int:
-    """Of an event that the run's workflow has told; 0 for other lines."""
+    """Return the number of a workflow event's line; 0 for other lines."""
     kind, _, number = str(line["key"]).partition(":")
     return int(number) if kind == "event" and number.isdecimal() else 0
 
 
 def once_each(text: str) -> dict[str, dict[str, Any]]:
-    """The lines by their key, each once."""
+    """Return the lines by key, the last one of each."""
     lines: dict[str, dict[str, Any]] = {}
     for line in text.split("\n"):
         try:
             entry = json.loads(line)
             lines[entry["key"]] = entry
         except (ValueError, KeyError, TypeError):
-            continue  # cut in half by a crash; its activity wrote it again
+            continue  # truncated by a crash; the retried activity wrote it again
     return lines

@@ -1,16 +1,16 @@
 """Tools: one call, the kinds of tools, and the built-in tools with I/O.
 
 call           `call_tool`
-content_type   the suffix of a file by its content type
-fetch          the tool that fetches pages
-files          the tools that read, write and list files of the workspace
+content_type   File suffixes by content type
+fetch          The tool that fetches pages
+files          The tools that read, write and list files of the workspace
 html           HTML to Markdown
-http           The kind `http`: the tool request event is POSTed, and the answer is the result
-interface      what every tool looks like to it
-json_schema    what is wrong with a call's arguments, by the schema of its tool
-printing       whether a tool of this process speaks just now
-python         The kind `python`: a typed function with a docstring; its schema is derived from both
-queue          The kind `queue`: the workflow schedules the activity of another worker; here is what happens to a …
-result_budget  how many large ones at a time
-signal         The kind `signal`: the request is handed out, and the result comes back as the signal `tool_result`
+http           The kind `http`: POST the tool request event; the response is the result
+interface      The interface of every tool
+json_schema    Validation of a call's arguments against the tool's schema
+printing       A flag that is set while a tool runs in this process
+python         The kind `python`: a typed function with a docstring, from which the schema is derived
+queue          The kind `queue`: another worker's activity, scheduled by the workflow
+result_budget  The bound on large results in memory
+signal         The kind `signal`: the result arrives as the signal `tool_result`
 """

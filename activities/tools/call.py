@@ -1,4 +1,4 @@
-"""The activity `call_tool`: one call of one tool, and what becomes of a large result."""
+"""The activity `call_tool`: run one tool call, and store a large result as an artifact."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -47,11 +47,11 @@ from decisions.run.transcript import result_part
 from decisions.text.formatting import call_line, call_trace
 
 INLINE_BYTES = 64 * 1024  # of a result's JSON; more becomes an artifact
-IN_LOOP_BYTES = 10 * 1024  # of a result that is not worth a thread; its JSON is inline however it is escaped
+IN_LOOP_BYTES = 10 * 1024  # of a result that needs no thread; its escaped JSON is below INLINE_BYTES in any case
 EXCERPT_BYTES = 4 * 1024
 CUT_MARGIN = 64 * 1024  # characters
-MAX_SHARE_WAIT = 3.0  # seconds that a result which is here waits for others; less than `CALL_MARGIN`
-GUARD = 2 / 3  # of a tool's timeout, at most, goes into looking whether it may be called
+MAX_SHARE_WAIT = 3.0  # seconds that a finished result waits for a share; less than `CALL_MARGIN`
+GUARD = 2 / 3  # maximum part of a tool's timeout that the preflight may use
 
 
 class ToolCalls:
@@ -60,17 +60,17 @@ class ToolCalls:
         self._transcripts = transcripts
         self._project = project
         self._drain = drain
-        self._taken = {name: Arguments(tool.schema.input_schema) for name, tool in project.tools.items()}
+        self._validators = {name: Arguments(tool.schema.input_schema) for name, tool in project.tools.items()}
         self._effects = Effects()
         self._budget = ResultBudget()
 
     @activity.defn
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
-        """Runs one tool once.
+        """Run one tool call.
 
-        A failure that may pass is raised, so that Temporal retries it where the tool's effect allows; every other
-        one is an outcome that the model sees. Raises ApplicationError of the types of `contracts.failures.Stop`
-        where the effect may have been made before, or must not be made now.
+        Transient failures are raised, so that Temporal retries them if the tool's effect allows it; all others are
+        outcomes that the model sees. Raises ApplicationError with a type of `contracts.failures.Stop` if the effect
+        may have happened before, or must not happen now.
         """
         run_id = run_id_of(activity.info().workflow_id or "")
         workspace, store = self._project.workspace(run_id), self._project.stores.of(run_id)
@@ -83,7 +83,7 @@ class ToolCalls:
                 outcome = await self._run(call, workspace, store)
         took = round((perf_counter() - started) * 1000)
         outcome = outcome.model_copy(update={"duration_ms": took, "interrupted": interrupted})
-        if outcome.error is None or outcome.error.definition is None:  # else a person is asked, and it is no end
+        if outcome.error is None or outcome.error.definition is None:  # else a person is asked, and the call stays open
             self._remember(call, outcome, workspace)
         return outcome
 
@@ -92,61 +92,62 @@ class ToolCalls:
         guard, timeout = tool if isinstance(tool, Guarded) else None, _timeout()
         try:
             if guard is not None:
-                refused, timeout = await self._guarded(guard, call, store, timeout)
-                if refused is not None:
-                    return await self._finish(refused, call, workspace)
+                rejection, timeout = await self._guarded(guard, call, store, timeout)
+                if rejection is not None:
+                    return await self._finish(rejection, call, workspace)
             if call.effect is Effect.once:
                 return await whole(self._once(call, workspace, store, timeout), self._drain)
-            made = self._made(call, await self._arguments(call, store), workspace)
+            calling = self._made(call, await self._arguments(call, store), workspace)
             if call.effect is Effect.read:
-                outcome = await (made if guard is None else within(timeout, made))
+                outcome = await (calling if guard is None else within(timeout, calling))
                 return await self._finish(outcome, call, workspace)
-            return await whole(self._finish_within(timeout, made, call, workspace), self._drain)
-        except TransientFailure as passing:
-            if call.effect is Effect.once:  # of the guard: no effect has begun
-                unmade = failed(passing.kind, f"{passing.message}; the call was not made", retryable=True)
+            return await whole(self._finish_within(timeout, calling, call, workspace), self._drain)
+        except TransientFailure as failure:
+            if call.effect is Effect.once:  # raised by the preflight: no effect has begun
+                unmade = failed(failure.kind, f"{failure.message}; the call was not made", retryable=True)
                 return await self._finish(unmade, call, workspace)
-            asked, attempt = passing.retry_after, activity.info().attempt
+            requested, attempt = failure.retry_after, activity.info().attempt
             if attempt <= len(RETRY_DELAYS):
-                delay = RETRY_DELAYS[attempt - 1] if asked is None else asked
-                _retried(call, workspace, attempt + 1, passing.message, delay)
+                delay = RETRY_DELAYS[attempt - 1] if requested is None else requested
+                _retried(call, workspace, attempt + 1, failure.message, delay)
             raise ApplicationError(
-                cut_error(passing.message),
-                type=passing.kind,
-                next_retry_delay=None if asked is None else timedelta(seconds=asked),
+                cut_error(failure.message),
+                type=failure.kind,
+                next_retry_delay=None if requested is None else timedelta(seconds=requested),
             ) from None
 
     async def _guarded(
         self, guard: Guarded, call: ToolCall, store: Store, timeout: timedelta
     ) -> tuple[ToolOutcome | None, timedelta]:
-        """Why it must not be made, and the time that is left for it. Raises TransientFailure and Stop.not_begun.
+        """Return the reason not to make the call, if any, and the remaining time.
 
-        What may have been made before is looked up in the ledger, however its tool is defined now.
+        A `once` call that the ledger has claimed needs no preflight: it is looked up, however its tool is defined now.
+        Raises TransientFailure, and ApplicationError of type Stop.not_begun.
         """
-        began = monotonic()
+        started = monotonic()
         if call.effect is Effect.once:
-            page = self._page(call, await self._arguments_of_once(call, store))
+            entry = self._page(call, await self._arguments_of_once(call, store))
             try:
-                if await asyncio.to_thread(page.is_claimed):
+                if await asyncio.to_thread(entry.is_claimed):
                     return None, timeout
             except LedgerUnavailable as unavailable:
                 raise _not_begun(str(unavailable)) from None
-        refused = await guard.refusal(call.effect, call.accepts, timeout * GUARD)
-        return refused, timeout - timedelta(seconds=monotonic() - began)
+        rejection = await guard.refusal(call.effect, call.accepts, timeout * GUARD)
+        return rejection, timeout - timedelta(seconds=monotonic() - started)
 
     async def _made(self, call: ToolCall, arguments: dict[str, Any], workspace: Workspace) -> ToolOutcome:
-        """The call itself, or why it cannot be made. Raises TransientFailure."""
+        """Call the tool, or return an error outcome if it cannot be called. Raises TransientFailure."""
         if call.approval not in (None, call_digest(call.tool, arguments)):
             return failed(ToolFault.denied, "not made: a person approved this tool with other arguments")
         tool = self._project.tools.get(call.tool)
         if tool is None:
             return failed(ToolFault.unknown_tool, f"this worker's project has no tool {call.tool!r}")
         try:
-            fault = self._taken[call.tool].fault(arguments)
-        except NotApplicable as error:
-            return failed(ToolFault.tool_error, f"not made: the schema of {call.tool} cannot be applied: {error}")
-        if fault is not None:
-            return failed(ToolFault.invalid_arguments, fault)
+            error = self._validators[call.tool].fault(arguments)
+        except NotApplicable as reason:
+            return failed(ToolFault.tool_error, f"not made: the schema of {call.tool} cannot be applied: {reason}")
+        if error is not None:
+            return failed(ToolFault.invalid_arguments, error)
         return await tool.run(arguments, _context(call, workspace))
 
     async def _arguments_of_once(self, call: ToolCall, store: Store) -> dict[str, Any]:
@@ -156,16 +157,16 @@ class ToolCalls:
             raise _not_begun(f"the arguments cannot be had: {error}") from None
 
     async def _once(self, call: ToolCall, workspace: Workspace, store: Store, timeout: timedelta) -> ToolOutcome:
-        """What was claimed before is looked up, not made, whatever is wrong with it now."""
+        """Make a `once` call, or return the recorded outcome of a call that was claimed before."""
         arguments = await self._arguments_of_once(call, store)
-        page = self._page(call, arguments)
+        entry = self._page(call, arguments)
         try:
-            if page.generation > 1:
-                # A person said "run again", and the call may be at work all the same.
-                before = replace(page, generation=page.generation - 1, key=_key(call, call.attempt - 1))
+            if entry.generation > 1:
+                # A person chose "run again", but the earlier call may still be running.
+                before = replace(entry, generation=entry.generation - 1, key=_key(call, call.attempt - 1))
                 await self._effects.must_be_over(before)
             outcome = await self._effects.once(
-                page,
+                entry,
                 call.tool,
                 timeout,
                 lambda: self._made(call, arguments, workspace),
@@ -188,22 +189,22 @@ class ToolCalls:
         )
 
     async def _finish_within(
-        self, timeout: timedelta, made: Coroutine[Any, Any, ToolOutcome], call: ToolCall, workspace: Workspace
+        self, timeout: timedelta, calling: Coroutine[Any, Any, ToolOutcome], call: ToolCall, workspace: Workspace
     ) -> ToolOutcome:
-        return await self._finish(await within(timeout, made), call, workspace)
+        return await self._finish(await within(timeout, calling), call, workspace)
 
     async def _finish(self, outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
-        """The outcome as it is recorded and shown. A large one is worked on in a thread, a few at a time."""
+        """Return the outcome as it is recorded and shown. Large outcomes are processed in a thread, a few at a time."""
         if is_small(outcome.result, IN_LOOP_BYTES) and (outcome.error is None or is_small(outcome.error.message)):
             return self._prepare(outcome, call, workspace)
         if not is_small(outcome.result):
-            with suppress(TimeoutError):  # the result is here: to wait longer would only lose it
+            with suppress(TimeoutError):  # waiting longer would only lose the result
                 async with asyncio.timeout(MAX_SHARE_WAIT):
                     await take_share()
         return await asyncio.to_thread(self._prepare, outcome, call, workspace)
 
     def _prepare(self, outcome: ToolOutcome, call: ToolCall, workspace: Workspace) -> ToolOutcome:
-        """Bounds it, makes sure that the run can read it back, redacts it, and files what is large."""
+        """Bound the outcome, make sure that the run can read it back, redact it, and store a large result."""
         bounded = bound_result(outcome)
         clean = redacted(sound(bounded), self._project.secrets)
         if bounded is not outcome and clean.error is None:
@@ -211,7 +212,7 @@ class ToolCalls:
         return fitted(clean, call, workspace) if is_large(clean) else clean
 
     async def _arguments(self, call: ToolCall, store: Store) -> dict[str, Any]:
-        """Large arguments are in the conversation already, as the model wrote them."""
+        """Return the arguments. Large ones are read from the conversation, as the model wrote them."""
         if call.arguments is not None:
             return call.arguments
         try:
@@ -232,8 +233,8 @@ class ToolCalls:
         record(workspace, call_trace(key, call.step, call.tool, call.arguments or {}, outcome))
 
 
-def _not_begun(why: str) -> ApplicationError:
-    return ApplicationError(cut_error(why), type=Stop.not_begun, non_retryable=True)
+def _not_begun(reason: str) -> ApplicationError:
+    return ApplicationError(cut_error(reason), type=Stop.not_begun, non_retryable=True)
 
 
 def _run_id() -> str:
@@ -241,14 +242,14 @@ def _run_id() -> str:
 
 
 def _key(call: ToolCall, generation: int | None = None) -> str:
-    """The same on every attempt, and in a run that resumes the one that first made the call."""
+    """Return the idempotency key: the same on every attempt, and in a run that resumes the one that made the call."""
     return request_key(call.key_id or call.owner or _run_id(), call.step, generation or call.attempt)
 
 
 def _timeout() -> timedelta:
-    """The tool's, as it was when the run began: the activity's own is longer by a margin."""
-    most = activity.info().start_to_close_timeout or timedelta()
-    return most - CALL_MARGIN if most > CALL_MARGIN else most  # Temporal cuts it where the whole run's time runs out
+    """Return the tool's timeout when the run began, which is the activity's without its margin."""
+    limit = activity.info().start_to_close_timeout or timedelta()
+    return limit - CALL_MARGIN if limit > CALL_MARGIN else limit  # Temporal shortens it near the end of the run's time
 
 
 def _context(call: ToolCall, workspace: Workspace) -> CallContext:
@@ -263,15 +264,15 @@ def _context(call: ToolCall, workspace: Workspace) -> CallContext:
     )
 
 
-def _retried(call: ToolCall, workspace: Workspace, attempt: int, why: str, delay: float | None) -> None:
-    """Every retry is told (B1), with the delay in seconds before it."""
-    told = {"step": call.step, "tool": call.tool, "tool_use_id": call.tool_use_id, "attempt": attempt}
+def _retried(call: ToolCall, workspace: Workspace, attempt: int, reason: str, delay: float | None) -> None:
+    """Write the retry event (B1), with the delay in seconds before the retry."""
+    fields = {"step": call.step, "tool": call.tool, "tool_use_id": call.tool_use_id, "attempt": attempt}
     key = f"retry:{call.tool_use_id}:{attempt}"
-    event(workspace, "agent.tool.retry", key, run_id=_run_id(), **told, delay_seconds=delay, why=why[:500])
+    event(workspace, "agent.tool.retry", key, run_id=_run_id(), **fields, delay_seconds=delay, why=reason[:500])
 
 
 def sound(outcome: ToolOutcome) -> ToolOutcome:
-    """What the run could not read back (lone surrogates, very deep nesting) would stop it for good."""
+    """Return the outcome, or an error if the run could not read it back (lone surrogates, very deep nesting)."""
     try:
         from_json(b"%b%b%b" % (b"[" * AROUND, to_json(outcome), b"]" * AROUND))
     except ValueError as error:
@@ -281,11 +282,11 @@ def sound(outcome: ToolOutcome) -> ToolOutcome:
 
 
 def bound_result(outcome: ToolOutcome) -> ToolOutcome:
-    """The same outcome, or one with the first `MAX_RESULT_BYTES` of a larger result as text."""
+    """Cut a result to its first `MAX_RESULT_BYTES`, as text; return a smaller outcome unchanged."""
     result = outcome.result
     try:
         data = result.encode(errors="surrogatepass") if isinstance(result, str) else to_json(result)
-    except ValueError:  # `sound` says so
+    except ValueError:  # `sound` reports it
         return outcome
     if len(data) <= MAX_RESULT_BYTES:
         return outcome
@@ -293,12 +294,12 @@ def bound_result(outcome: ToolOutcome) -> ToolOutcome:
 
 
 def drop_cut_end(outcome: ToolOutcome) -> ToolOutcome:
-    """Without its last characters, among which a cut may have left half of a secret."""
+    """Remove the last characters, which may contain half of a secret after the cut."""
     return outcome.model_copy(update={"result": outcome.result[:-CUT_MARGIN]})
 
 
 def cut_error(text: str) -> str:
-    """At most MOST_ERROR characters of it, with a mark that says how many are missing."""
+    """Return at most MOST_ERROR characters, with a note of how many are missing."""
     if len(text) <= MOST_ERROR:
         return text
     shown = MOST_ERROR - 60  # the mark is shorter
@@ -314,9 +315,9 @@ def is_large(outcome: ToolOutcome) -> bool:
 def fitted(
     outcome: ToolOutcome, call: ToolCall | LargeResult, workspace: Workspace, *, is_cut: bool = False
 ) -> ToolOutcome:
-    """A large result becomes an artifact and an excerpt of it; a large error is cut (A9).
+    """Store a large result as an artifact and keep an excerpt of it; cut a large error (A9).
 
-    The call has been made: a disk that takes no artifact costs the rest of the result, not the whole of it.
+    If the artifact cannot be written, the outcome still has the excerpt, since the call has been made.
     """
     if outcome.error is not None:
         error = outcome.error.model_copy(update={"message": cut_error(outcome.error.message)})

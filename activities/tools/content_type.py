@@ -1,4 +1,4 @@
-"""The suffix of a file by its content type."""
+"""File suffixes by content type."""
 
 _SUFFIXES = {
     "application/json": ".json",
@@ -20,7 +20,7 @@ _SUFFIXES = {
 
 
 def suffix_of(content_type: str) -> str:
-    """Return the suffix, with its dot: that of the type's family where the type is not known."""
+    """Return the suffix, with its dot: the one of the type's family if the type is not known."""
     media_type = content_type.partition(";")[0].strip().lower()
     return _SUFFIXES.get(media_type) or _suffix_of_family(media_type)
 

@@ -28,12 +28,12 @@ PORTS = {"http": 80, "https": 443}
 _MAY_PASS = {408, 425, 429}
 _GONE = {404, 410}
 _HOST = re.compile(rb"[A-Za-z0-9._:-]+")
-_MOST_HEADER = 200  # characters of what a server says that are told on
+_MOST_HEADER = 200  # characters of a header or an error of the server that are shown
 _MOST_URL = 300
 _HEADERS = {
     "user-agent": "Perdure (fetch tool)",
     "accept": "text/html, text/markdown, text/plain, application/json, */*;q=0.5",
-    "accept-encoding": "gzip",  # one layer of it is unpacked under a cap
+    "accept-encoding": "gzip",  # one layer is unpacked, under a limit
 }
 _DESCRIPTION = (
     "Fetch a public web page or text document by HTTP GET. HTML comes back as Markdown with absolute links, "
@@ -43,7 +43,7 @@ _DESCRIPTION = (
 
 
 class _Refused(Exception):
-    """The fetch ends here, for a reason that the model should read."""
+    """The fetch ends with an error for the model."""
 
     def __init__(self, kind: ToolFault, message: str) -> None:
         super().__init__(message)
@@ -60,12 +60,13 @@ class _Answer:
 
 
 class FetchTool:
-    """`allow_hosts` holds "host" and "host:port": there, private addresses are allowed, but no metadata service.
+    """The tool `fetch`.
 
-    `only_hosts` holds "host", "*.host" and "host:port": where it is not None, nothing but these and `allow_hosts` is
-    fetched. A port other than 80 and 443 must be named by one of the two; "host" in `allow_hosts` means all its ports.
+    `allow_hosts` holds "host" and "host:port", whose private addresses may be fetched, except metadata services.
+    `only_hosts` holds "host", "*.host" and "host:port"; if it is not None, only these and `allow_hosts` are fetched.
+    A port other than 80 and 443 must be in one of the two; "host" in `allow_hosts` allows all its ports.
 
-    `timeout` covers the whole call with its redirects; `max_bytes` the body once unpacked.
+    `timeout` covers the whole call with its redirects, `max_bytes` the unpacked body.
     """
 
     def __init__(
@@ -97,31 +98,31 @@ class FetchTool:
         )
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:  # noqa: ARG002 - needs none
-        asked = arguments["url"].strip()
+        address = arguments["url"].strip()
         seconds = self._timeout.total_seconds()
         try:
             async with asyncio.timeout(seconds):
-                answer = await self._get(asked)
+                answer = await self._get(address)
                 return await self._told(answer)
         except _Refused as refused:
             return failed(refused.kind, refused.message)
         except BlockedAddress as blocked:
-            return failed(ToolFault.blocked, f"{_brief(asked)}: {blocked}")
+            return failed(ToolFault.blocked, f"{_brief(address)}: {blocked}")
         except (TimeoutError, httpcore.TimeoutException):
-            message = f"no whole answer within {seconds:g} s: {_brief(asked)}"
+            message = f"no whole answer within {seconds:g} s: {_brief(address)}"
             raise TransientFailure(ToolFault.timeout, message) from None
         except (httpcore.NetworkError, httpcore.ProtocolError) as error:
             if isinstance(error.__cause__, ssl.SSLCertVerificationError):
                 reason = error.__cause__.verify_message
-                return failed(ToolFault.unreachable, f"the certificate is not trusted ({reason}): {_brief(asked)}")
-            message = f"cannot reach {_brief(asked)}: {_one_line(error)}"
+                return failed(ToolFault.unreachable, f"the certificate is not trusted ({reason}): {_brief(address)}")
+            message = f"cannot reach {_brief(address)}: {_one_line(error)}"
             raise TransientFailure(ToolFault.unreachable, message) from None
 
-    async def _get(self, asked: str) -> _Answer:
-        """Follows redirects by hand, so that each hop is looked at before it is taken."""
-        url = self._permitted(_checked(asked))
+    async def _get(self, address: str) -> _Answer:
+        """Return the response after redirects, each of which is checked before it is followed."""
+        url = self._permitted(_checked(address))
         timeouts = httpx.Timeout(self._timeout.total_seconds()).as_dict()
-        # No `httpx.AsyncClient`: it would log the URL, read the environment and judge redirects before us.
+        # No `httpx.AsyncClient`: it would log the URL, read the environment and handle redirects itself.
         async with GuardedTransport(self._tls, self._allow_hosts, self._resolver) as transport:
             for _ in range(MOST_REDIRECTS + 1):
                 request = httpx.Request("GET", url, headers=_HEADERS, extensions={"timeout": timeouts})
@@ -132,10 +133,9 @@ class FetchTool:
                 finally:
                     await response.aclose()
                 url = self._next_hop(url, response.headers["location"])
-        raise _Refused(ToolFault.http_error, f"more than {MOST_REDIRECTS} redirects: {_brief(asked)}")
+        raise _Refused(ToolFault.http_error, f"more than {MOST_REDIRECTS} redirects: {_brief(address)}")
 
     def _next_hop(self, url: httpx.URL, location: str) -> httpx.URL:
-        """A page leads to other pages, each looked at as if it had been asked for."""
         try:
             return self._permitted(_checked(urljoin(str(url), location)))
         except ValueError:
@@ -145,7 +145,7 @@ class FetchTool:
             raise _Refused(refused.kind, message) from None
 
     def _permitted(self, url: httpx.URL) -> httpx.URL:
-        """The same URL. Raises _Refused where the project's lists do not have its host, or its port."""
+        """Return the URL. Raises _Refused if the project's lists do not allow its host or port."""
         name, port = url.raw_host.decode().lower().rstrip("."), url.port or PORTS[url.scheme]
         if not self._allow_hosts.isdisjoint(spellings(name, port)):
             return url
@@ -180,10 +180,10 @@ class FetchTool:
         return _Answer(url, status, response.headers.get("content-type", "")[:_MOST_HEADER], body)
 
     async def _told(self, answer: _Answer) -> ToolOutcome:
-        # The parsers take a seventh of a second, for which no command should wait that fetches nothing.
+        # Importing the parsers takes a seventh of a second, which commands that fetch nothing should not pay.
         from activities.tools.html import Tangled, read_webpage
 
-        # A third of the time: where reading takes longer, the page is at fault, and asking again is no use.
+        # A third of the time: if reading takes longer, the page is the cause, and a retry would not help.
         patience = self._timeout / 3
         try:
             page = await asyncio.to_thread(read_webpage, answer.body, answer.content_type, str(answer.url), patience)
@@ -194,7 +194,7 @@ class FetchTool:
 
 
 def _listed_spellings(name: str, port: int) -> tuple[set[str], set[str]]:
-    """How `only_hosts` may write a host: with its port, and without."""
+    """Return the entries of `only_hosts` that match a host: with its port, and without."""
     bare = f"[{name}]" if ":" in name else name
     labels = name.split(".")
     hosts = {bare, *(f"*.{'.'.join(labels[at:])}" for at in range(1, len(labels)))}
@@ -202,7 +202,7 @@ def _listed_spellings(name: str, port: int) -> tuple[set[str], set[str]]:
 
 
 def _checked(text: str) -> httpx.URL:
-    """Only what plainly is http or https. The address behind it is checked when connecting."""
+    """Parse an http or https URL. Its address is checked on connect. Raises _Refused."""
     try:
         url = usable_url(text)
     except ValueError as error:
@@ -234,7 +234,7 @@ def _named(status: int) -> str:
 
 
 def _brief(text: str) -> str:
-    """A URL for a message of one line, without user name and password."""
+    """Return the URL for a one-line message, without user name and password."""
     bare = re.sub(r"//[^/?#]*@", "//", text[: 4 * _MOST_URL])
     line = "".join(character if character.isprintable() else "?" for character in bare)
     return line if len(line) <= _MOST_URL else line[:_MOST_URL] + "…"

@@ -11,15 +11,15 @@ from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
 from contracts.tool import Effect, ToolKind, ToolOutcome, ToolRoute, failed
 
-MOST_CHARACTERS = 16_000  # of one reading: even at four bytes each it stays below what becomes an artifact
-MOST_FILES = 1000  # of one listing
+MOST_CHARACTERS = 16_000  # of one read: even at four bytes each, below the size of an artifact
+MOST_FILES = 1000  # in one listing
 
 _TIMEOUT = timedelta(seconds=30)
 _PATH = {"type": "string", "minLength": 1, "description": "Relative to the workspace, such as artifacts/report.md"}
 
 
 class ReadFile:
-    """`read_file`: a stretch of a text file, counted in characters."""
+    """The tool `read_file`: part of a text file, counted in characters."""
 
     route = ToolRoute(name="read_file", kind=ToolKind.native, effect=Effect.read, timeout=_TIMEOUT)
     schema = ToolSchema(
@@ -51,7 +51,7 @@ class ReadFile:
 
 
 class WriteFile:
-    """`write_file`: replaces a file as a whole. The same call again leaves the same file, so it is `keyed`."""
+    """The tool `write_file`: replace a whole file. It is `keyed`, since a second call leaves the same file."""
 
     route = ToolRoute(name="write_file", kind=ToolKind.native, effect=Effect.keyed, timeout=_TIMEOUT)
     schema = ToolSchema(
@@ -82,7 +82,7 @@ class WriteFile:
 
 
 class ListFiles:
-    """`list_files`: one line a file, its size in bytes and its path."""
+    """The tool `list_files`: size in bytes and path, one line a file."""
 
     route = ToolRoute(name="list_files", kind=ToolKind.native, effect=Effect.read, timeout=_TIMEOUT)
     schema = ToolSchema(
@@ -120,10 +120,10 @@ def _read(workspace: Workspace, path: str, offset: int, limit: int) -> ToolOutco
 
 
 def _skip(file: TextIOWrapper, characters: int) -> int:
-    """Reads past that many characters, a bit at a time; returns how many there were."""
+    """Skip up to `characters` in bounded pieces, and return how many were skipped."""
     skipped = 0
-    while skipped < characters and (passed := file.read(min(characters - skipped, 1 << 20))):
-        skipped += len(passed)
+    while skipped < characters and (piece := file.read(min(characters - skipped, 1 << 20))):
+        skipped += len(piece)
     return skipped
 
 
@@ -134,7 +134,7 @@ def _write(workspace: Workspace, path: str, data: bytes) -> str:
 
 
 def _judged(path: str, error: OutsideWorkspace | OSError) -> ToolOutcome:
-    """What the model can mend goes to the model; what is the disk's fault may pass and is raised."""
+    """Return an error that the model can act on. Raises TransientFailure for an error of the disk."""
     match error:
         case OutsideWorkspace():
             return failed(ToolFault.blocked, str(error))
@@ -145,5 +145,5 @@ def _judged(path: str, error: OutsideWorkspace | OSError) -> ToolOutcome:
         case NotADirectoryError():
             return failed(ToolFault.invalid_arguments, f"a folder on the way to {path} is a file")
         case _:
-            # Only the reason: the message of an OSError also names the absolute path.
+            # Only the reason: the message of an OSError also contains the absolute path.
             raise TransientFailure(ToolFault.tool_error, f"{path}: {error.strerror or 'the disk failed'}")

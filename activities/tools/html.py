@@ -1,4 +1,4 @@
-"""What a fetched body says, as text a model can read. Markup is hostile: effort and output are bounded."""
+"""Convert a fetched body to text for a model. Markup may be hostile: CPU time and output are bounded."""
 
 import codecs
 import re
@@ -24,7 +24,7 @@ _UNSAID = {"", "application/octet-stream", "application/unknown", "binary/octet-
 _LOOKS_LIKE_HTML = re.compile(rb"\s*<(?:!doctype\s+html|html)\b", re.IGNORECASE)
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 _META_CHARSET = re.compile(rb"<meta\b[^<>]*?charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
-# Encodings of the web; some others that Python knows (punycode) take for ever on purpose-made input.
+# Web encodings only: some of Python's others (punycode) take very long on crafted input.
 _WEB_ENCODING = re.compile(r"(utf-(8|16|32)|cp\d|iso8859|iso2022|koi8|gb|big5|euc_|shift_|mac|hz|johab|tis)")
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -37,23 +37,23 @@ _UNREAD = ["script", "style", "noscript", "svg", "template", "title"]
 # markdownify's patterns take the square of a run's length.
 _LONG_BLANK = re.compile(r"[ \t\r\n\f\v]{64,}")
 _MOST_TITLE = 300
-_MOST_MUTE = 50  # images without a text alternative: that there are any is worth telling, each pixel is not
+_MOST_MUTE = 50  # images without a text alternative; the model need not see every pixel
 
 
 class Tangled(Exception):
-    """The markup takes more effort than a page is worth."""
+    """The markup takes too much CPU time or output."""
 
 
 @dataclass(frozen=True)
 class Webpage:
-    """`text` is None for what is not text. `title` is None where there is none."""
+    """A page as text. Not every page has a title, and not every body is text."""
 
     title: str | None
     text: str | None
 
 
 def read_webpage(body: bytes, content_type: str, url: str, patience: timedelta) -> Webpage:
-    """HTML as Markdown with absolute links, other text as it is.
+    """Convert HTML to Markdown with absolute links; return other text unchanged.
 
     Blocks for up to `patience` of CPU time, then raises `Tangled`.
     """
@@ -68,7 +68,7 @@ def read_webpage(body: bytes, content_type: str, url: str, patience: timedelta) 
 
 
 def _decoded(body: bytes, media_type: str, declared: str | None) -> str | None:
-    """The text, by byte order mark, header, meta tag, else UTF-8; None if it is none."""
+    """Decode a text body by byte order mark, header or meta tag, else as UTF-8."""
     if media_type not in _UNSAID and not _TEXT_TYPES.fullmatch(media_type):
         return None
     mark = next((encoding for mark, encoding in _MARKS if body.startswith(mark)), None)
@@ -95,7 +95,7 @@ def _web_encoding(name: str | None) -> str | None:
 
 
 class _Effort:
-    """CPU time of this thread, so that a busy machine does not make a good page a tangled one."""
+    """A limit on CPU time of this thread, so that a busy machine does not fail a good page."""
 
     def __init__(self, patience: timedelta) -> None:
         self._end = time.thread_time() + patience.total_seconds()
@@ -110,8 +110,8 @@ class _Reader:
         self._effort = _Effort(patience)
 
     def read(self, html: str, url: str) -> Webpage:
-        # No processing instructions: bs4 warns of those it takes for XML. A file, not a string: bs4 also
-        # warns of strings that look like an address.
+        # Processing instructions are removed since bs4 warns about them as XML. A file, not a string: bs4 also
+        # warns about strings that look like an address.
         soup = _Soup(StringIO(re.sub(r"<\?(?:[^<>]*>)?", " ", html)), self._effort)
         title = " ".join(soup.title.get_text().split())[:_MOST_TITLE] if soup.title else ""
         self._tidy(soup, url)
@@ -125,7 +125,7 @@ class _Reader:
         return Webpage(title or None, re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip())
 
     def _tidy(self, soup: BeautifulSoup, url: str) -> None:
-        """Takes out what nobody reads, makes links absolute."""
+        """Remove unread elements and make links absolute."""
         for tag in self._each(soup, _UNREAD):
             tag.decompose()
         for tag in self._each(soup, ["td", "th"]):
@@ -141,7 +141,7 @@ class _Reader:
                 text.replace_with(_LONG_BLANK.sub(_shortened, text))
 
     def _tidy_images(self, soup: BeautifulSoup, start: str) -> None:
-        """Keeps those with a text alternative, and the first without; an empty one says: mere decoration."""
+        """Keep images with a text alternative and the first ones without; an empty alternative marks decoration."""
         mute = 0
         for tag in self._each(soup, ["img"]):
             _make_absolute(tag, "src", start)
@@ -157,12 +157,12 @@ class _Reader:
     def _each(self, soup: BeautifulSoup, names: list[str]) -> Iterator[Tag]:
         for tag in soup.find_all(names):
             self._effort.check()
-            if not tag.decomposed:  # with one around it
+            if not tag.decomposed:  # together with its parent
                 yield tag
 
 
 class _Soup(BeautifulSoup):
-    """Python's parser can take the square of the input's length; between its steps we can stop it."""
+    """A soup that checks the limit between parser steps, since the parser can take quadratic time."""
 
     def __init__(self, html: StringIO, effort: _Effort) -> None:
         self._effort = effort
@@ -182,7 +182,7 @@ class _Soup(BeautifulSoup):
 
 
 class _Converter(MarkdownConverter):
-    """`size` is the HTML's, in characters; Markdown that outgrows it comes from nesting, not from reading."""
+    """A converter with bounded output, which deep nesting can blow up. `size`: characters of the HTML."""
 
     def __init__(self, effort: _Effort, size: int) -> None:
         # Unescaped, names_like_this stay readable; without stripping, `pre` needs none of its slow patterns.
@@ -195,12 +195,12 @@ class _Converter(MarkdownConverter):
             table_infer_header=True,
         )
         self._effort = effort
-        self._most = 4 * size + 100_000
+        self._limit = 4 * size + 100_000
 
     def process_tag(self, node: Tag, parent_tags: set[str] | None = None) -> str:
         self._effort.check()
         text = str(super().process_tag(node, parent_tags=parent_tags))  # type: ignore[misc] # missing in the stub
-        if len(text) > self._most:
+        if len(text) > self._limit:
             raise Tangled
         return text
 
@@ -213,7 +213,7 @@ def _shortened(blank: re.Match[str]) -> str:
 
 
 def _joined(base: str, reference: str) -> str | None:
-    """The address a reference stands for; None for one nobody could follow."""
+    """Return the absolute address of a reference, if it can be followed."""
     with suppress(ValueError):
         address = urljoin(base, reference.strip())
         if not address.lower().startswith(("javascript:", "data:", "vbscript:")):

@@ -1,9 +1,9 @@
-"""The kind `http`: the tool request event is POSTed, and the answer is the result."""
+"""The kind `http`: POST the tool request event; the response is the result."""
 
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
@@ -27,7 +27,7 @@ PASSING = frozenset({408, 425, 429})  # and all of 5xx
 
 
 def asked(tool: str, arguments: dict[str, Any], context: CallContext) -> ToolRequestEvent:
-    """What is sent for a call that a worker makes."""
+    """Return the request event of a call."""
     payload = ToolRequestPayload(
         run_id=context.run_id,
         step=context.step,
@@ -38,38 +38,32 @@ def asked(tool: str, arguments: dict[str, Any], context: CallContext) -> ToolReq
     return request_event(payload, context.idempotency_key, context.nonce)
 
 
+@dataclass(eq=False, repr=False)
 class HttpTool:
-    """2xx is the result (JSON or text); timeouts, refused connections, 408, 425, 429 and 5xx pass; other 4xx go
-    to the model.
+    """A tool at a URL. A 2xx response is the result (JSON or text).
+
+    Timeouts, refused connections, 408, 425, 429 and 5xx are transient; the model sees any other status.
     """
 
-    def __init__(
-        self,
-        route: ToolRoute,
-        schema: ToolSchema,
-        url: str,
-        client: httpx.AsyncClient,
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> None:
-        self.route = route
-        self.schema = schema
-        self._url = url
-        self._client = client
-        self._headers = headers
+    route: ToolRoute
+    schema: ToolSchema
+    url: str
+    client: httpx.AsyncClient
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
         event = asked(self.route.name, arguments, context)
-        answer = await post(self._client, self._url, event, self.route.timeout.total_seconds(), self._headers)
+        answer = await post(self.client, self.url, event, self.route.timeout.total_seconds(), self.headers)
         if refusal := answer.refusal(self.route.name):
             return refusal
         if len(answer.body) <= SMALL_BYTES:
             return answer.to_outcome()
-        return await asyncio.to_thread(answer.to_outcome)  # to parse megabytes would hold up every other run
+        return await asyncio.to_thread(answer.to_outcome)  # parsing megabytes would block every other run
 
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """An answer of at most `MAX_RESULT_BYTES` + 1 bytes. `unreadable` says why its body could not be decoded."""
+    """A response of at most `MAX_RESULT_BYTES` + 1 bytes. `unreadable` is the reason if its body cannot be decoded."""
 
     status: int
     content_type: str
@@ -77,12 +71,12 @@ class HttpAnswer:
     unreadable: str = ""
 
     def refusal(self, tool: str) -> ToolOutcome | None:
-        """Return the error of an answer that is no success, or that cannot be read."""
+        """Return the error outcome of an unsuccessful or unreadable response."""
         if not 200 <= self.status < 300:
             return failed(ToolFault.http_error, f"{self.status} from {tool}: {self.excerpt()}")
         if self.unreadable:
-            told = f"the call was made, but the answer of {tool} cannot be read: {self.unreadable}"
-            return failed(ToolFault.http_error, told)
+            message = f"the call was made, but the answer of {tool} cannot be read: {self.unreadable}"
+            return failed(ToolFault.http_error, message)
         return None
 
     def to_outcome(self) -> ToolOutcome:
@@ -100,23 +94,21 @@ async def post(
     url: str,
     event: ToolRequestEvent,
     timeout: float,
-    headers: Mapping[str, str] = NO_HEADERS,
+    headers: Mapping[str, str],
 ) -> HttpAnswer:
-    """Sends the event, to `url` only. Raises TransientFailure where the call may be made again."""
+    """POST the event to `url`, without following redirects. Raises TransientFailure if the call may be retried."""
     own = {"idempotency-key": in_ascii(event.dedupe_key), "content-type": "application/json", **IDENTITY}
-    sent = {**headers, **own}
     tool = event.payload.tool
     try:
         async with (
-            asyncio.timeout(timeout),  # of the whole call; httpx counts from one byte to the next
+            asyncio.timeout(timeout),  # of the whole call; httpx's is from one byte to the next
             client.stream(
-                # A redirect is not followed: the headers are for this host alone.
                 "POST",
                 url,
                 content=event.model_dump_json(),
-                headers=sent,
+                headers={**headers, **own},
                 timeout=timeout,
-                follow_redirects=False,
+                follow_redirects=False,  # the headers are for this host only
             ) as response,
         ):
             answer = await _read(response)
@@ -125,13 +117,13 @@ async def post(
     except httpx.HTTPError as error:
         raise TransientFailure(ToolFault.unreachable, f"{tool} cannot be reached: {error}") from error
     if answer.status in PASSING or answer.status >= 500:
-        said = f"{answer.status} from {tool}: {answer.excerpt()}"
-        raise TransientFailure(ToolFault.http_error, said, retry_after(response.headers))
+        message = f"{answer.status} from {tool}: {answer.excerpt()}"
+        raise TransientFailure(ToolFault.http_error, message, retry_after(response.headers))
     return answer
 
 
 async def _read(response: httpx.Response) -> HttpAnswer:
-    """More than a small answer is read only while there is room for it in this worker."""
+    """Read the response. The part beyond `SMALL_BYTES` waits for a share of the worker's memory."""
     content_type = response.headers.get("content-type", "")
     body = bytearray()
     try:
@@ -147,5 +139,5 @@ async def _read(response: httpx.Response) -> HttpAnswer:
 
 
 def in_ascii(key: str) -> str:
-    """As a header takes it: percent-encoded, where a run's id has other letters."""
+    """Return the key as a header value: percent-encoded if it is not ASCII."""
     return key if key.isascii() else quote(key, safe="", errors="surrogatepass")

@@ -1,4 +1,4 @@
-"""What every tool looks like to the activity `call_tool`."""
+"""The interface between the activity `call_tool` and every tool."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from contracts.tool import Effect, ToolOutcome, ToolRoute
 
 @dataclass(frozen=True)
 class CallContext:
-    """What a tool may know of the call besides its arguments.
+    """The context of a call besides its arguments.
 
-    `idempotency_key` is the same on every attempt of the call, also after a crash. `accepts` is as in
-    `contracts.tool.ToolCall`, and so is `nonce`.
+    `idempotency_key` is the same on every attempt of the call, also after a crash. `accepts` and `nonce` are as in
+    `contracts.tool.ToolCall`.
     """
 
     run_id: str
@@ -28,7 +28,7 @@ class CallContext:
 
 
 class TransientFailure(Exception):
-    """The other side failed in a way that may pass. `retry_after`: seconds, capped, where it asked for a delay."""
+    """A failure that may pass. `retry_after`: the delay that the other side asked for, in seconds, capped."""
 
     def __init__(self, kind: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class TransientFailure(Exception):
 
 
 class Tool(Protocol):
-    """A permanent failure is returned (`contracts.tool.failed`), a passing one raised (`TransientFailure`)."""
+    """A tool. It returns permanent failures (`contracts.tool.failed`) and raises transient ones."""
 
     @property
     def route(self) -> ToolRoute: ...
@@ -50,16 +50,16 @@ class Tool(Protocol):
 
 
 class Guarded(ABC):
-    """A tool that must be looked at before its effect may begin.
+    """A tool with a check before its effect may begin.
 
-    A class, since to ask whether something keeps to a protocol takes its time, and each call asks.
+    An abstract class, since each call checks for it and `isinstance` of a protocol is slow.
     """
 
     @abstractmethod
     async def refusal(self, effect: Effect, accepts: str | None, timeout: timedelta) -> ToolOutcome | None:
-        """Why a call must not be made now; None where it may.
+        """Return an error outcome if the call must not be made now.
 
-        `effect` is what the run takes the tool for, and `accepts` as in `contracts.tool.ToolCall`.
+        `effect` is the tool's effect when the run began; `accepts` is as in `contracts.tool.ToolCall`.
 
-        Raises TransientFailure where that cannot be told, or not within `timeout`.
+        Raises TransientFailure if the check fails, or does not end within `timeout`.
         """

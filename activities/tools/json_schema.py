@@ -1,12 +1,12 @@
-"""The arguments of a call, as a model wrote them; and what is wrong with them, by the schema of its tool.
+"""Parsing of a call's arguments as a model wrote them, and validation against the tool's schema in bounded time.
 
-The schema may be a stranger's, and the arguments are a model's: a pattern may take years on the right text, and so may
-definitions that name each other twice; nothing else runs meanwhile. So patterns are matched by `regex`, which gives up
-in time, and each step into a schema looks at the clock.
+Schema and arguments are untrusted: a pattern can take years on a crafted text, and so can definitions that refer to
+each other twice, while the event loop is blocked. So patterns are matched by `regex`, which has a timeout, and each
+step into a schema checks the clock.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from time import thread_time
 from typing import Any
@@ -21,18 +21,18 @@ from referencing.exceptions import Unresolvable
 from contracts.models import AROUND, MOST_DEPTH, depth, replace_lone_escapes, replace_surrogates
 from contracts.strict_json import read_json
 
-_KINDS = ("type", "anyOf", "oneOf")  # the keywords that say which kinds of value are taken
-WITHIN = 1.0  # seconds of CPU for the arguments of a call; `regex` counts those of the whole process
+_KINDS = ("type", "anyOf", "oneOf")  # the keywords that restrict the type of a value
+WITHIN = 1.0  # seconds of CPU time for the arguments of a call; `regex` counts the time of the whole process
 
 _until: ContextVar[float] = ContextVar("_until")
 
 
 class NotApplicable(Exception):
-    """The schema itself cannot be applied. The message is a line."""
+    """The schema itself cannot be applied. The message is one line."""
 
 
 def schema_fault(schema: dict[str, Any]) -> str | None:
-    """Why it is no JSON Schema; None where it is one."""
+    """Return the reason why a schema is not a valid JSON Schema, if it is not."""
     try:
         Draft202012Validator.check_schema(schema)
     except (SchemaError, RecursionError) as error:
@@ -41,17 +41,16 @@ def schema_fault(schema: dict[str, Any]) -> str | None:
 
 
 def read_arguments(written: str) -> dict[str, Any]:
-    """A tool use's arguments. Raises ValueError for what is no JSON object, or none that history can hold.
+    """Parse a tool use's arguments. Raises ValueError if they are not a JSON object that history can hold.
 
-    NaN and very deep nesting are valid for some parsers, and would fail on their way to the run. Of a
-    name that is there twice, no two readers take the same. Half a surrogate pair becomes U+FFFD. Some models write
-    the object into a text: it is taken, since no tool takes a text.
+    NaN and very deep nesting, which some parsers accept, would fail on the way to the run; a repeated name is
+    ambiguous. A lone surrogate becomes U+FFFD. An object inside a JSON string is accepted: some models write that.
     """
     value = _read_bounded(written)
     if isinstance(value, str):
         value = _read_bounded(value)
     if not isinstance(value, dict):
-        raise ValueError("a JSON object is expected")  # noqa: TRY004 - callers tell all of these alike
+        raise ValueError("a JSON object is expected")  # noqa: TRY004 - callers handle all of these alike
     return value
 
 
@@ -66,21 +65,21 @@ class Arguments:
         self._validator = _Bounded(schema)
 
     def fault(self, arguments: dict[str, Any]) -> str | None:
-        """The worst of it, in a line: `where: what`. Raises NotApplicable."""
+        """Return the worst error, if any, as one line: `path: message`. Raises NotApplicable."""
         _until.set(thread_time() + WITHIN)
         try:
             wrong = best_match(self._validator.iter_errors(arguments))
         except (RecursionError, Unresolvable, regex.error, TimeoutError) as error:
-            # It refers to itself or to nothing, or has a pattern that is none, or that comes to no end.
+            # A reference without end or target, an invalid pattern, or no time left.
             raise NotApplicable(str(error).partition("\n")[0][:200] or type(error).__name__) from None
         if wrong is None:
             return None
         return f"{'/'.join(str(part) for part in wrong.absolute_path) or 'arguments'}: {wrong.message[:500]}"
 
     def read_written_values(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments with each object or list in place of a text that holds its JSON.
+        """Return the arguments with objects and lists parsed where a text holds their JSON.
 
-        Only where the schema wants an object or a list, and takes no text. What cannot be read stays as it is.
+        This applies only if the schema accepts an object or a list but no text. Unreadable text stays unchanged.
         """
         if not _holds_written_value(arguments):
             return arguments
@@ -92,19 +91,19 @@ class Arguments:
                 if value is not None:
                     _put(changed, list(wrong.absolute_path), value)
         except (RecursionError, Unresolvable, regex.error, TimeoutError):
-            return arguments  # `fault` says so
+            return arguments  # `fault` reports it
         return changed if depth(changed) <= MOST_DEPTH else arguments
 
     def _read_wanted(self, wrong: ValidationError) -> dict[str, Any] | list[Any] | None:
-        """Return the object or list that a refused text holds; None where the schema does not want it there."""
+        """Return the object or list that an invalid text holds, if the schema accepts it there."""
         if wrong.validator not in _KINDS or not wrong.absolute_path or not isinstance(wrong.instance, str):
             return None
         try:
             value = read_json(wrong.instance)
         except ValueError:
             return None
-        wanted = self._validator.evolve(schema={wrong.validator: wrong.validator_value})
-        return value if isinstance(value, dict | list) and wanted.is_valid(value) else None
+        expected = self._validator.evolve(schema={wrong.validator: wrong.validator_value})
+        return value if isinstance(value, dict | list) and expected.is_valid(value) else None
 
 
 def _holds_written_value(value: Any) -> bool:
@@ -131,10 +130,10 @@ def _look_at_the_clock() -> None:
 
 
 def _has(pattern: str, text: str) -> bool:
-    """Raises regex.error, TimeoutError."""
-    left = max(_until.get() - thread_time(), 0.001)
+    """Return True if the pattern matches in the text. Raises regex.error and TimeoutError."""
+    remaining = max(_until.get() - thread_time(), 0.001)
     try:
-        return regex.search(pattern, text, timeout=left, concurrent=True) is not None
+        return regex.search(pattern, text, timeout=remaining, concurrent=True) is not None
     except TimeoutError:
         raise TimeoutError(f"the pattern {pattern[:80]!r} takes too long on what was given") from None
 
@@ -162,14 +161,14 @@ def _others(validator: Any, others: Any, given: Any, schema: Mapping[str, Any]) 
         for name in extra:
             yield from validator.descend(given[name], others, path=name)
     elif not others and extra:
-        were = "was" if len(extra) == 1 else "were"
-        named = ", ".join(map(repr, extra))
-        yield ValidationError(f"Additional properties are not allowed ({named} {were} unexpected)")
+        verb = "was" if len(extra) == 1 else "were"
+        names = ", ".join(map(repr, extra))
+        yield ValidationError(f"Additional properties are not allowed ({names} {verb} unexpected)")
 
 
-def _unique(validator: Any, wanted: Any, given: Any, _: Any) -> Iterator[ValidationError]:
-    """In one pass: the library compares each with each where they cannot be sorted."""
-    if not wanted or not validator.is_type(given, "array"):
+def _unique(validator: Any, is_required: Any, given: Any, _: Any) -> Iterator[ValidationError]:
+    """Check uniqueness in one pass. The library compares all pairs if the items cannot be sorted."""
+    if not is_required or not validator.is_type(given, "array"):
         return
     seen = set()
     for item in given:
@@ -180,7 +179,7 @@ def _unique(validator: Any, wanted: Any, given: Any, _: Any) -> Iterator[Validat
 
 
 def _comparable(value: Any) -> Any:
-    """Equal to another where JSON Schema has them equal: 1 and 1.0 are, 1 and true are not."""
+    """Return a value that compares as JSON Schema requires: 1 equals 1.0, but not true."""
     if isinstance(value, dict):
         return dict, frozenset((name, _comparable(inner)) for name, inner in value.items())
     if isinstance(value, list):
@@ -188,65 +187,58 @@ def _comparable(value: Any) -> Any:
     return (bool, value) if isinstance(value, bool) else value
 
 
-def _unevaluated_names(validator: Any, others: Any, given: Any, _: Any) -> Iterator[ValidationError]:
-    if not validator.is_type(given, "object"):
-        return
-    known = set(_names_looked_at(validator, given))
-    inner = validator.evolve(schema=others)
-    if wrong := [name for name in given if name not in known and not inner.is_valid(given[name])]:
-        yield ValidationError(f"Unevaluated properties are not allowed ({', '.join(map(repr, wrong))})")
+def _no_unevaluated(kind: str, noun: str) -> Callable[[Any, Any, Any, Any], Iterator[ValidationError]]:
+    """Return the keyword `unevaluatedProperties` or `unevaluatedItems`. The library's uses `re`, in quadratic time."""
+
+    def check(validator: Any, _allowed: Any, given: Any, _: Any) -> Iterator[ValidationError]:
+        if not validator.is_type(given, kind):
+            return
+        known = set(_evaluated(validator, given))
+        if extra := [key for key, _ in _entries(given) if key not in known]:
+            shown = extra if isinstance(given, dict) else [given[at] for at in extra]
+            yield ValidationError(f"Unevaluated {noun} are not allowed ({', '.join(map(repr, shown))})")
+
+    return check
 
 
-def _unevaluated_items(validator: Any, _others: Any, given: Any, _: Any) -> Iterator[ValidationError]:
-    if not validator.is_type(given, "array"):
-        return
-    known = set(_items_looked_at(validator, given))
-    if wrong := [item for at, item in enumerate(given) if at not in known]:
-        yield ValidationError(f"Unevaluated items are not allowed ({', '.join(map(repr, wrong))})")
+def _entries(given: Any) -> Iterable[tuple[Any, Any]]:
+    return given.items() if isinstance(given, dict) else enumerate(given)
 
 
-def _names_looked_at(validator: Any, given: dict[str, Any]) -> Iterator[str]:
-    """The library's own goes by `re`, and what it finds is a list that it looks through for each name."""
+def _evaluated(validator: Any, given: Any) -> Iterator[Any]:
+    """Yield the names of an object, or the indexes of a list, that some keyword of the schema applies to."""
     schema = validator.schema
     if not isinstance(schema, dict):
         return
-    yield from schema.get("properties", {}).keys() & given.keys()
-    for pattern in schema.get("patternProperties", {}):
-        yield from (name for name in given if _has(pattern, name))
-    for keyword in ("additionalProperties", "unevaluatedProperties"):
+    if isinstance(given, dict):
+        yield from schema.get("properties", {}).keys() & given.keys()
+        for pattern in schema.get("patternProperties", {}):
+            yield from (name for name in given if _has(pattern, name))
+        keywords = ("additionalProperties", "unevaluatedProperties")
+    else:
+        yield from range(len(given) if "items" in schema else len(schema.get("prefixItems", ())))
+        keywords = ("contains", "unevaluatedItems")
+    for keyword in keywords:
         if keyword in schema:
             inner = validator.evolve(schema=schema[keyword])
-            yield from (name for name, value in given.items() if inner.is_valid(value))
+            yield from (key for key, value in _entries(given) if inner.is_valid(value))
     for part in _parts(validator, given):
-        yield from _names_looked_at(part, given)
-
-
-def _items_looked_at(validator: Any, given: list[Any]) -> Iterator[int]:
-    schema = validator.schema
-    if not isinstance(schema, dict):
-        return
-    yield from range(len(given) if "items" in schema else len(schema.get("prefixItems", ())))
-    for keyword in ("contains", "unevaluatedItems"):
-        if keyword in schema:
-            inner = validator.evolve(schema=schema[keyword])
-            yield from (at for at, item in enumerate(given) if inner.is_valid(item))
-    for part in _parts(validator, given):
-        yield from _items_looked_at(part, given)
+        yield from _evaluated(part, given)
 
 
 def _parts(validator: Any, given: Any) -> Iterator[Any]:
-    """The validators of what a schema says of the same value elsewhere, as far as it holds."""
+    """Yield the validators of the subschemas that apply to the same value and accept it."""
     schema = validator.schema
     for keyword in ("$ref", "$dynamicRef"):
         if keyword in schema:
-            found = validator._resolver.lookup(schema[keyword])  # noqa: SLF001 - the library's keywords do so
-            yield validator.evolve(schema=found.contents, _resolver=found.resolver)
+            target = validator._resolver.lookup(schema[keyword])  # noqa: SLF001 - as the library's keywords do
+            yield validator.evolve(schema=target.contents, _resolver=target.resolver)
     parts = [part for keyword in ("allOf", "anyOf", "oneOf") for part in schema.get(keyword, ())]
     if isinstance(given, dict):
         parts += [part for name, part in schema.get("dependentSchemas", {}).items() if name in given]
     if "if" in schema:
-        is_so = validator.evolve(schema=schema["if"]).is_valid(given)
-        parts += [schema[each] for each in (("if", "then") if is_so else ("else",)) if each in schema]
+        holds = validator.evolve(schema=schema["if"]).is_valid(given)
+        parts += [schema[branch] for branch in (("if", "then") if holds else ("else",)) if branch in schema]
     yield from filter(lambda part: part.is_valid(given), (validator.evolve(schema=part) for part in parts))
 
 
@@ -257,20 +249,20 @@ _Bounded: Any = extend(  # type: ignore[no-untyped-call]
         "patternProperties": _named_alike,
         "additionalProperties": _others,
         "uniqueItems": _unique,
-        "unevaluatedProperties": _unevaluated_names,
-        "unevaluatedItems": _unevaluated_items,
+        "unevaluatedProperties": _no_unevaluated("object", "properties"),
+        "unevaluatedItems": _no_unevaluated("array", "items"),
     },
 )
 
 
 def _evolved(validator: Any, *, schema: Any, _resolver: Any = None) -> Any:
-    """The validator of a part; the library goes into each by this. It is one of ours, whatever `$schema` it names."""
+    """Return the validator of a subschema; the library calls this for each. It ignores the subschema's `$schema`."""
     _look_at_the_clock()
-    return _Bounded(schema, _resolver=_resolver or validator._resolver)  # noqa: SLF001 - as its own does
+    return _Bounded(schema, _resolver=_resolver or validator._resolver)  # noqa: SLF001 - as the library's own does
 
 
 def _looking(errors_of: Callable[[Any, Any], Iterator[ValidationError]]) -> Callable[[Any, Any], Any]:
-    """One validator may be asked about each item of a long list."""
+    """Wrap `iter_errors` with a check of the clock: one validator may check each item of a long list."""
 
     def iter_errors(validator: Any, given: Any) -> Iterator[ValidationError]:
         _look_at_the_clock()

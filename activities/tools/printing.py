@@ -1,4 +1,4 @@
-"""Whether a tool of this process speaks just now: what it prints is not the command's output."""
+"""A flag that is set while a tool runs in this process, so that its prints are not taken for command output."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ def is_in_tool() -> bool:
 
 @contextmanager
 def in_tool() -> Iterator[None]:
-    """While the block runs, and in tasks that it starts."""
+    """Set the flag in the block and in tasks that it starts."""
     token = _IN_TOOL.set(True)
     try:
         yield

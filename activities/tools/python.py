@@ -1,4 +1,4 @@
-"""The kind `python`: a typed function with a docstring; its schema is derived from both."""
+"""The kind `python`: a typed function with a docstring, from which the schema is derived."""
 
 import asyncio
 import importlib
@@ -24,26 +24,25 @@ from contracts.tool import MAX_RESULT_BYTES, ToolOutcome, ToolRoute, failed
 from decisions.errors import fault_line
 
 MAY_PASS = (ConnectionError, TimeoutError, httpx.TransportError)
-NEVER_SENT = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)  # another attempt would be as wrong
-MOST_THREADS = 32  # calls of one plain function at the same time
-KEY_PARAMETER = "idempotency_key"  # a function that declares it is given the call's key
+NEVER_SENT = (httpx.UnsupportedProtocol, httpx.LocalProtocolError)  # a retry would fail in the same way
+MOST_THREADS = 32  # concurrent calls of one plain function
+KEY_PARAMETER = "idempotency_key"  # a function that declares it gets the call's key
 
 
 class BadTarget(ValueError):
-    """`target` does not name a function that can be a tool. The message says what is wrong."""
+    """`target` does not name a function that can be a tool. The message gives the reason."""
 
 
 class PythonTool:
-    """Calls `target` ("package.module:function"); a plain function runs in a thread, a coroutine on the loop.
+    """Calls `target` ("package.module:function"): a plain function in a thread, a coroutine on the loop.
 
-    `MAY_PASS` counts as passing, unless the request itself was wrong (`NEVER_SENT`); every other exception, of whatever
-    kind, goes to the model.
+    `MAY_PASS` exceptions are transient, except `NEVER_SENT`; the model sees every other exception.
     """
 
     def __init__(self, route: ToolRoute, target: str, description: str | None = None) -> None:
         self.route = route
         self._function = load(target)
-        # Of its own: calls that hang must not take the threads in which the runtime writes its files.
+        # A pool of its own: calls that hang must not take the threads in which the runtime writes its files.
         self._threads = ThreadPoolExecutor(MOST_THREADS, f"tool-{route.name}")
         parameters = _parameters(self._function, target)
         self._takes_key = KEY_PARAMETER in parameters
@@ -55,12 +54,12 @@ class PythonTool:
                 raise BadTarget(f"{target}: parameter {name!r} needs a type, and a name that a model can use")
             fields[name] = (parameter.annotation, ... if parameter.default is parameter.empty else parameter.default)
         self._arguments = _model(f"{route.name}_arguments", fields, target)
-        told = description or inspect.getdoc(self._function)
-        if not told:
+        text = description or inspect.getdoc(self._function)
+        if not text:
             raise BadTarget(f"{target}: needs a docstring, or a `description` in perdure.toml")
         schema = self._arguments.model_json_schema()
         schema.pop("title", None)
-        self.schema = ToolSchema(name=route.name, description=told, input_schema=schema)
+        self.schema = ToolSchema(name=route.name, description=text, input_schema=schema)
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
         try:
@@ -83,25 +82,25 @@ class PythonTool:
             return failed(ToolFault.tool_error, f"the call was made, but what it returned is no usable JSON: {reason}")
 
     async def _result(self, values: dict[str, Any]) -> Any:
-        """What the function returns, awaited where it must be, or `_Raised`."""
+        """Call the function and await its result if needed. Return the result, or `_Raised`."""
         call = partial(_caught, partial(self._function, **values))
         if inspect.iscoroutinefunction(self._function):
             result = call()
         else:
             in_context = partial(copy_context().run, call)
             result = await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
-        if not inspect.isawaitable(result):  # as of a plain function around a coroutine
+        if not inspect.isawaitable(result):  # a plain function may return a coroutine
             return result
         try:
             return await result
-        except (asyncio.CancelledError, GeneratorExit):  # the call is to end, and this is no word of the function
+        except (asyncio.CancelledError, GeneratorExit):  # the call is being ended; the function did not fail
             raise
         except BaseException as error:  # noqa: BLE001 - as in `_caught`
             return _Raised(error)
 
 
 def _to_outcome(result: Any) -> ToolOutcome:
-    """The JSON of what a function returned. Of a large result only the text of its first part. Raises ValueError."""
+    """Convert a returned value to JSON; of a large one, keep the text of its first part. Raises ValueError."""
     data = to_json(replace_surrogates(result), fallback=str)
     if len(data) <= MAX_RESULT_BYTES:
         return ToolOutcome(result=from_json(data))
@@ -115,23 +114,23 @@ class _Raised:
 
 
 def _caught(call: Callable[[], Any]) -> Any:
-    """What it returns, or `_Raised`: no future takes a StopIteration, and no worker ends because a function says so."""
+    """Return the result, or `_Raised`: a future cannot hold StopIteration, and SystemExit must not end the worker."""
     try:
         return call()
-    except BaseException as error:  # noqa: BLE001 - whatever the user's function raises is judged by `_judged`
+    except BaseException as error:  # noqa: BLE001 - `_judged` handles any exception of the user's function
         return _Raised(error)
 
 
 def _judged(error: BaseException) -> ToolOutcome:
-    """What the model is told. Raises TransientFailure for what may pass."""
-    told = f"{type(error).__name__}: {error}"
+    """Return the error for the model. Raises TransientFailure if it is transient."""
+    message = f"{type(error).__name__}: {error}"
     if _may_pass(error):
-        raise TransientFailure(ToolFault.unreachable, told) from error
-    return failed(ToolFault.tool_error, told)
+        raise TransientFailure(ToolFault.unreachable, message) from error
+    return failed(ToolFault.tool_error, message)
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Of a group, that each of its errors may."""
+    """Return True if the error is transient; for a group, if all its errors are."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(_may_pass, error.exceptions))
     return isinstance(error, MAY_PASS) and not isinstance(error, NEVER_SENT)
@@ -145,7 +144,7 @@ _UNNAMED = (
 
 
 def load(target: str) -> Callable[..., Any]:
-    """The function that "package.module:function" names. Raises BadTarget."""
+    """Import the function that "package.module:function" names. Raises BadTarget."""
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise BadTarget(f'{target!r}: expected "package.module:function"')

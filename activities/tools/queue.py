@@ -1,6 +1,7 @@
-"""The kind `queue`: the workflow schedules the activity of another worker; here is what happens to a large result."""
+"""The kind `queue`: the workflow schedules another worker's activity; this module stores its large results."""
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 from temporalio import activity
@@ -16,12 +17,12 @@ from contracts.tool import LargeResult, ToolOutcome, ToolRoute
 from decisions.ids import run_id_of
 
 
+@dataclass(eq=False, repr=False)
 class QueueTool:
-    """Offers the tool. Its calls never come here."""
+    """Offers the tool; the workflow makes its calls."""
 
-    def __init__(self, route: ToolRoute, schema: ToolSchema) -> None:
-        self.route = route
-        self.schema = schema
+    route: ToolRoute
+    schema: ToolSchema
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:  # noqa: ARG002 - a tool's
         raise AssertionError(f"{self.route.name} is called by the workflow")
@@ -34,7 +35,7 @@ class QueueResults:
 
     @activity.defn
     async def keep_result(self, large: LargeResult) -> ToolOutcome:
-        """Makes an artifact of the result that the run holds, and gives an excerpt of it."""
+        """Store the result that the run holds as an artifact, and return an excerpt."""
         info = activity.info()
         async with beating(lambda: {"step": large.step, "tool": large.tool}):
             run = self._client.get_workflow_handle(info.workflow_id or "", run_id=info.workflow_run_id)

@@ -1,4 +1,4 @@
-"""Bounds the bytes of large results that a worker holds at the same time.
+"""A bound on the bytes of large results that a worker holds at the same time.
 
 A call reads up to `SMALL_BYTES` of a result freely. Before it reads more it takes one share, which has room for the
 largest result (`contracts.tool.MAX_RESULT_BYTES`), and returns it when the call ends. A call takes one share at most,
@@ -40,7 +40,7 @@ class ResultBudget:
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
-        """One tool call: what it takes with `take_share` is free again when the block ends."""
+        """Scope of one tool call: the share it takes with `take_share` is released when the block ends."""
         share = _Share(self._shares)
         token = _share.set(share)
         try:
@@ -51,13 +51,13 @@ class ResultBudget:
 
 
 async def take_share() -> None:
-    """Waits until the current call may hold a large result. Outside of a call there is no limit."""
+    """Wait until the current call may hold a large result. Outside of a call there is no limit."""
     if (share := _share.get()) is not None:
         await share.take()
 
 
 def is_small(value: Any, limit: int = SMALL_BYTES) -> bool:
-    """Whether a result is plainly small. Stops counting at `limit`, so it costs little whatever the result is."""
+    """Return True if a result is clearly small. Counting stops at `limit`, so it is cheap for any result."""
     stack, size = [value], 0
     while stack and size <= limit:
         item = stack.pop()

@@ -1,11 +1,12 @@
-"""The kind `signal`: the request is handed out, and the result comes back as the signal `tool_result`."""
+"""The kind `signal`: the request is sent out, and the result arrives as the signal `tool_result`."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-from activities.tools.http import NO_HEADERS, asked, post
+from activities.tools.http import asked, post
 from activities.tools.interface import CallContext
 from contracts.agent import ToolSchema
 from contracts.failures import ToolFault
@@ -14,29 +15,22 @@ from contracts.tool import ToolOutcome, ToolRoute, failed
 HAND_OUT_TIMEOUT = 30.0  # seconds; the route's own timeout is how long the run waits for the result
 
 
+@dataclass(eq=False, repr=False)
 class SignalTool:
-    """With a `url` the request event is POSTed there; without one, whoever does the work reads it from the run."""
+    """A tool whose result arrives by signal. The request is POSTed to `url`, if any, else read from the run."""
 
-    def __init__(
-        self,
-        route: ToolRoute,
-        schema: ToolSchema,
-        url: str | None,
-        client: httpx.AsyncClient,
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> None:
-        self.route = route
-        self.schema = schema
-        self._url = url
-        self._client = client
-        self._headers = headers
+    route: ToolRoute
+    schema: ToolSchema
+    url: str | None
+    client: httpx.AsyncClient
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     async def run(self, arguments: dict[str, Any], context: CallContext) -> ToolOutcome:
-        """Hands the request out. The outcome only says whether that worked."""
-        if self._url is None:
+        """Send the request. The outcome only reports whether that worked."""
+        if self.url is None:
             return ToolOutcome(result="waiting for the result")
         event = asked(self.route.name, arguments, context)
-        answer = await post(self._client, self._url, event, HAND_OUT_TIMEOUT, self._headers)
+        answer = await post(self.client, self.url, event, HAND_OUT_TIMEOUT, self.headers)
         if not 200 <= answer.status < 300:
             return failed(ToolFault.http_error, f"{answer.status} from {self.route.name}: {answer.excerpt()}")
         return ToolOutcome(result="handed out")

@@ -1,4 +1,4 @@
-"""What a mailbox orders the bridges of a folder to do, and what they answer (C2 to C5)."""
+"""Tasks that a mailbox gives to the bridges of a folder, and their results (C2 to C5)."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -10,23 +10,23 @@ from contracts.models import Value, sparse
 
 
 class OrderKind(StrEnum):
-    """What a bridge can be ordered to do. Each may be done again, and is then the same as once."""
+    """The kind of a bridge's task. All are idempotent."""
 
-    take = "take"  # ack CONSUMED, then hand it to its lane; a reply, to the delegation that waits for it
-    write_state = "write_state"  # task_state_….json, as the letter's transitions have it
-    finish = "finish"  # ack and state, the reply, the file to .processed/ or, where it failed, to .deadletter/
-    skip = "skip"  # a file that brings nothing new: told in the ack of its message, to .processed/
-    resend = "resend"  # as `skip`, and the reply of the task's run is written again
-    bury = "bury"  # a file that is no message: to .deadletter/, with the reason beside it
-    restore = "restore"  # out of .deadletter/, to where new files come
-    dispatch = "dispatch"  # a subtask for a peer that lives outside, as a file for it
-    withdraw = "withdraw"  # that file is taken back, if it is still there
+    take = "take"  # ack CONSUMED, then submit to its lane, or a reply to the delegation that waits for it
+    write_state = "write_state"  # write the transitions to task_state_….json
+    finish = "finish"  # write ack, state and reply; move the file to .processed/ or, on failure, .deadletter/
+    skip = "skip"  # a duplicate file: note it in the message's ack, move it to .processed/
+    resend = "resend"  # as `skip`, and write the reply of the task's run again
+    bury = "bury"  # not a message: move it to .deadletter/, with the reason in a second file
+    restore = "restore"  # move it from .deadletter/ back to the new files
+    dispatch = "dispatch"  # write a subtask for a peer that lives outside
+    withdraw = "withdraw"  # remove that file if it still exists
 
 
 class Order(Value):
-    """`why` is the reason of a `bury`, or the details of a `skip`. `run_id` of a `resend` is the run that did it.
+    """A task for a bridge. `why` is the reason of a `bury`, or the details of a `skip`; `run_id` is for `resend`.
 
-    A `skip` without details tells nothing: its message has had its end, and only the file is still there.
+    A `skip` without details writes no ack: its message has ended, and only the file remains.
     """
 
     kind: OrderKind
@@ -46,14 +46,14 @@ class CarryRequest(Value):
 
 
 class Done(Value):
-    """What came of an order.
+    """The result of a bridge's task.
 
-    `run_id`: of a `take`, the run that its lane starts. `is_blocked`: that run asks a person for an input first.
-    `ending`: of a `take`, that it is over already (a reply; a file that is gone or changed); of a `finish`, how it
-    ended in the end; of a `dispatch`, that nobody waits for the reply any more. `again`: of a `finish`, the run failed
-    before it did anything, and may be tried again. `at`: of a `take`, when the folder was told that the run has begun,
-    or is blocked; None: it was not, and that is ordered. `later`: it could not be done now; it is ordered again after
-    a pause, and holds up nothing else. So is a `take` with neither a run nor an ending.
+    - `run_id`: for `take`, the run that the lane starts. `is_blocked`: that run first asks a person for an input.
+    - `ending`: for `take`, the message has already ended (a reply; a file that is gone or changed); for `finish`, the
+      final end; for `dispatch`, the reply is no longer awaited.
+    - `again`: for `finish`, the run failed before it did anything, and may be retried.
+    - `at`: for `take`, the time when RUNNING or BLOCKED was written to the folder; None: it is still to be written.
+    - `later`: the task could not be done now and is repeated after a pause. So is a `take` without run and ending.
     """
 
     run_id: str | None = None
@@ -65,6 +65,6 @@ class Done(Value):
 
 
 class Carried(Value):
-    """The answer of `carry`: one for each order, in their order."""
+    """The answer of `carry`: the results, in the order of the tasks."""
 
     done: tuple[Done, ...]

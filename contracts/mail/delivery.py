@@ -1,4 +1,4 @@
-"""A message in hand: where it is on its way, and how it ends (C5, C8)."""
+"""An admitted message: its stage, its transitions and its end (C5, C8)."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -8,7 +8,7 @@ from contracts.models import Value, sparse
 
 
 class Ack(StrEnum):
-    consumed = "CONSUMED"  # before anything is done about it
+    consumed = "CONSUMED"  # before any work is done
     succeeded = "SUCCEEDED"
     failed = "FAILED"
 
@@ -27,18 +27,18 @@ class Transition(Value):
 
 
 class Stage(StrEnum):
-    """Where a message is on its way."""
+    """The stage of a message."""
 
-    blocked = "blocked"  # its inputs are not there
+    blocked = "blocked"  # its inputs are missing
     admitted = "admitted"  # it waits to be taken
     running = "running"  # its run has begun
-    ending = "ending"  # what became of it is to be told
+    ending = "ending"  # its result is still to be written
     outgoing = "outgoing"  # a dispatch that is not in the folder yet
-    sent = "sent"  # and one that is: a reply is awaited
+    sent = "sent"  # a dispatch that waits for its reply
 
 
 class LetterEnding(Value):
-    """How a letter ends. `fault` is the type of a failure; `details` are for the ack, and for people."""
+    """The end of a message. `fault` is the type of a failure; `details` are for the ack and for people."""
 
     ack: Literal[Ack.succeeded, Ack.failed]
     details: str
@@ -46,12 +46,11 @@ class LetterEnding(Value):
 
 
 class Letter(Value):
-    """A message in hand. `key` is a digest of its id and hash, `task` of its plan, task and subtask.
+    """An admitted message. `key` is a digest of its id and hash, `task` of its plan, task and subtask.
 
-    `attempt` counts the runs of it. Of a dispatch to a peer that lives outside, `delegation` is the workflow that
-    waits for the reply; it has no file of its own in `.pending/`. `size` is in bytes, as the mailbox carries it;
-    `untold` says that the folder does not have its state yet, `looks` how often nothing was seen of the run's end,
-    and `tries` how often what is due could not be done.
+    `attempt` counts its runs. A dispatch to a peer that lives outside has no file in `.pending/`; `delegation` is the
+    workflow that waits for the reply. `size` is its size in bytes in the mailbox's state. `untold`: the state file is
+    out of date. `looks` counts the checks that found the run still open, `tries` the failed attempts at what is due.
     """
 
     key: str

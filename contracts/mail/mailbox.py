@@ -1,7 +1,7 @@
-"""What a mailbox is told by its bridges and by lanes, what it keeps, and what it shows (C1 to C8, D2).
+"""A mailbox's requests from bridges and lanes, its state and its views (C1 to C8, D2).
 
-A bridge stands between a folder and the mailbox. The message itself stays in its file: the mailbox knows its head, and
-the bridge that carries out an order reads the rest.
+A bridge connects a folder to the mailbox. The mailbox knows only the head of a message; bridges read the body from its
+file.
 """
 
 from datetime import datetime
@@ -23,8 +23,8 @@ MOST_FILE_NAME = 255
 class Delivery(Edge):
     """A file that a bridge has claimed: `file` in the `.pending/` of folder `plan`.
 
-    `head` is None where it is no message, and `fault` says why. `missing` names the inputs that are not there yet,
-    `undecided` those of which several files would do and a person has to say which.
+    `head` is None if it is not a message; `fault` is the reason. `missing` names the missing inputs, `undecided` the
+    inputs that match several files, between which a person chooses.
     """
 
     file: str = Field(min_length=1, max_length=MOST_FILE_NAME)
@@ -37,29 +37,29 @@ class Delivery(Edge):
 
 
 class DeliverRequest(Edge):
-    """The body of the update `deliver`. `folder` is the id of the bridge's folder; without deliveries it attaches."""
+    """The body of the update `deliver`. `folder` is the id of the bridge's folder; no deliveries: attach only."""
 
     folder: Name
     deliveries: tuple[Delivery, ...] = Field(default=(), max_length=MOST_DELIVERIES)
 
 
 class Verdict(StrEnum):
-    """What a mailbox makes of a delivery. What becomes of the file is ordered, whatever the verdict."""
+    """The verdict on a delivery. Every verdict leads to a task for the file."""
 
     admitted = "admitted"
-    known = "known"  # this very file is in hand
-    duplicate = "duplicate"  # of a message that is, or was
-    blocked = "blocked"  # its inputs are not there yet: deliver it again when they are
-    task_in_progress = "task_in_progress"  # another message about a task that is in hand
-    task_done = "task_done"  # and about one that is done: its result is sent again
-    dead = "dead"  # it is no message
-    full = "full"  # later: it is not in hand
+    known = "known"  # this file is already admitted
+    duplicate = "duplicate"  # of an open or ended message
+    blocked = "blocked"  # inputs are missing: deliver it again when they exist
+    task_in_progress = "task_in_progress"  # another message for a task in progress
+    task_done = "task_done"  # another message for a finished task, whose result is sent again
+    dead = "dead"  # not a message
+    full = "full"  # not admitted; deliver it again later
 
 
 class Delivered(Value):
-    """The answer of `deliver`: a verdict for each delivery, in their order. `open` counts the messages in hand.
+    """The answer of `deliver`: a verdict for each delivery, in order. `open` counts the admitted messages.
 
-    `mailbox` is the run id of its first execution: of one that has another, nothing is known that was delivered before.
+    `mailbox` is the run id of the first execution; a mailbox with another one does not know earlier deliveries.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -68,7 +68,7 @@ class Delivered(Value):
 
 
 class TurnEnded(Edge):
-    """The body of the signal `turn_ended`, by which a lane tells a mailbox how its request ended."""
+    """The body of the signal `turn_ended`: a lane reports the end of the mailbox's request."""
 
     request_id: str = Field(max_length=1000)
     run_id: str = Field(max_length=1000)
@@ -76,20 +76,20 @@ class TurnEnded(Edge):
 
 
 class InputPicked(Edge):
-    """The body of the signal `input_picked`: a person has said which file it is, and the run goes on."""
+    """The body of the signal `input_picked`: a person has chosen the file, and the run continues."""
 
     key: str
 
 
 class GiveUp(Edge):
-    """The body of the signal `give_up`: a person does not want this message to be waited for any more."""
+    """The body of the signal `give_up`: stop waiting for this message, on a person's request."""
 
     message_id: Name
     by: str | None = Field(default=None, max_length=200)
 
 
 class Redeliver(Edge):
-    """The body of the signal `redeliver`: the dead letters of this message, or this file, or all where neither is."""
+    """The body of the signal `redeliver`: the dead letters of this message or file; with neither, all."""
 
     message_id: Name | None = None
     file: str | None = Field(default=None, max_length=MOST_FILE_NAME)
@@ -97,7 +97,7 @@ class Redeliver(Edge):
 
 
 class DeadLetter(Value):
-    """`message_id` and `key` are empty for what was no message."""
+    """A dead letter. `message_id` and `key` are empty if it was not a message."""
 
     file: str
     plan: str
@@ -111,12 +111,12 @@ class DeadLetter(Value):
 
 
 class _Memory(Value):
-    """It is written as its first field alone where the others say nothing."""
+    """The base class: written as its first field alone if the others have their defaults."""
 
     @model_serializer(mode="wrap")
     def _written(self, write: SerializerFunctionWrapHandler) -> Any:
-        told = write(self)
-        return told if len(told) > 1 else next(iter(told.values()))
+        fields = write(self)
+        return fields if len(fields) > 1 else next(iter(fields.values()))
 
     @model_validator(mode="before")
     @classmethod
@@ -125,9 +125,9 @@ class _Memory(Value):
 
 
 class TaskMemory(_Memory):
-    """What is remembered of a task that is done: the message that asked for it, and the run that did it.
+    """The record of a finished task: its message and its run.
 
-    `run_id` is None where it follows from the message: it is that of its request in the lane of the task.
+    `run_id` is None if it is that of the message's request in the lane of the task.
     """
 
     key: str
@@ -136,9 +136,7 @@ class TaskMemory(_Memory):
 
 
 class Seen(_Memory):
-    """What is remembered of a message: a short digest of where it lay, and its attempts; `again`: it may come once
-    more.
-    """
+    """The record of a message: a short digest of its path, and its attempts. `again`: it may be delivered again."""
 
     file: str
     attempt: int = sparse(1)
@@ -146,16 +144,16 @@ class Seen(_Memory):
 
 
 class MailboxState(Value):
-    """All that a mailbox knows, which is also what it carries over continue-as-new.
+    """The state of a mailbox, carried over continue-as-new.
 
-    `seen` is by the beginning of a key and `tasks` by that of a task digest, the oldest first; `orders`, about files
-    that are no letters (any more), wait to be carried out, by folder in their order; what is to be done about a letter,
-    its stage says. `served` has digests of the plans and tasks that were taken from, the latest last.
+    The keys of `seen` are prefixes of message keys, those of `tasks` prefixes of task digests, the oldest first.
+    `orders` are pending tasks for files without an admitted message, in order by folder; the stage of an admitted
+    message determines its next task. `served` has digests of the plans and tasks that were served, the latest last.
     """
 
     type: Literal["mailbox.continue"] = "mailbox.continue"
     agent: str
-    folder: str | None = None  # of the bridge that came last
+    folder: str | None = None  # of the last bridge to attach
     letters: tuple[Letter, ...] = ()
     orders: tuple[Order, ...] = ()
     served: tuple[str, ...] = ()
@@ -170,20 +168,20 @@ class MailboxState(Value):
 
 
 class MailboxStart(Edge):
-    """The input of `Mailbox`. The agent, if given, must be that of the workflow id."""
+    """The input of `Mailbox`. If set, the agent must match the workflow id."""
 
     agent: Name | None = None
 
 
 class AckView(Value):
-    """A message as the query `acks` tells of it. `ack` is None while it is blocked, or waits to be consumed."""
+    """A message in the answer of the query `acks`. `ack` is unset while it is blocked or waits to be consumed."""
 
     key: str
     message_id: str
     plan_id: str
     task_id: str
     subtask_id: str | None = None
-    stage: Stage | None = None  # None: it is over
+    stage: Stage | None = None  # None: it has ended
     state: TaskState | None = None
     ack: Ack | None = None
     details: str = ""
@@ -193,7 +191,7 @@ class AckView(Value):
 
 
 class MailboxView(Value):
-    """The answer of the query `acks`: the messages in hand, and the latest that are over."""
+    """The answer of the query `acks`: the open messages, and the latest ended ones."""
 
     agent: str
     open: tuple[AckView, ...]
@@ -201,7 +199,7 @@ class MailboxView(Value):
     accepted: int
     skipped: int
     failed: int
-    orders: int  # that no bridge has carried out yet
+    orders: int  # tasks that no bridge has done yet
     notices: tuple[str, ...]
 
 
@@ -213,6 +211,6 @@ class LookRequest(Value):
 
 
 class Looked(Value):
-    """How each has ended; None: it is open, or its lane has not started it yet. Without run and lane it was dropped."""
+    """The ends of the runs, unset for runs that are open or not started yet. `dropped`: neither run nor lane exists."""
 
     ends: tuple[TurnEnd | None, ...]

@@ -1,6 +1,6 @@
 """A message as a file: Markdown with front matter, or JSON (C1, C7, D1, D2).
 
-In JSON the work or the result is the member `body`.
+In JSON, the member `body` holds the work or the result.
 """
 
 from enum import StrEnum
@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 
 from contracts.models import Edge
 
-MOST_MESSAGE = 256 * 1024  # bytes of a file; more goes into an input beside it
+MOST_MESSAGE = 256 * 1024  # bytes of a file; more belongs into an input
 MOST_NAME = 200  # characters of an id
 MOST_INPUTS = 20
 
@@ -19,55 +19,55 @@ InputName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class PickPolicy(StrEnum):
-    """Which file is an input where several match. Without one a person is asked."""
+    """The choice among several files that match an input. Without a policy a person is asked."""
 
     first = "first"  # by name
-    latest = "latest"  # by the time of its arrival, or of its last change
-    unique = "unique"  # none: that there are several is an error
+    latest = "latest"  # by arrival or last change
+    unique = "unique"  # several matches are an error
 
 
 class InputWanted(Edge):
-    """An input of a task: the file below the folder's `inputs/` that `match`, a pattern as in `*.csv`, fits."""
+    """An input of a task: a file below the folder's `inputs/`."""
 
     name: InputName
-    """By which the run finds it."""
+    """The input's name in the run."""
     match: str = Field(min_length=1, max_length=500)
-    """The pattern of a file below `inputs/`, like `*.csv`."""
+    """The pattern of a file below `inputs/`, such as `*.csv`."""
 
 
 class _Head(Edge):
-    """What every message says of itself. `idempotency_key` is kept, and decides nothing."""
+    """The fields of every message."""
 
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
 
     message_id: Name
-    """By which, and the content, a message that comes again is known."""
+    """Identifies the message, together with its content, so that a repeat has no effect."""
     plan_id: Name
-    """The folder that the file lies in."""
+    """The folder of the file."""
     task_id: Name
-    """Of the work, within its plan."""
+    """The id of the task within its plan."""
     subtask_id: Name | None = None
-    """Of a part of it."""
+    """The id of a part of the task."""
     sender: Name = Field(alias="from")
-    """Who wrote it."""
+    """The author."""
     to: Name | None = None
-    """For whom it is."""
+    """The addressee."""
     idempotency_key: Name | None = None
-    """Kept, and decides nothing."""
+    """Stored, not interpreted."""
 
 
 class TaskHead(_Head):
-    """Work to do. The body says what."""
+    """A task, described in the body."""
 
     type: Literal["task"]
     inputs: tuple[InputWanted, ...] = Field(default=(), max_length=MOST_INPUTS)
-    """Files that the work needs."""
+    """The files that the task needs."""
     wait_for_inputs: bool = True
-    """Whether it waits for them; else it fails where one is not there."""
+    """`true`: wait for missing inputs. `false`: fail."""
     pick_policy: PickPolicy | None = None
-    """Which file is an input where several match; without one a person is asked."""
+    """The choice among several matching files. Without it a person is asked."""
     expected_output: str | None = Field(default=None, max_length=2000)
-    """What should come of it, in words."""
+    """The expected result, in words."""
 
 
 class ReplyStatus(StrEnum):
@@ -76,17 +76,17 @@ class ReplyStatus(StrEnum):
 
 
 class ReplyHead(_Head):
-    """What became of a task. The body is the result, or why there is none."""
+    """The reply to a task. The body is the result, or the reason for its absence."""
 
     type: Literal["reply"]
     status: ReplyStatus
-    """How the task ended."""
+    """The end of the task."""
     in_reply_to: Name | None = None
     """The `message_id` of the task."""
     run_id: str | None = Field(default=None, max_length=1000)
-    """The run that did it."""
+    """The run of the task."""
     artifacts: tuple[str, ...] = Field(default=(), max_length=200)
-    """Files beside the reply."""
+    """Files in the folder of the reply."""
 
 
 MessageHead = Annotated[TaskHead | ReplyHead, Field(discriminator="type")]

@@ -1,4 +1,4 @@
-"""What delegations, mailboxes and peers that live outside exchange: a subtask, and its reply (D6)."""
+"""Subtasks for peers that live outside, and their replies (D6)."""
 
 from enum import StrEnum
 
@@ -7,7 +7,7 @@ from contracts.models import Edge, Value
 
 
 class Dispatch(Edge):
-    """The body of the signals `dispatch` and `withdraw`: a subtask for the agent whose mailbox this is."""
+    """The body of the signals `dispatch` and `withdraw`: a subtask for the mailbox's agent."""
 
     delegation: str
     plan_id: str
@@ -17,7 +17,7 @@ class Dispatch(Edge):
 
 
 class MailDispatch(Value):
-    """The input of the activity `dispatch_mail`: for the mailbox of `agent`, or taken back from it."""
+    """The input of the activity `dispatch_mail`: send to the mailbox of `agent`, or withdraw."""
 
     agent: str
     dispatch: Dispatch
@@ -25,7 +25,7 @@ class MailDispatch(Value):
 
 
 class MailReply(Edge):
-    """The body of the update `reply` of a `Delegation`. `mailbox` is the agent in whose mailbox the reply came."""
+    """The body of the update `reply` of a `Delegation`. `mailbox` is the agent whose mailbox received the reply."""
 
     mailbox: str
     sender: str
@@ -42,7 +42,7 @@ class MessageQuery(Edge):
 
 
 class ReplyVerdict(StrEnum):
-    """What a `Delegation` makes of a reply. Where there is none of it any more, the reply is an orphan as well."""
+    """The verdict of a `Delegation` on a reply. A reply to a delegation that no longer exists is an orphan too."""
 
     resolved = "RESOLVED"
     already_done = "ALREADY_DONE"

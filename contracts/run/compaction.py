@@ -1,4 +1,4 @@
-"""How full the model's window is, and what was done about it (B4, B5)."""
+"""The model's window and the recoveries when it is full (B4, B5)."""
 
 from datetime import timedelta
 from enum import StrEnum
@@ -10,10 +10,10 @@ from contracts.run.turn import Usage
 
 
 class ContextFull(Value):
-    """What `plan` and `reflect` bring back instead of a reply: the conversation wants to be shorter first.
+    """A result of `plan` and `reflect` in place of a reply: the conversation must be shortened first.
 
-    `tokens` is an estimate, `window` what the model takes. `was_refused` says that the provider refused it; otherwise
-    the model was not asked.
+    `tokens` is an estimate, `window` the model's limit. `was_refused`: the provider refused the request; if False, the
+    model was not asked.
     """
 
     tokens: int
@@ -23,7 +23,7 @@ class ContextFull(Value):
 
 
 class Recovery(StrEnum):
-    """The rungs."""
+    """The recoveries, in order."""
 
     compact = "compact"
     prune = "prune"
@@ -31,7 +31,7 @@ class Recovery(StrEnum):
 
 
 class Recoveries(Value):
-    """What was done so far, and at which turn."""
+    """The recoveries so far, with the turns of the latest ones."""
 
     used: int = 0
     compacted_at: int | None = None
@@ -39,10 +39,10 @@ class Recoveries(Value):
 
 
 class SummaryRequest(Value):
-    """The input of the activity `summarize`: a cursor, and how many messages stay as they are.
+    """The input of the activity `summarize`: a cursor, and the number of messages to keep.
 
-    `window` is the model's, where the provider has told it. `timeout` is how long the summarising model's server may be
-    silent, `limit` how long its reply may take in all.
+    `window` is the model's, if the provider reported it. `timeout` bounds the silence of the summary model's server,
+    `limit` its whole reply.
     """
 
     length: int
@@ -57,11 +57,11 @@ class SummaryRequest(Value):
 
 
 class Summary(Value):
-    """What stands for the parts before `tail`. `pins` are the parts whose results are quoted beside it, each of them
-    cut to `pin_bytes` bytes; results in the tail are cut to `cut` bytes, if that is set.
+    """A summary of the parts before `tail`. The results of the parts `pins` are quoted after it, each truncated to
+    `pin_bytes` bytes; results in the tail are truncated to `cut` bytes, if set.
 
-    `model` is empty where no model wrote it and the old messages were cut down instead. Tokens are estimates. Without
-    anything before the tail nothing was done, and `tail` is 0.
+    `model` is empty if the old messages were pruned without a model. Tokens are estimates. `tail` is 0 if there was
+    nothing to summarize.
     """
 
     text: str

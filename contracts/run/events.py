@@ -1,4 +1,4 @@
-"""The agentic.* events, field for field as their source (RFC-103) has them (A6)."""
+"""The agentic.* events, field for field as in their source, RFC-103 (A6)."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -8,22 +8,22 @@ from pydantic import Field, ValidationInfo, field_validator
 from contracts.conversation import MAX_ID_LENGTH, Choice, Headers
 from contracts.delegation import Assignment, Share
 from contracts.models import Edge, JsonResult, Value, sparse
-from contracts.run.limits import LimitOverrides, limits_in
+from contracts.run.limits import Context, LimitOverrides
 from contracts.sender import Sender
 from contracts.tool import ToolError
 
 
 class StartPayload(Edge):
-    """`context` is free-form; `max_steps`, `max_reframes` and `max_turns` in it are limits of this run."""
+    """The payload of `agentic.start`."""
 
     goal: str = Field(min_length=1, max_length=200_000)
-    """What to do, in words."""
-    context: dict[str, Any] = Field(default_factory=dict)
-    """Free-form, and told to the agent. Names of limits in it are limits of this run."""
+    """The task, in words."""
+    context: Context = Field(default_factory=dict)
+    """Free-form data for the agent. Keys named like limits set limits of this run."""
     agent: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
-    """Who does it; the agent `default` where it is left out."""
+    """The agent to run; by default `default`."""
     conversation_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
-    """Shown as `ConversationId`. It opens no lane: submit a request for that."""
+    """Shown as `ConversationId`. It opens no lane; submit a request for that."""
     limits: LimitOverrides = LimitOverrides()
     """Limits of this run."""
 
@@ -34,12 +34,6 @@ class StartPayload(Edge):
             raise ValueError("the goal is empty")
         return goal
 
-    @field_validator("context")
-    @classmethod
-    def _limits_are_usable(cls, context: dict[str, Any]) -> dict[str, Any]:
-        limits_in(context)
-        return context
-
 
 class StartEvent(Edge):
     """The input of `AgentRun`."""
@@ -47,45 +41,44 @@ class StartEvent(Edge):
     type: Literal["agentic.start"]
     payload: StartPayload
     dedupe_key: str | None = Field(default=None, min_length=1, max_length=1000)
-    """Two starts with one key are one run. It counts where the run has no id of its own."""
+    """Two starts with the same key are one run. Used only if the run has no id of its own."""
     sender: Sender | None = sparse(None)
-    """Where it came in. Perdure's doors set it."""
+    """The entry point that it came through. Set by Perdure."""
 
 
 class ResumePayload(Edge):
-    """Without `step`: go on with a failed or timed-out run. With it: fork any run after that step."""
+    """The payload of `agentic.resume`: resume a failed or timed-out run, or fork any run after `step`."""
 
     run_id: str = Field(min_length=1, max_length=1000)
-    """The run to go on from."""
+    """The run to resume or fork."""
     step: int | None = Field(default=None, ge=0)
-    """Fork the run after this step, 0 being its start; without it, a failed run is resumed."""
+    """The step after which to fork, 0 being the start. Without it, a failed run is resumed."""
     say: str | None = Field(default=None, min_length=1, max_length=200_000)
-    """Told to the agent of a fork."""
+    """A message to the agent of a fork."""
 
     @field_validator("say")
     @classmethod
     def _is_said_to_a_fork(cls, say: str | None, info: ValidationInfo) -> str | None:
         if say is not None and info.data.get("step") is None:
-            raise ValueError("only a fork can be told something: give a step")
+            raise ValueError("only a fork takes a message: give a step")
         return say
 
 
 class ResumeEvent(Edge):
-    """The input of an `AgentRun` that goes on from another run."""
+    """The input of an `AgentRun` that resumes or forks another run."""
 
     type: Literal["agentic.resume"]
     payload: ResumePayload
     sender: Sender | None = sparse(None)
-    """Where it came in. Perdure's doors set it."""
+    """The entry point that it came through. Set by Perdure."""
 
 
 class BeginEvent(Value):
     """The input of an `AgentRun` that another workflow starts.
 
-    Of a turn of a conversation: `headers` are its request's, `brief` goes beside the system prompt, `after` names the
-    turns whose conversation it goes on with, the latest first, `forget` those that it leaves out of it, and `raw` is
-    the sender's own; of one that resumes a follow-up, `share` is what is left of its budget. Of a subtask: its
-    `assignment`. The work begins once a person has made each of the `choices`.
+    A turn of a conversation has the request's `headers` and `raw`, a `brief` for the system prompt, in `after` the
+    turns that it continues, the latest first, and in `forget` the turns to leave out. `share` is the remaining budget
+    of a follow-up that it resumes. A subtask has an `assignment`. A person makes the `choices` before work begins.
     """
 
     type: Literal["agentic.begin"]
@@ -104,19 +97,19 @@ class BeginEvent(Value):
 
 class ToolRequestPayload(Value):
     run_id: str
-    """Of the run that asks."""
+    """The run that makes the call."""
     step: int
-    """Of the call; counted from 1."""
+    """The step of the call, from 1."""
     tool: str
     tool_command: str = "handle"
     """Always `handle`."""
     tool_payload: dict[str, Any]
-    """The arguments, as the model wrote them."""
+    """The arguments from the model."""
     requested_at: datetime
 
 
 class ToolRequestEvent(Value):
-    """What a tool outside receives. `type` is `agentic.tool_request.<tool>`.
+    """The request to an external tool.
 
     The model's arguments stay inside `tool_payload`, so they cannot overwrite `run_id`, `step`, `tool` or
     `tool_command` (A12).
@@ -126,25 +119,25 @@ class ToolRequestEvent(Value):
     """`agentic.tool_request.<tool>`."""
     payload: ToolRequestPayload
     dedupe_key: str
-    """The same on every attempt of a call: what comes again with it was asked already."""
+    """Identifies the call: every attempt has the same key, so that a repeat can be ignored."""
     nonce: str | None = sparse(None)
-    """Of the kind `signal`: the result must bring it back at the gateway. Nobody else can know it."""
+    """For kind `signal`: a secret that must come back with the result at the gateway."""
 
 
 class ToolResultPayload(Edge):
     run_id: str
-    """As the request had it."""
+    """As in the request."""
     step: int
-    """As the request had it."""
+    """As in the request."""
     tool: str
-    """As the request had it."""
+    """As in the request."""
     status: Literal["ok", "error"]
     result: JsonResult = None
-    """With `ok`; at most 512 KiB as JSON. More than 64 KiB becomes an artifact with an excerpt."""
+    """For `ok`: up to 512 KiB of JSON. Above 64 KiB it becomes an artifact with an excerpt."""
     error: ToolError | None = None
-    """With `error`."""
+    """For `error`."""
     completed_at: datetime | None = None
-    """When the tool was done. With it, a result that is sent twice is not taken for that of a later attempt."""
+    """The end of the tool's work. It prevents a repeated result from counting for a later attempt."""
 
 
 class ToolResultEvent(Edge):
@@ -153,24 +146,24 @@ class ToolResultEvent(Edge):
     type: Literal["agentic.tool_result"] = "agentic.tool_result"
     payload: ToolResultPayload
     dedupe_key: str | None = None
-    """May be left out: a result counts once, by its step."""
+    """Optional: a result counts once for its step."""
     nonce: str | None = Field(default=None, max_length=200)
-    """As the request had it. The gateway takes no result without it; the signal does not look at it."""
+    """As in the request. The gateway requires it; the signal ignores it."""
     sender: Sender | None = sparse(None)
-    """Where it came in. Perdure's doors set it."""
+    """The entry point that it came through. Set by Perdure."""
 
 
 class CompletedPayload(Value):
     run_id: str
     goal: str
     outcome: str
-    """What was achieved."""
+    """The achieved result."""
     steps_taken: int
     """Tool calls."""
     artifacts: tuple[str, ...]
     """Deliverables, relative to the workspace of the run."""
     partial: bool = sparse(False)
-    """Delivered at the soft limit. Left out where it is not so."""
+    """`true` if delivered at the soft limit, else left out."""
 
 
 class CompletedEvent(Value):
@@ -184,13 +177,13 @@ class EscalatedPayload(Value):
     reason: str
     """One of the [reasons](failures.md#escalations)."""
     detail: str
-    """What happened, for a person."""
+    """An explanation for people."""
     steps_taken: int
     """Tool calls."""
     artifacts: tuple[str, ...]
-    """As of `agent.completed`."""
+    """As in `agent.completed`."""
     handoff: str
-    """How the work stands and what to do next, for who goes on with it."""
+    """The state of the work and the next steps, for the person who continues it."""
 
 
 class EscalatedEvent(Value):

@@ -1,4 +1,4 @@
-"""One run in one file, for an audit: what it was asked, said, called, cost and was told by people (`docs/audit.md`)."""
+"""One run in one file, for an audit: model turns, calls, costs and messages from people (`docs/audit.md`)."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -10,14 +10,14 @@ from contracts.run.transcript import Part
 from contracts.run.turn import Usage
 from contracts.sender import Sender, SentBy
 
-VERSION = 1  # grows when a field goes, or means something else; a new field alone is no new version
+VERSION = 1  # grows when a field is removed or changes its meaning, not when one is added
 
 
 class ExportedExecution(Value):
-    """One Temporal execution of the run: it continues as new when its history is long.
+    """One Temporal execution of the run, which continues as new when its history is long.
 
-    Each event is `{"id", "type", "at", "summary"?, …}`, with the attributes as Temporal's API names them, and payloads
-    decoded. Of the default values there, nothing is told.
+    Each event is `{"id", "type", "at", "summary"?, …}`, with attributes named as in Temporal's API and payloads
+    decoded. Default values are left out.
     """
 
     execution: str
@@ -25,7 +25,7 @@ class ExportedExecution(Value):
 
 
 class ExportedTurn(Value):
-    """One model call, or one summary. `failure` is why it brought no reply; `attempts` are those of its activity."""
+    """One model call, or one summary. `failure` is the reason for a missing reply; `attempts` are the activity's."""
 
     activity: str  # plan, reflect or summarize
     turn: int | None
@@ -36,14 +36,14 @@ class ExportedTurn(Value):
     model: str = ""
     stop_reason: str | None = None
     usage: Usage = Usage()
-    cost_usd: float | None = None  # None: the price is not known, or there was no reply
+    cost_usd: float | None = None  # None: no known price, or no reply
     duration_ms: int = 0
     definition: str = ""
     failure: str | None = None
 
 
 class ExportedAttempt(Value):
-    """One activity that made a call: with its retries it is one, and another where a person had it run again."""
+    """One activity of a call, with its retries. A call has another one if a person decided to run it again."""
 
     generation: int
     requested_at: datetime
@@ -56,9 +56,9 @@ class ExportedAttempt(Value):
 
 
 class ExportedCall(Value):
-    """One tool use. `made` is empty of a built-in, which the run decides by itself, and of a call that was not made.
+    """One tool use. `made` is empty for built-in tools, which need no activity, and for calls that were not made.
 
-    `digest` is what an approval is bound to. `shown` is what the model was shown as its result.
+    An approval is bound to `digest`. `shown` is the result as the model saw it.
     """
 
     tool_use_id: str
@@ -69,27 +69,27 @@ class ExportedCall(Value):
     arguments: Any
     digest: str
     made: tuple[ExportedAttempt, ...] = ()
-    from_outside: tuple[dict[str, Any], ...] = ()  # `agentic.tool_result` events for its step, and when they came
+    from_outside: tuple[dict[str, Any], ...] = ()  # `agentic.tool_result` events for its step, with times
     shown: Any = None
     is_error: bool | None = None
 
 
 class ExportedAnswer(Value):
-    """What a person sent while a question was open. `by` is as they called themselves, `identity` their client's."""
+    """A person's answer to an open question. `by` and the client's `identity` are self-declared."""
 
     at: datetime
     via: Literal["update", "signal"]
-    sender: Sender | None = None  # the door it came in by, as that door wrote it
+    sender: Sender | None = None  # the entry point, as recorded by Perdure
     by: str | None = None
     identity: str = ""
     decision: str | None = None
     text: str | None = None
     call: str | None = None
-    signature: str | None = None  # checked by the run where its state names `answer_keys`
+    signature: str | None = None  # checked by the run if its state has `answer_keys`
 
 
 class ExportedArrival(SentBy):
-    """Something that was sent to the run: its start, a signal, an update, or Temporal's own cancel."""
+    """A message to the run: its start, a signal, an update, or Temporal's own cancel."""
 
     at: datetime
     kind: Literal["start", "signal", "update", "cancel"]
@@ -97,20 +97,20 @@ class ExportedArrival(SentBy):
 
 
 class ExportedQuestion(Value):
-    """A question to a person. Of several signals the first that fits has answered it; an update was checked before.
+    """A question to a person. It was answered by an accepted update or the first matching signal.
 
-    `text` is the whole question where it is known, else as `WaitingFor` had it.
+    `text` is the whole question if known, else the text of `WaitingFor`.
     """
 
     id: str
     text: str
     asked_at: datetime
-    closed_at: datetime | None = None  # None: it is open, or the run ended with it
+    closed_at: datetime | None = None  # None: open, or open when the run ended
     answers: tuple[ExportedAnswer, ...] = ()
 
 
 class ExportedTranscript(Value):
-    """`complete` says that all parts are here, and that their hash chain ends in `head`."""
+    """The transcript. `complete`: all parts are present, and their hash chain ends in `head`."""
 
     length: int
     head: str
@@ -119,7 +119,7 @@ class ExportedTranscript(Value):
 
 
 class ExportedArtifact(Value):
-    """`content` is there of text up to 256 KiB."""
+    """A file of the run. `content` is set for text up to 256 KiB."""
 
     path: str
     size: int
@@ -128,7 +128,7 @@ class ExportedArtifact(Value):
 
 
 class Export(Value):
-    """`missing` says in a line each what could not be had, and why; whatever else is empty was empty."""
+    """One run. `missing` lists what could not be read, with reasons; other empty fields were empty in the run."""
 
     format: Literal["perdure.run"] = "perdure.run"
     version: int = VERSION

@@ -4,7 +4,7 @@ from contracts.models import Value
 
 
 class Journal(Value):
-    """The eight sections."""
+    """The eight sections of the journal."""
 
     objective: str = ""
     current_state: str = ""

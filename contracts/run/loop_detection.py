@@ -1,4 +1,4 @@
-"""A run that goes in circles: its latest calls, and what was seen in them (B3)."""
+"""Loop detection: a run's latest calls, and loops found in them (B3)."""
 
 from enum import StrEnum
 
@@ -11,7 +11,7 @@ class Tier(StrEnum):
 
 
 class Rung(StrEnum):
-    """What is done about it, one after the other."""
+    """The responses to a loop, in order."""
 
     nudge = "nudge"
     directive = "directive"  # with a forced tool
@@ -19,20 +19,20 @@ class Rung(StrEnum):
 
 
 class Made(Value):
-    """A call that was made, as far as the detector looks: digests of its arguments and of what it brought.
+    """A call as the detector sees it: digests of its arguments and result.
 
-    `result` is None where the call failed or brought nothing.
+    `result` is None if the call failed or returned nothing.
     """
 
     tool: str
     arguments: str
     result: str | None
-    is_new: bool  # it brought, or changed, something that the calls before it had not
+    is_new: bool  # it returned or changed something new
     pollable: bool = False
 
 
 class Thrash(Value):
-    """Literally seen: `count` of the last calls are alike. `is_barren` says that they brought nothing new."""
+    """A detected loop: `count` of the last calls are alike. `is_barren`: they returned nothing new."""
 
     tier: Tier
     tool: str

@@ -1,4 +1,4 @@
-"""What people send to a run: answers (`human_input`, `answer`) and cancel requests (`cancel`)."""
+"""Messages from people to a run: answers (`human_input`, `answer`) and cancel requests (`cancel`)."""
 
 from enum import StrEnum
 
@@ -9,48 +9,49 @@ from contracts.sender import Sender
 
 
 class Decision(StrEnum):
-    """What a person may decide. Which of these a question takes is in `decisions.run.question`."""
+    """A person's decision. `decisions.run.question` defines the decisions that each kind of question accepts."""
 
     approve = "approve"  # make this call
-    approve_tool = "approve_tool"  # this tool, for the rest of this run
-    deny = "deny"  # do not make it; the run goes on
-    run_again = "run_again"  # make the call again, though it may have happened
+    approve_tool = "approve_tool"  # allow this tool for the rest of the run
+    deny = "deny"  # do not make the call; the run continues
+    run_again = "run_again"  # make the call again, although it may have taken effect
     use_result = "use_result"  # the result is `text`
-    give_up = "give_up"  # the model is told that it may have happened
-    use_new = "use_new"  # go on with the new definition
-    keep_old = "keep_old"  # go on as the run began
-    proceed = "continue"  # go on as before
+    give_up = "give_up"  # the model learns that the call may have taken effect
+    use_new = "use_new"  # continue with the new definition
+    keep_old = "keep_old"  # continue with the old definition
+    proceed = "continue"  # continue as before
     stop = "stop"  # end the run
 
 
 class HumanInput(Edge):
     """The body of the signal `human_input` and of the update `answer`.
 
-    `question_id` and `call`, the digest of a call to approve, are optional: what they name must be what is open.
+    `question_id` and `call`, the digest of a call to approve, are optional: if given, they must match what is open. An
+    answer without either is for the question that is open when the run handles it: sent twice, it may answer two.
     """
 
     question_id: str | None = Field(default=None, max_length=200)
-    """If given, it must be the open one."""
+    """An open question; required if several are open."""
     call: str | None = Field(default=None, max_length=200)
-    """The digest of the call to approve; if given, it must be the one that is asked about."""
+    """The digest of the call to approve; optional. If set, it must match the question's."""
     text: str | None = Field(default=None, max_length=200_000)
-    """The answer; of a denial, the reason; with `use_result`, the result."""
+    """The answer, the reason for a denial, or the result for `use_result`."""
     decision: Decision | None = None
-    """What the [question](#decisions) takes."""
+    """A decision that the [question](#decisions) accepts."""
     by: str | None = Field(default=None, max_length=200)
-    """Who answers, as they say."""
+    """The person who answers, self-declared."""
     sender: Sender | None = sparse(None)
-    """Where it came in. Perdure's doors set it."""
+    """The entry point that it came through. Set by Perdure."""
     signature: str | None = Field(default=None, max_length=200, exclude_if=lambda signature: signature is None)
-    """`KEY:BASE64`, over all of this, the run and its execution. Needed where the run names `answer_keys`."""
+    """`KEY:BASE64`, over all fields, the run and its execution. Required if the run has `answer_keys`."""
 
 
 class CancelRequest(Edge):
-    """The body of the signal `cancel`; both fields may be left out, and so may the body."""
+    """The body of the signal `cancel`. The body and its fields are optional."""
 
     reason: str | None = Field(default=None, max_length=2000)
     """Shown with the run."""
     by: str | None = Field(default=None, max_length=200)
-    """Who asks, as they say."""
+    """The person who cancels, self-declared."""
     sender: Sender | None = sparse(None)
-    """Where it came in. Perdure's doors set it."""
+    """The entry point that it came through. Set by Perdure."""

@@ -1,4 +1,4 @@
-"""A run's state, which is also what it carries over continue-as-new, and the view that `state` answers."""
+"""A run's state, carried over continue-as-new, and the view that the query `state` returns."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -21,30 +21,30 @@ from contracts.tool import Effect, ToolKind, ToolOutcome, ToolTable
 
 
 class RunStatus(StrEnum):
-    queued = "queued"  # it has not begun
-    running = "running"  # a model turn or a call is under way, or is next
-    waiting_on_tool = "waiting_on_tool"  # a result is awaited from outside
+    queued = "queued"  # not begun
+    running = "running"  # a model turn or a call is running or next
+    waiting_on_tool = "waiting_on_tool"  # waits for a result from outside
     waiting_on_human = "waiting_on_human"  # a question is open
     completed = "completed"  # ended with an outcome
-    escalated = "escalated"  # ended: the task is given back to a person
-    cancelled = "cancelled"  # ended, as somebody asked
-    timed_out = "timed_out"  # ended at its hard limit; it can be resumed
-    failed = "failed"  # ended by a failure; it can be resumed
+    escalated = "escalated"  # ended: the task is handed back to a person
+    cancelled = "cancelled"  # ended on request
+    timed_out = "timed_out"  # ended at its hard limit; can be resumed
+    failed = "failed"  # ended by a failure; can be resumed
 
 
 class Pending(Value):
-    """A tool action that was issued and has no result yet (A3)."""
+    """An issued call without a result (A3)."""
 
     step: int
     tool: str
     since: datetime
     attempt: int = 1
-    outside: bool = False  # somebody else is at it, and the run waits for the result
-    handed_out: datetime | None = sparse(None)  # to whoever sends the result back as a signal
+    outside: bool = False  # executed outside; the run waits for the result
+    handed_out: datetime | None = sparse(None)  # when the request went to the tool that answers by signal
 
 
 class Call(Value):
-    """One tool use of the current turn. `step` is None where it takes none. `outcome` is None until settled."""
+    """One tool use of the current turn. `step` is unset for tools that take no step, `outcome` until it is settled."""
 
     tool_use_id: str
     tool: str
@@ -52,16 +52,16 @@ class Call(Value):
     effect: Effect
     step: int | None
     arguments: dict[str, Any]
-    # The digest of the call that a person approved: with other arguments the approval is void.
+    # The digest of the approved call: with other arguments the approval is void.
     approval: str | None = sparse(None)
-    # The digest of the tool's definition that a person accepted for it.
+    # The digest of the tool definition that a person accepted for this call.
     accepts: str | None = sparse(None)
     generation: int = 1  # grows when a person decides "run again"
     outcome: ToolOutcome | None = None
 
 
 class OutsideResult(Value):
-    """A result from outside that the run took: the digest of its content, and the nonce of its request."""
+    """An accepted result from outside: the digest of its content, and the nonce of its request."""
 
     step: int
     digest: str
@@ -69,24 +69,24 @@ class OutsideResult(Value):
 
 
 class Ending(Value):
-    """How the run ends: the terminal status, and what is said of it."""
+    """The end of a run: the terminal status and its explanation."""
 
     status: Literal[RunStatus.completed, RunStatus.escalated, RunStatus.failed, RunStatus.timed_out]
     text: str  # the outcome, or the detail of an escalation or failure
     reason: str = ""  # `Escalation` or `RunFailure`
-    is_partial: bool = False  # an outcome that was delivered because the time was used up
+    is_partial: bool = False  # the outcome was delivered because time was used up
 
 
 class Forced(Value):
-    """The next reply has to call this tool. With `asks`, the runtime asks the person itself where it does not."""
+    """A tool that the next reply must call. With `asks`, the runtime asks the person itself if the reply does not."""
 
     tool: str
     asks: QuestionKind | None = None
-    text: str = ""  # of that question
+    text: str = ""  # the text of that question
 
 
 class Inheritance(Value):
-    """Steps up to `through` were first made by the run `run_id`, under its keys and in its ledger."""
+    """Inherited steps: those up to `through` were made by the run `run_id`, under its keys and in its ledger."""
 
     run_id: str
     through: int
@@ -96,21 +96,21 @@ class Inheritance(Value):
 
 class RunState(Value):
     run_id: str
-    execution: str = ""  # what it began with (`ids.start_of`): another run may be started under the same id
-    key_id: str = sparse("")  # stands for `run_id` in keys and ids where an earlier run had the same id
+    execution: str = ""  # the first execution (`ids.start_of`): another run may have the same id
+    key_id: str = sparse("")  # replaces `run_id` in keys and ids if an earlier run had the same id
     goal: str
     agent: str
     context: dict[str, Any]
     conversation_id: str | None
-    is_turn: bool = sparse(False)  # of that conversation, by its lane
+    is_turn: bool = sparse(False)  # of that conversation, started by its lane
     headers: Headers = sparse(Headers())
-    sender: Sender | None = sparse(None)  # of its start, or of the request that it is a turn for
-    answer_keys: dict[str, str] = sparse({})  # public keys by id: only answers signed with one of them are taken
+    sender: Sender | None = sparse(None)  # of its start, or of the request of its turn
+    answer_keys: dict[str, str] = sparse({})  # public keys by id; only answers signed with one of them are accepted
     created_at: datetime
     updated_at: datetime
     limits: Limits
-    requested: dict[str, Any] = Field(default_factory=dict)  # the limits that the start event set
-    ceiling: dict[str, Any] = sparse({})  # the project's limits that these never exceed
+    requested: dict[str, Any] = Field(default_factory=dict)  # the limits set by the start event
+    ceiling: dict[str, Any] = sparse({})  # the project's limits that no run exceeds
     status: RunStatus = RunStatus.queued
     model: str = ""
     passed_over: tuple[PassedOver, ...] = sparse(())  # in the last turn
@@ -120,10 +120,10 @@ class RunState(Value):
     peers: tuple[str, ...] = sparse(())
     mailboxes: tuple[str, ...] = sparse(())  # peers that live outside
     assignment: Assignment | None = sparse(None)
-    delegated: Spent = sparse(Spent())  # what its subtasks have used
-    share: Share | None = sparse(None)  # of a run that resumes a follow-up: what was left of its chain's budget
-    follow_ups: int = sparse(0)  # that it has created
-    sessions: tuple[str, ...] = sparse(())  # conversations, beside its own, in which its follow-ups may resume
+    delegated: Spent = sparse(Spent())  # the usage of its subtasks
+    share: Share | None = sparse(None)  # for a run that resumes a follow-up: the remaining budget of its chain
+    follow_ups: int = sparse(0)  # created follow-ups
+    sessions: tuple[str, ...] = sparse(())  # other conversations in which its follow-ups may resume
     approved_tools: tuple[str, ...] = ()
     accepted: dict[str, str] = Field(default_factory=dict, exclude_if=lambda accepted: not accepted)  # tool: definition
     step: int = 0
@@ -131,44 +131,44 @@ class RunState(Value):
     reframes: int = 0
     questions: int = 0
     unusable_replies: int = 0  # in a row
-    active_ms: int = 0  # of the run's activities, as they report it: no waiting counts (B6)
-    is_closing: bool = False  # the soft limit is reached: the next turn is the last one
+    active_ms: int = 0  # reported by the run's activities, without waits (B6)
+    is_closing: bool = False  # the soft limit is reached: the next turn is the last
     recent: tuple[Made, ...] = ()  # the latest calls, oldest first
-    sighted: tuple[str, ...] = ()  # what the last turn looked like, of thrashes
-    rung: int = 0  # of the ladder out of a thrash; 0 is the floor
-    calm: int = 0  # calls since the last rung was climbed
+    sighted: tuple[str, ...] = ()  # loops detected in the last turn
+    rung: int = 0  # the response to the current loop; 0: none
+    calm: int = 0  # calls since the last escalation of the response
     forced: Forced | None = None
     recoveries: Recoveries = Recoveries()
-    window: int | None = None  # of the model, in tokens, where the provider has told it
+    window: int | None = None  # of the model, in tokens, if the provider reported it
     pending: tuple[Pending, ...] = ()
     calls: tuple[Call, ...] = ()
     question: Question | None = None
-    expired: str | None = sparse(None)  # the latest such question
+    expired: str | None = sparse(None)  # the latest expired question
     usage: Usage = Usage()
-    choices: tuple[Choice, ...] = sparse(())  # that a person has to make before the work begins
+    choices: tuple[Choice, ...] = sparse(())  # that a person makes before the work begins
     secret: str = sparse("")  # random, from `open_run`; the nonces of its requests derive from it
     results: tuple[OutsideResult, ...] = sparse(())  # from outside, the latest
-    steered: tuple[str, ...] = sparse(())  # request ids of what was said to it, the latest
-    last_call: int = sparse(0)  # tokens of the last turn, of a subtask
+    steered: tuple[str, ...] = sparse(())  # the latest request ids of messages to the run
+    last_call: int = sparse(0)  # in a subtask: tokens of the last turn
     cost_usd: float | None = 0.0  # None once a model without a known price was used
     artifacts: tuple[str, ...] = ()
     journal: Journal = Journal()
     plan: str = ""
     last_finding: str = ""
-    untold: tuple[dict[str, Any], ...] = ()  # events that the next activity writes into the trace
-    events: int = 0  # told so far
-    ignored: tuple[str, ...] = ()  # the latest signals that had no effect, and why
-    inherited: tuple[Inheritance, ...] = ()  # of a resumed or forked run, the eldest first
-    doubtful: tuple[str, ...] = ()  # tool uses that were in flight when the origin ended
-    interrupted: bool = False  # work was lost with a worker since the model was last asked
-    refused_definition: str | None = None  # a newer one, which a person decided against
+    untold: tuple[dict[str, Any], ...] = ()  # events that the next activity writes to the trace
+    events: int = 0  # the number of events so far
+    ignored: tuple[str, ...] = ()  # the latest signals that had no effect, with reasons
+    inherited: tuple[Inheritance, ...] = ()  # for a resumed or forked run, the oldest first
+    doubtful: tuple[str, ...] = ()  # tool uses in flight when the origin ended
+    interrupted: bool = False  # work was lost with a worker since the last model turn
+    refused_definition: str | None = None  # a newer definition that a person rejected
     ending: Ending | None = None
 
 
 class Continuation(Value):
     """The input of `AgentRun` after continue-as-new: the state, and the transcript by reference.
 
-    `said` is what its user said and no model call has taken in yet.
+    `said` holds user messages that no model call has seen yet.
     """
 
     type: Literal["agentic.continue"] = "agentic.continue"
@@ -178,9 +178,9 @@ class Continuation(Value):
 
 
 class InheritRequest(Value):
-    """The input of the activity `inherit`: continue `run_id`, or fork it after `step`, and `say` something more.
+    """The input of the activity `inherit`: resume `run_id`, or fork it after `step` with the message `say`.
 
-    `execution` is the heir's, as in `RunState`.
+    `execution` is the new run's, as in `RunState`.
     """
 
     run_id: str
@@ -190,16 +190,16 @@ class InheritRequest(Value):
 
 
 class Inherited(Value):
-    """What a run begins with that goes on from another one's state and conversation."""
+    """The state and conversation that a resumed or forked run begins with."""
 
     state: RunState
     segments: tuple[Segment, ...] = Field(min_length=1)
 
 
 class Snapshot(Value):
-    """The answer of the query `snapshot`: all that decides how the run goes on, but the conversation itself.
+    """The answer of the query `snapshot`: the whole state of the run, except the conversation itself.
 
-    `calls` is how many the turn has in all: `state` holds as many of them as one answer takes.
+    `calls` is the number of calls in the turn; `state` holds as many of them as fit one answer.
     """
 
     state: RunState
@@ -210,7 +210,7 @@ class Snapshot(Value):
 
 
 class SnapshotQuery(Edge):
-    """The optional argument of the query `snapshot`, `{"from": 12}`: the first call that `state` is to hold."""
+    """The optional argument of the query `snapshot`, `{"from": 12}`: the first call in `state`."""
 
     model_config = ConfigDict(validate_by_name=True)
 
@@ -232,7 +232,7 @@ class PendingView(Value):
     since: datetime
     attempt: int
     nonce: str | None = sparse(None)
-    """What the result must bring back at the gateway, where the request is sent nowhere and is read here."""
+    """The nonce that must come back with the result at the gateway, if the request is not POSTed."""
 
 
 class RunView(Value):
@@ -253,29 +253,29 @@ class RunView(Value):
     pending: tuple[PendingView, ...]  # calls without a result
     completed_steps: tuple[int, ...]
     workspace: str
-    resumable: bool  # an open run goes on wherever a worker is, from what history holds; `perdure resume` is for others
-    resume_from: str | None  # the step it would go on from
+    resumable: bool  # it ended and can be resumed; open runs continue by themselves
+    resume_from: str | None  # the step to resume from
     artifacts: tuple[str, ...]  # relative to the workspace
     question: QuestionView | None
     usage: Usage
     cost_usd: float | None  # None once a model without a known price was used
-    active_seconds: float  # that count for its limits
-    ignored: tuple[str, ...]  # the latest signals that had no effect, and why
+    active_seconds: float  # active time, which counts towards its limits
+    ignored: tuple[str, ...]  # the latest signals that had no effect, with reasons
     plan: str = ""
     last_finding: str = ""
-    origin: str | None = None  # the run that this one resumes, or was forked from
-    parent: str | None = sparse(None)  # whose subtask it is
-    sender: Sender | None = sparse(None)  # where its start came in
+    origin: str | None = None  # the run that this one resumes or was forked from
+    parent: str | None = sparse(None)  # the delegating run
+    sender: Sender | None = sparse(None)  # the entry point of its start
     execution: str = sparse("")  # its first Temporal execution
-    answer_keys: dict[str, str] = sparse({})  # public keys by id: only answers signed with one of them are taken
-    delegated: Spent | None = sparse(None)  # by its subtasks, not above
-    follow_ups: int = sparse(0)  # that it has created
+    answer_keys: dict[str, str] = sparse({})  # public keys by id; only answers signed with one of them are accepted
+    delegated: Spent | None = sparse(None)  # the usage of its subtasks, not included above
+    follow_ups: int = sparse(0)  # created follow-ups
 
 
 class TurnClose(Value):
-    """The end of a turn of a conversation, whose store is `owner`'s: what it began with, and the journal it leaves.
+    """The end of a turn of a conversation: the segment it began with, and its journal. `owner` has the store.
 
-    `unanswered` says why it ended without an answer.
+    `unanswered` is the reason for a missing answer.
     """
 
     owner: str
@@ -287,7 +287,7 @@ class TurnClose(Value):
 class CloseRequest(Value):
     """The input of the activity `close_segment`: archive the live parts; at a run's end, finish its files.
 
-    A journal without an objective has the run's goal for one: the activity has it at hand, and it may be long.
+    The activity fills in the run's goal for a journal without an objective, so that a long goal is not sent again.
     """
 
     start: int
@@ -301,9 +301,13 @@ class CloseRequest(Value):
 
 
 class Closed(Value):
-    """Where the parts lie now. If the request does not stand in history itself, also what history is to tell of it."""
+    """The archived segment. If the request itself is not in history, also the request's values that must be there.
+
+    `record` is the digest of the record that a turn left: the next turn accepts no other.
+    """
 
     segment: Segment | None
+    record: str | None = sparse(None)
     length: int = sparse(0)
     head: str = sparse("")
     told: tuple[dict[str, Any], ...] = sparse(())

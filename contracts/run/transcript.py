@@ -1,7 +1,7 @@
-"""The conversation: parts, and the ways to speak of them by reference.
+"""The conversation: its parts, and references to them.
 
-A part is the smallest thing that enters the conversation at once: the goal, a reply of the model, one tool's
-result, a note of the runtime. Each part enters history once, as the result or signal that brought it.
+A part is the smallest unit of the conversation: the goal, a model reply, one tool result, a note of the runtime. Each
+part is in history once, in the result or signal that delivered it.
 """
 
 from enum import StrEnum
@@ -13,18 +13,18 @@ from contracts.models import Edge, Value, sparse
 
 
 class PartKind(StrEnum):
-    goal = "goal"  # of the run; in a conversation, one each turn
-    brief = "brief"  # goes beside the system prompt, until the next goal
+    goal = "goal"  # of the run; in a conversation, one per turn
+    brief = "brief"  # an addition to the system prompt, until the next goal
     reply = "reply"  # of the model
     result = "result"  # of one tool call
     note = "note"  # of the runtime to the model
-    said = "said"  # by the user, while the run was at work
-    summary = "summary"  # stands for all before its tail: `about` is {"tail", "pins", "is_deep"}
-    journal = "journal"  # the run journal, where the run goes on: `about` has its "digest"
+    said = "said"  # by the user, while the run was active
+    summary = "summary"  # replaces all parts before its tail: `about` is {"tail", "pins", "is_deep"}
+    journal = "journal"  # the run journal, after a resume: `about` has its "digest"
 
 
 class Part(Value):
-    """`content` holds Messages API content blocks; `about` what people want to know of it (never sent on)."""
+    """A part. `content` holds Messages API content blocks; `about` has data for people, never sent to a model."""
 
     kind: PartKind
     content: list[dict[str, Any]]
@@ -32,10 +32,10 @@ class Part(Value):
 
 
 class Segment(Value):
-    """A closed stretch of the transcript in a store: parts [start, end), and the hash at its end.
+    """An archived range of the transcript in a store: parts [start, end), and the hash at its end.
 
-    The store is the run's own, or that of `owner`: the conversation that the run is a turn of. A file whose name does
-    not hold its hash has it in `digest`.
+    The store is the run's own, or that of the conversation `owner`. `digest` is the file's hash if its name does not
+    contain it.
     """
 
     ref: str
@@ -56,9 +56,9 @@ class TranscriptQuery(Edge):
 
 
 class Page(Value):
-    """An answer of the query `transcript`: parts from `start` on, about half a megabyte of them at most.
+    """An answer of the query `transcript`: parts from `start` on, up to about half a megabyte.
 
-    Parts before `live_from` lie in `segments` (in the run's store) and are not in the answer.
+    Parts before `live_from` are in `segments` (in the run's store), not in the answer.
     """
 
     start: int

@@ -1,4 +1,4 @@
-"""One model call: what the activities `plan` and `reflect` take and bring back."""
+"""One model call: request and reply of the activities `plan` and `reflect`."""
 
 from datetime import timedelta
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 from contracts.duration import Duration
 from contracts.models import Terse, Value, sparse
 
-TURN_MARGIN = timedelta(minutes=2)  # beyond the model's own time: reading the conversation, waiting for the pace
+TURN_MARGIN = timedelta(minutes=2)  # beyond the model's own time: reading the conversation, waiting for the rate limit
 
 
 class Usage(Value):
-    """Tokens as the provider counted them. `input` leaves out what was written to or read from the cache.
+    """Tokens as counted by the provider. `input` excludes tokens written to or read from the cache.
 
-    `is_estimated` marks figures of which some are our estimate, because the provider reported none.
+    `is_estimated`: some figures are our estimates, because the provider reported none.
     """
 
     input: int = 0
@@ -36,13 +36,13 @@ class Usage(Value):
 
 
 class TurnRequest(Terse):
-    """A cursor into the transcript, and the definition by its hash: never the conversation itself.
+    """A model call: a cursor into the transcript, and the definition by its hash.
 
-    `interrupted` says that the run picks up again after an interruption, so that the definition is compared with the
-    project's. `refused` is the hash of a newer definition that a person decided against. `force` is the tool that
-    the reply must call; with `is_closing` it may call none. `window` is the model's, where the provider has told it;
-    `unchecked` asks the model however long the conversation is. `told` are events for the trace. `turn_timeout` is how
-    long the model's server may be silent; how long the turn may take in all, the activity's own timeout says.
+    `interrupted`: the run continues after an interruption, so the definition is compared with the project's. `refused`
+    is the hash of a newer definition that a person rejected. The reply must call the tool `force`; with `is_closing`
+    it may call none. `window` is the model's, if the provider reported it; `unchecked` skips the check against it.
+    `told` are events for the trace. `turn_timeout` bounds the silence of the model's server; the activity's own
+    timeout bounds the whole turn.
     """
 
     turn: int
@@ -60,21 +60,18 @@ class TurnRequest(Terse):
 
 
 class PassedOver(Value):
-    """A model that should have answered, and why it did not."""
+    """A model that did not answer, with the reason."""
 
     model: str
     why: str
 
 
 class ModelTurn(Terse):
-    """A reply of `model`. `content` holds the Messages API's content blocks as they came.
+    """A reply of `model`. `content` holds the Messages API's content blocks.
 
-    `passed_over` are those that stand before it in the agent's list of models.
-
-    `stop_reason` is the API's; a reply that calls tools has the usual one, which history need not say.
-    `broken` names the tool uses whose arguments were not valid JSON; their `input` is empty then.
-    `repeated` names those that came with the id of one before them in the reply, by the id they have instead.
-    `cost_usd` is None where the model's price is not known.
+    `passed_over` are the models before it in the agent's list. `stop_reason` is the API's. `broken` names the tool
+    uses whose arguments were not valid JSON; their `input` is empty. `repeated` names the tool uses that came with an
+    already used id, by their new ids. `cost_usd` is None if the model's price is not known.
     """
 
     content: list[dict[str, Any]]

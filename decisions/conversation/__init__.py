@@ -1,7 +1,7 @@
 """Lanes: which requests are accepted, and in which order they become turns.
 
-lane      a lane: which requests it takes, and in which order they become turns
-omission  what of a conversation is left out: turns without an answer, and those that a person took out
-rules     what a lane does next, by rules in their order
-view      what people read of a lane
+lane      the state of a lane: accepted requests, in the order in which they become turns
+omission  the parts of a conversation that the model no longer sees: unanswered turns, and those a person removed
+rules     the lane's next move: an ordered table of rules
+view      a lane as people read it
 """

@@ -1,7 +1,6 @@
-"""A lane: which requests it takes, and in which order they become turns (B8).
+"""A lane: which requests it accepts, and in which order they become turns (B8).
 
-One turn at a time, first come, first served. Every request that was accepted ends once: as a turn, as part of one, or
-dropped by somebody.
+One turn at a time, first come, first served. Every accepted request ends once: as a turn, as part of one, or dropped.
 """
 
 from dataclasses import dataclass
@@ -33,12 +32,12 @@ from decisions.run.transcript import PAGE_BYTES
 from decisions.text.formatting import cut
 
 MOST_QUEUED = 2000
-MOST_BYTES = 1024 * 1024  # of all that wait: they are carried over continue-as-new, which takes 2 MiB
-ANSWERS, ANSWER_BYTES = 10, 64 * 1024  # room beside those, for answers: the turn that a full lane waits for may ask
-MOST_REQUEST = PAGE_BYTES  # bytes of one, which is carried beside them while it runs; more a run would not take
-FRAME = 160  # bytes that a lane keeps beside a request
-MOST_SEEN = 5000  # request ids that are known again; older ones find their run, which has ended
-NO_TURN = (TurnEnd.steered, TurnEnd.answered, TurnEnd.dropped)  # requests that became part of another, or nothing
+MOST_BYTES = 1024 * 1024  # of all waiting requests: continue-as-new carries them, and takes at most 2 MiB
+ANSWERS, ANSWER_BYTES = 10, 64 * 1024  # extra room for answers: the turn that a full lane waits for may ask a question
+MOST_REQUEST = PAGE_BYTES  # bytes of one request, which is carried with them while it runs; a run takes no more
+FRAME = 160  # bytes that a lane adds to a request
+MOST_SEEN = 5000  # request ids that are recognized; an older one finds its run, which has ended
+NO_TURN = (TurnEnd.steered, TurnEnd.answered, TurnEnd.dropped)  # requests that joined another turn, or none
 MOST_RECENT, MOST_NOTICES, MOST_AFTER = 20, 20, 5
 EXCERPT = 400  # characters of a request or an outcome
 RETRY_AFTER = 5.0  # seconds; about the time of a short turn
@@ -47,19 +46,19 @@ RETRY_AFTER = 5.0  # seconds; about the time of a short turn
 @dataclass(frozen=True)
 class Refusal:
     kind: LaneFault
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class Steer:
-    """Hand the message to the turn that runs."""
+    """Hand the message to the running turn."""
 
     message: Queued
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Give the message to the turn that runs, as the answer to its question."""
+    """Give the message to the running turn, as the answer to its question."""
 
     message: Queued
 
@@ -75,7 +74,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class PassOn:
-    """Hand on what a person sent to the lane: it is for the turn that runs, whatever that asks."""
+    """Hand a person's answer to the lane on to the running turn, whatever its question."""
 
     answer: HumanInput
 
@@ -85,7 +84,7 @@ Errand = Steer | Answer | Cancel | PassOn
 
 @dataclass(frozen=True)
 class Accepted:
-    """What an accepted request makes of the lane, what is answered, and what is to be done about it at once."""
+    """The result of an accepted request: the new state, the reply, and an errand to run at once."""
 
     state: LaneState
     answer: Submitted
@@ -93,7 +92,7 @@ class Accepted:
 
 
 def admit(state: LaneState, request: SubmitRequest, now: datetime) -> Accepted | Refusal:
-    """Judged in this order: known, too much, busy; then where it goes."""
+    """Accept or refuse a request: a repeat first, then size, room and a busy lane; then place it."""
     run_id = turn_run_id(state.conversation_id, request.request_id)
     data = to_json(request)
     key, body = _hashed(request.request_id.encode(errors="surrogatepass")), _hashed(to_json(_unsigned(request)))
@@ -111,20 +110,20 @@ def admit(state: LaneState, request: SubmitRequest, now: datetime) -> Accepted |
 
 
 def _unsigned(request: SubmitRequest) -> SubmitRequest:
-    """Return what the caller said: the same request may come again through another door."""
+    """Return what the caller sent, without its sender: the same request may arrive through another door."""
     return request.model_copy(update={"sender": None, "signature": None})
 
 
 def _no_room(state: LaneState, message: Queued) -> Refusal | None:
     if message.size > MOST_REQUEST:
-        took = f"the request takes {message.size:,} bytes, and {MOST_REQUEST:,} is the most"
-        return Refusal(LaneFault.invalid_input, f"{took}: put the rest into a file that a tool can read")
+        size = f"the request has {message.size:,} bytes; the limit is {MOST_REQUEST:,}"
+        return Refusal(LaneFault.invalid_input, f"{size}: put the rest into a file that a tool can read")
     waits = message.request.question_id is None or state.active is None
-    most, most_bytes = (MOST_QUEUED, MOST_BYTES) if waits else (MOST_QUEUED + ANSWERS, MOST_BYTES + ANSWER_BYTES)
+    limit, max_bytes = (MOST_QUEUED, MOST_BYTES) if waits else (MOST_QUEUED + ANSWERS, MOST_BYTES + ANSWER_BYTES)
     waiting = (*state.queue, *state.steering)
-    used = sum(each.size for each in waiting)
-    if len(waiting) >= most or used + message.size > most_bytes:
-        full = f"{len(waiting):,} requests of {used:,} bytes wait, and {most:,} or {most_bytes:,} are the most"
+    used = sum(waiter.size for waiter in waiting)
+    if len(waiting) >= limit or used + message.size > max_bytes:
+        full = f"{len(waiting):,} requests of {used:,} bytes wait; the limits are {limit:,} and {max_bytes:,}"
         return Refusal(LaneFault.lane_full, f"the lane is full: {full}; try again in {RETRY_AFTER:g} s")
     if message.request.when_busy is WhenBusy.reject and waits and (state.active or state.queue):
         return Refusal(LaneFault.lane_busy, f"the lane is busy; try again in {RETRY_AFTER:g} s, or let it queue")
@@ -139,8 +138,8 @@ def _placed(state: LaneState, message: Queued) -> Accepted:
         return Accepted(state, _with(active), Answer(message) if answers else Steer(message))
     if active and request.when_busy is WhenBusy.interrupt:
         state = state.model_copy(update={"queue": (message, *state.queue)})
-        why = f"interrupted by request {cut(request.request_id, 80)}"
-        errand = Cancel(active.queued.run_id, why, request.sender)
+        reason = f"interrupted by request {cut(request.request_id, 80)}"
+        errand = Cancel(active.queued.run_id, reason, request.sender)
         return Accepted(state, Submitted(run_id=message.run_id, position=1, duplicate=False), errand)
     state = queued(state, message)
     position = position_of(state, message.run_id)
@@ -158,12 +157,12 @@ def position_of(state: LaneState, run_id: str) -> int:
 
 
 def is_next(state: LaneState, run_id: str) -> bool:
-    """Whether this request waits, and nothing runs or waits before it: its turn is about to begin."""
+    """Return whether this request's turn is about to begin: it waits, and nothing runs or waits before it."""
     return state.active is None and bool(state.queue) and state.queue[0].run_id == run_id
 
 
 def drop_reason(state: LaneState, run_id: str) -> str | None:
-    """Return why a request that waited did not become a turn; None if it was not dropped."""
+    """Return the reason why a waiting request was dropped, if it was."""
     turn = next((turn for turn in reversed(state.recent) if turn.run_id == run_id), None)
     return f"it was dropped: {turn.said}" if turn is not None and turn.end is TurnEnd.dropped else None
 
@@ -177,14 +176,14 @@ def queued(state: LaneState, message: Queued) -> LaneState:
 
 
 def found_open(state: LaneState, turn: Queued) -> LaneState:
-    """An earlier lane of the conversation was terminated, and its turn runs on: it is this lane's now."""
+    """Adopt a turn that still runs after an earlier lane of the conversation was terminated."""
     return state.model_copy(update={"active": Active(queued=turn), "agent": turn.request.agent})
 
 
 def begun(state: LaneState) -> LaneState:
-    """The first request of the queue becomes the turn that runs. The agent it names is spoken to from now on.
+    """Begin the turn of the first request in the queue. Its agent, if it names one, becomes the lane's.
 
-    Raises IllegalMove where a turn runs already, or nothing waits.
+    Raises IllegalMove if a turn runs already, or nothing waits.
     """
     if state.active is not None:
         raise IllegalMove("begin a turn", f"run {state.active.queued.run_id} is one")
@@ -198,25 +197,25 @@ def begun(state: LaneState) -> LaneState:
 
 
 def repeated(state: LaneState) -> LaneState:
-    """The turn's run had been started before, for a request that the lane has forgotten since."""
+    """Record that the turn's run was started before, for a request that the lane has forgotten."""
     active = state.active and state.active.model_copy(update={"is_repeat": True})
     return state.model_copy(update={"active": active})
 
 
 def spoken(request: SubmitRequest) -> str:
-    """What is said to a turn at work, which has its brief already: all of it goes into the conversation."""
+    """Return the text for a turn at work. It has its brief already, so all of it joins the conversation."""
     return "\n\n".join(text for text in (request.brief, request.text) if text)[:MOST_TEXT]
 
 
 def answer_of(request: SubmitRequest) -> HumanInput:
-    """Return the answer that the request is to the question it names."""
+    """Convert the request to the answer to the question that it names."""
     return HumanInput(
         question_id=request.question_id, text=request.text, sender=request.sender, signature=request.signature
     )
 
 
 def begin_event(state: LaneState, message: Queued) -> BeginEvent:
-    """The input of the turn's run."""
+    """Return the input of the turn's run."""
     request, origin = message.request, message.request.origin or Headers()
     payload = StartPayload(
         goal=request.text, context=request.context, agent=state.agent, conversation_id=state.conversation_id
@@ -242,17 +241,17 @@ def begin_event(state: LaneState, message: Queued) -> BeginEvent:
     )
 
 
-def ended(state: LaneState, end: TurnEnd, said: str, now: datetime) -> LaneState:
-    """The turn is over. What it was to be steered by, and did not take, comes next.
+def ended(state: LaneState, end: TurnEnd, text: str, now: datetime) -> LaneState:
+    """End the turn. Messages that were to steer it, and that it did not take, come next in the queue.
 
-    After one that ran before, nobody here knows which turn was the latest: the conversation's store does. Raises
-    IllegalMove where no turn runs.
+    After a repeated turn, only the conversation's store knows which turn was the latest. Raises IllegalMove if no turn
+    runs.
     """
     if state.active is None:
         raise IllegalMove("end a turn", "none runs")
     done = state.active.queued
     after = () if state.active.is_repeat else (done.run_id, *state.after)[:MOST_AFTER]
-    # A turn that was cut off may not have joined the conversation, so the next one leaves them out.
+    # A turn that was cut off may not have joined the conversation, so the next one applies its omissions.
     left_out = () if end in (TurnEnd.cancelled, TurnEnd.timed_out) else state.active.forget
     changes = {
         "active": None,
@@ -261,47 +260,47 @@ def ended(state: LaneState, end: TurnEnd, said: str, now: datetime) -> LaneState
         "steering": (),
         "forget": tuple(run_id for run_id in state.forget if run_id not in left_out),
     }
-    return _told(state.model_copy(update=changes), done, end, said, now)
+    return _told(state.model_copy(update=changes), done, end, text, now)
 
 
 def forget(state: LaneState, run_id: str | None) -> tuple[LaneState, Turn] | None:
-    """Leave an ended turn, the latest if none is named, out of the conversation from the next turn on.
+    """Leave an ended turn out of the conversation from the next turn on: the latest, or the one named.
 
-    None if there is no such turn among the latest.
+    Return None if there is no such turn among the latest.
     """
     turns = [turn for turn in state.recent if turn.end not in NO_TURN and not turn.forgotten]
     turn = next((turn for turn in reversed(turns) if run_id in (None, turn.run_id)), None)
     if turn is None:
         return None
-    gone = turn.model_copy(update={"forgotten": True})
-    recent = tuple(gone if each is turn else each for each in state.recent)
-    return state.model_copy(update={"recent": recent, "forget": (*state.forget, turn.run_id)}), gone
+    forgotten = turn.model_copy(update={"forgotten": True})
+    recent = tuple(forgotten if other is turn else other for other in state.recent)
+    return state.model_copy(update={"recent": recent, "forget": (*state.forget, turn.run_id)}), forgotten
 
 
 def steered(state: LaneState, request_id: str, now: datetime) -> LaneState:
-    """The turn that runs has taken the message."""
-    taken = next((each for each in state.steering if each.request.request_id == request_id), None)
+    """Record that the running turn has taken the message."""
+    taken = next((message for message in state.steering if message.request.request_id == request_id), None)
     return _told(_without(state, taken), taken, TurnEnd.steered, _joined(state), now) if taken else state
 
 
 def answered(state: LaneState, message: Queued, now: datetime, *, took: bool) -> LaneState:
-    """Whether the turn that runs took it as the answer to its question. What answers nothing waits its turn."""
+    """Record whether the running turn took the message as its answer. If not, the message waits in the queue."""
     if message not in state.steering:
         return state
-    left = _without(state, message)
-    return _told(left, message, TurnEnd.answered, _joined(state), now) if took else queued(left, message)
+    others = _without(state, message)
+    return _told(others, message, TurnEnd.answered, _joined(state), now) if took else queued(others, message)
 
 
 def left(state: LaneState, message: Queued, now: datetime) -> LaneState:
-    """The turn that runs answers nobody for now: what was left with it counts when it goes on."""
+    """Keep the answer for when the running turn continues: for now it does not reply."""
     if message not in state.steering:
         return state
     return _told(_without(state, message), message, TurnEnd.answered, f"{_joined(state)}, when it goes on", now)
 
 
 def _without(state: LaneState, message: Queued) -> LaneState:
-    left = tuple(each for each in state.steering if each.run_id != message.run_id)
-    return state.model_copy(update={"steering": left})
+    others = tuple(other for other in state.steering if other.run_id != message.run_id)
+    return state.model_copy(update={"steering": others})
 
 
 def _joined(state: LaneState) -> str:
@@ -309,22 +308,23 @@ def _joined(state: LaneState) -> str:
 
 
 def dropped(state: LaneState, request_id: str, by: str, now: datetime) -> LaneState | None:
-    """None where no such request waits."""
-    found = next((each for each in state.queue if each.request.request_id == request_id), None)
-    if found is None:
+    """Drop the waiting request with this id, if there is one."""
+    message = next((message for message in state.queue if message.request.request_id == request_id), None)
+    if message is None:
         return None
-    left = tuple(each for each in state.queue if each is not found)
-    return _told(state.model_copy(update={"queue": left}), found, TurnEnd.dropped, by, now)
+    others = tuple(other for other in state.queue if other is not message)
+    return _told(state.model_copy(update={"queue": others}), message, TurnEnd.dropped, by, now)
 
 
 def emptied(state: LaneState, by: str, now: datetime) -> LaneState:
-    """Nothing waits any more."""
+    """Drop every waiting request."""
     for message in state.queue:
         state = dropped(state, message.request.request_id, by, now) or state
     return state
 
 
-def _told(state: LaneState, message: Queued, end: TurnEnd, said: str, now: datetime) -> LaneState:
+def _told(state: LaneState, message: Queued, end: TurnEnd, text: str, now: datetime) -> LaneState:
+    """Add the request's end to the latest turns, and to the words for its mailbox."""
     request_id, mailbox = message.request.request_id, message.request.mailbox
     if mailbox is not None:
         word = Word(mailbox=mailbox, request_id=request_id, run_id=message.run_id, end=end)
@@ -334,24 +334,24 @@ def _told(state: LaneState, message: Queued, end: TurnEnd, said: str, now: datet
         run_id=message.run_id,
         asked=cut(message.request.text, EXCERPT),
         end=end,
-        said=cut(said, EXCERPT),
+        said=cut(text, EXCERPT),
         at=now,
     )
     return state.model_copy(update={"recent": (*state.recent, turn)[-MOST_RECENT:]})
 
 
 def heard(state: LaneState) -> LaneState:
-    """A mailbox has heard the first of the words."""
+    """Remove the first of the words: its mailbox has received it."""
     return state.model_copy(update={"words": state.words[1:]})
 
 
 def is_over(state: LaneState) -> bool:
-    """Whether nothing is left in a lane that closes after itself."""
+    """Return whether a lane that closes itself has nothing left to do."""
     return state.closes and not (state.queue or state.steering or state.words or state.active)
 
 
 def refused(state: LaneState, notice: str) -> LaneState:
-    """A message that was not taken: counted, and told where people look."""
+    """Count a rejected message, and add a notice about it."""
     return noticed(state, notice).model_copy(update={"refused": state.refused + 1})
 
 

@@ -1,6 +1,6 @@
-"""The parts of a conversation that the model is no longer shown: what a turn left unanswered, or a person took out.
+"""The parts of a conversation that the model no longer sees: those of unanswered turns, and those a person removed.
 
-The transcript only grows. A note names the earlier parts that it leaves out, and stands in their place for the model.
+The transcript only grows. A note names the earlier parts that it leaves out, and replaces them for the model.
 """
 
 from collections.abc import Sequence
@@ -10,25 +10,25 @@ from contracts.run.state import RunState, RunStatus
 from contracts.run.transcript import Part, PartKind
 from decisions.builtin_tools import ESCALATE, FINISH
 
-OMITTED = Part(kind=PartKind.brief, content=[])  # stands for a part that is left out: a brief is no message
+OMITTED = Part(kind=PartKind.brief, content=[])  # replaces a part that is left out: a brief is not a message
 OUT_OF_TIME = "time used up"
 MAX_CALLS = 50  # that a note names
 
-# The provider or the model did not take the conversation, so the last parts of it may be the cause.
+# The provider or the model rejected the conversation, so its last parts may be the cause.
 _REFUSED = frozenset(
     {RunFailure.model_refused, RunFailure.model_unusable, Escalation.model_declined, Escalation.context}
 )
 _SUSPECT = _REFUSED | {RunFailure.model_unavailable, RunFailure.turn_limit}
 
 
-def unanswered_kind(state: RunState, otherwise: str | None = None) -> str | None:
-    """Why the turn ended without an answer; None if it has one, or if a person cancelled it.
+def unanswered_kind(state: RunState, default: str | None = None) -> str | None:
+    """Return the reason why the turn ended without an answer, unless a person cancelled it.
 
-    `otherwise` is the kind of an end that the run itself does not know.
+    `default` is the kind of an end that the run itself does not know.
     """
     ending = state.ending
     if ending is None:
-        return otherwise
+        return default
     if ending.status is RunStatus.completed:
         return OUT_OF_TIME if ending.is_partial else None
     return None if ending.reason == Escalation.asked else ending.reason
@@ -39,7 +39,7 @@ def close_unanswered(parts: Sequence[Part], start: int, kind: str) -> Part | Non
 
     A turn that called no tool is left out whole. One that did keeps its goal, calls and results; if the conversation
     was refused, results that the model never answered are withheld. If a refused turn has no reply, everything since
-    the last answer is left out with it, so that a cause in an earlier turn does not stay for ever.
+    the last answer is left out with it, so that a cause in an earlier turn does not stay forever.
     """
     seen = visible(parts)
     replies = [i for i in range(start, len(parts)) if seen[i].kind is PartKind.reply]
@@ -48,27 +48,27 @@ def close_unanswered(parts: Sequence[Part], start: int, kind: str) -> Part | Non
         return None
     if not worked:
         first = start if replies or kind not in _SUSPECT else _first_unanswered(seen, start)
-        said = f"{_ended(kind)} The user's message of that turn was left out."
-        return omit(parts, first, len(parts), said)
+        text = f"{_ended(kind)} The user's message of that turn was left out."
+        return omit(parts, first, len(parts), text)
     end = _results_end(seen, worked[-1])
     withheld = [worked[-1] + 1, end] if kind in _REFUSED and worked[-1] == replies[-1] else [end, end]
-    said = f"{_ended(kind)} What it did stands above{_LEFT_OUT if withheld[0] < end else ''}."
-    return _note(said, omits=[[end, len(parts)]], withholds=[withheld])
+    text = f"{_ended(kind)} What it did stands above{_LEFT_OUT if withheld[0] < end else ''}."
+    return _note(text, omits=[[end, len(parts)]], withholds=[withheld])
 
 
 _LEFT_OUT = ", without the results that the model had not answered"
 
 
-def omit(parts: Sequence[Part], start: int, end: int, said: str) -> Part:
+def omit(parts: Sequence[Part], start: int, end: int, text: str) -> Part:
     """Return the note that leaves parts[start:end] out. It names the calls that were made in them."""
     calls = [_summarize_call(part) for part in parts[start:end] if part.about.get("step")]
     more = f"; and {len(calls) - MAX_CALLS} more" if len(calls) > MAX_CALLS else ""
     made = f" Calls in what was left out: {'; '.join(calls[:MAX_CALLS])}{more}. They are not undone." if calls else ""
-    return _note(said + made, omits=[[start, end]], withholds=[])
+    return _note(text + made, omits=[[start, end]], withholds=[])
 
 
 def forget_turn(parts: Sequence[Part], end: int) -> Part | None:
-    """Return the note that leaves a whole turn, the last one before `end`, out; None if it is left out already."""
+    """Return the note that leaves a whole turn out, the last one before `end`, unless it is left out already."""
     seen = visible(parts)[:end]
     goal = max((i for i in range(end) if parts[i].kind is PartKind.goal), default=None)
     if goal is None or seen[goal] is OMITTED:
@@ -77,13 +77,13 @@ def forget_turn(parts: Sequence[Part], end: int) -> Part | None:
 
 
 def _turn_start(parts: Sequence[Part], goal: int) -> int:
-    """The index of a turn's first part, given its goal's: its brief comes before the goal."""
+    """Return the index of a turn's first part, given its goal's: its brief precedes the goal."""
     return goal - 1 if goal and parts[goal - 1].kind is PartKind.brief else goal
 
 
-def _note(said: str, omits: list[list[int]], withholds: list[list[int]]) -> Part:
+def _note(text: str, omits: list[list[int]], withholds: list[list[int]]) -> Part:
     about = {"omits": omits, "withholds": withholds}
-    return Part(kind=PartKind.note, content=[{"type": "text", "text": f"[{said}]"}], about=about)
+    return Part(kind=PartKind.note, content=[{"type": "text", "text": f"[{text}]"}], about=about)
 
 
 def _ended(kind: str) -> str:
@@ -95,9 +95,9 @@ def is_omission(part: Part) -> bool:
 
 
 def visible(parts: Sequence[Part]) -> Sequence[Part]:
-    """The same parts at the same places, those that are left out as `OMITTED`.
+    """Return the same parts at the same places, with those left out as `OMITTED`.
 
-    A summary that was made of parts that were left out later goes with them.
+    A summary of parts that were left out later is left out with them.
     """
     notes = [i for i, part in enumerate(parts) if is_omission(part)]
     if not notes:
@@ -116,7 +116,7 @@ def visible(parts: Sequence[Part]) -> Sequence[Part]:
 
 
 def _withhold(part: Part) -> Part:
-    """The result without its content: that the call was made, and how it ended, stays."""
+    """Remove the content of a result. The call and its status stay."""
     if part.kind is not PartKind.result:
         return part
     text = f"{_fault(part)}: (the message was left out)" if _fault(part) else "(done; the result was left out)"
@@ -124,7 +124,7 @@ def _withhold(part: Part) -> Part:
 
 
 def _fault(part: Part) -> str:
-    """The kind of the error that the result tells; empty if the call succeeded."""
+    """Return the kind of error in a result; empty if the call succeeded."""
     block = part.content[0]
     return str(block["content"]).partition(":")[0][:60] if block.get("is_error") else ""
 
@@ -138,7 +138,7 @@ def _uses(part: Part) -> list[str]:
 
 
 def _results_end(parts: Sequence[Part], reply: int) -> int:
-    """The index after the results of a reply."""
+    """Return the index after the results of a reply."""
     end = reply + 1
     while end < len(parts) and parts[end].kind is PartKind.result:
         end += 1
@@ -149,7 +149,10 @@ _ABOUT_EARLIER = (PartKind.summary, PartKind.journal)
 
 
 def _first_unanswered(seen: Sequence[Part], start: int) -> int:
-    """Where the stretch before `start` begins that no reply has answered: a whole turn, if its calls had no answer."""
+    """Return the start of the stretch before `start` that no reply has answered.
+
+    It is a whole turn if its calls have no answer.
+    """
     reply = next((i for i in reversed(range(start)) if seen[i].kind is PartKind.reply), None)
     if reply is None:
         return 0

@@ -1,4 +1,4 @@
-"""What a lane does next. One turn at a time, and before the next one begins, whatever came for the last is done."""
+"""The lane's next move. One turn runs at a time; the next one begins when everything for the last is done."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,52 +9,52 @@ from decisions.conversation.lane import Cancel, Errand, is_over
 
 @dataclass(frozen=True)
 class Bring:
-    """Bring the turn that runs what has come for it."""
+    """Deliver to the running turn what has arrived for it."""
 
     errand: Errand
 
 
 @dataclass(frozen=True)
 class Tell:
-    """Tell a mailbox how its request ended."""
+    """Report to a mailbox how its request ended."""
 
     word: Word
 
 
 @dataclass(frozen=True)
 class CloseTurn:
-    """The turn has ended: keep what it said."""
+    """Record the outcome of the turn that has ended."""
 
 
 @dataclass(frozen=True)
 class StopTurn:
-    """The lane is cancelled: its turn has to end first."""
+    """Stop the running turn: the lane is cancelled."""
 
     errand: Cancel
 
 
 @dataclass(frozen=True)
 class DropAll:
-    """The lane is cancelled: what waits will not run."""
+    """Drop every waiting request: the lane is cancelled."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Leave:
-    """End this execution. The lane goes on in another, unless it is over or cancelled."""
+    """End this execution. The lane continues in another, unless it is over or cancelled."""
 
 
 @dataclass(frozen=True)
 class Begin:
-    """The first request of the queue becomes the turn that runs."""
+    """Begin the turn of the first request in the queue."""
 
     message: Queued
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing is due before something comes."""
+    """Wait: nothing is due."""
 
 
 Move = Bring | Tell | CloseTurn | StopTurn | DropAll | Leave | Begin | Wait
@@ -62,22 +62,22 @@ Move = Bring | Tell | CloseTurn | StopTurn | DropAll | Leave | Begin | Wait
 
 @dataclass(frozen=True)
 class Facts:
-    """What a lane's state does not say."""
+    """The facts that the lane's state does not contain."""
 
-    errand: Errand | None = None  # the first of those that are to be run
+    errand: Errand | None = None  # the first errand to run
     turn_is_over: bool = False
     turn_is_told_to_stop: bool = False
-    cancelled: str | None = None  # why, where the lane itself is
+    cancelled: str | None = None  # the reason, if the lane itself is cancelled
     history_is_long: bool = False
 
 
 def errand_waits(_: LaneState, facts: Facts) -> Bring | None:
-    """Something has come for the turn."""
+    """Something has arrived for the turn."""
     return Bring(facts.errand) if facts.errand else None
 
 
 def word_waits(state: LaneState, _: Facts) -> Tell | None:
-    """A mailbox has not heard yet how its request ended."""
+    """A mailbox has not received the end of its request."""
     return Tell(state.words[0]) if state.words else None
 
 
@@ -87,7 +87,7 @@ def turn_is_over(_: LaneState, facts: Facts) -> CloseTurn | None:
 
 
 def turn_is_to_stop(state: LaneState, facts: Facts) -> StopTurn | None:
-    """The lane is cancelled, and its turn has not been told."""
+    """The lane is cancelled, and its turn has not been asked to stop."""
     if facts.cancelled is None or facts.turn_is_told_to_stop or state.active is None:
         return None
     return StopTurn(Cancel(state.active.queued.run_id, facts.cancelled))
@@ -100,24 +100,24 @@ def queue_is_to_go(state: LaneState, facts: Facts) -> DropAll | None:
 
 
 def request_waits(state: LaneState, facts: Facts) -> Begin | None:
-    """Nothing runs, something waits, and the lane is not cancelled: its sender is told that it runs now."""
+    """Nothing runs, something waits, and the lane is not cancelled."""
     return Begin(state.queue[0]) if facts.cancelled is None and state.active is None and state.queue else None
 
 
 def lane_is_done(state: LaneState, facts: Facts) -> Leave | None:
-    """Cancelled: nothing is left. Otherwise the history is long, or nothing is left in a lane that closes."""
+    """If cancelled: nothing runs. If not: the history is long, or a lane that closes has nothing left to do."""
     if facts.cancelled is not None:
-        # However long its history is: the cancel belongs to this execution, and would be lost with it.
+        # Even if the history is long: the cancel belongs to this execution, and would be lost with it.
         return Leave() if state.active is None else None
     return Leave() if facts.history_is_long or is_over(state) else None
 
 
 def nothing_is_due(_: LaneState, __: Facts) -> Wait:
-    """None of the above."""
+    """No other rule holds."""
     return Wait()
 
 
-# In this order: the first that holds says what is done.
+# Checked in this order; the first rule that holds decides.
 RULES: tuple[Callable[[LaneState, Facts], Move | None], ...] = (
     errand_waits,
     word_waits,
@@ -131,5 +131,5 @@ RULES: tuple[Callable[[LaneState, Facts], Move | None], ...] = (
 
 
 def next_move(state: LaneState, facts: Facts) -> Move:
-    """What the lane does next, the most urgent of what is due."""
+    """Return the lane's next move: the most urgent one that is due."""
     return next(move for rule in RULES if (move := rule(state, facts)) is not None)

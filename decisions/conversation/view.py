@@ -1,4 +1,4 @@
-"""What people read of a lane."""
+"""A lane as people read it."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def view(state: LaneState) -> LaneView:
         active=_shown(state.active.queued) if state.active else None,
         queued=len(state.queue),
         most_queued=MOST_QUEUED,
-        waiting=tuple(_shown(each) for each in state.queue[:MOST_SHOWN]),
+        waiting=tuple(_shown(message) for message in state.queue[:MOST_SHOWN]),
         recent=state.recent,
         accepted=state.accepted,
         refused=state.refused,
@@ -31,7 +31,7 @@ def _shown(message: Queued) -> WaitingView:
 
 
 def details(state: LaneState) -> str:
-    """The Web UI's current details, in Markdown."""
+    """Render the Web UI's current details, in Markdown."""
     running = f"run `{state.active.queued.run_id}`" if state.active else "idle"
     blocks = [f"**{running}** · {len(state.queue):,} waiting · {state.accepted:,} accepted · {state.refused:,} refused"]
     if state.active:

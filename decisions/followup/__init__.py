@@ -1,13 +1,13 @@
 """Follow-ups and topics: their tasks, by kind, and the events that resolve them.
 
-kind    what one is
-kinds   the kinds of task
-notify  `notify`: one message goes out, and nothing is waited for; with completion "ack" its sending is
+kind    the interface of a kind of task
+kinds   the table of kinds
+notify  `notify`: send one message
 prompt  `prompt`: a person answers, by `perdure answer` or in the Web UI
-reply   A strict reply to one message, in its channel, by one user if one is named (E3)
-state   a follow-up's state machine: when its tasks are resolved, and when the work goes on
-tools   the `workflow_*` tools -> the source's commands
-topic   what a topic keeps, whom it tells, and when it is over
-view    its events, the request that resumes the work, and what people read of it
-wait    `wait`: until a time, or for a while
+reply   a strict reply to one message, in its channel, by one user if one is named (E3)
+state   a follow-up's state machine: when its tasks are resolved, and when the work resumes
+tools   calls of the `workflow_*` tools as the source's commands
+topic   a topic: the events and subscriptions it stores, its deliveries, its end
+view    lifecycle events, the request that resumes the work, and the text that people read
+wait    `wait`: until a time, or for a duration
 """

@@ -1,4 +1,4 @@
-"""A kind of task: a row of functions. A new kind is a module that makes one, and a line in `kinds`."""
+"""A kind of task: a row of functions. A new kind is a module that defines one, and a line in `kinds`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MOST_MS = 366 * 24 * 3600 * 1000
 
 
 class KindInput(CamelEdge):
-    """Every kind takes a time after which its task is resolved by a typed timeout (E5)."""
+    """The input of every kind: a task may have a timeout, which resolves it with a typed result (E5)."""
 
     timeout_ms: int | None = Field(default=None, gt=0, le=MOST_MS)
 
@@ -29,17 +29,18 @@ class Asked:
 
 
 def plainly(_: Any, result: Any) -> str:
-    """A result as the resumed agent is told it."""
+    """Return the result as JSON, for the resumed agent."""
     return to_json(result).decode()
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What its tasks wait for; whatever is left out, they don't. `input` is what the functions take first.
+    """The behavior of a kind's tasks. Each function takes the parsed `input` first; a missing one does not apply.
 
-    `topic` names where their events come in, and `result` judges one: None where it is not what is waited for. `due`
-    is when the clock itself resolves them, from now; `rejects` says why an input is not taken at that time.
-    `is_awaited` is False where nobody waits for its end.
+    `topic` is the key of the topic that a task waits on. `result` returns the result of an event, or None if the event
+    does not resolve the task. `due` is the time at which the clock resolves it, given the current time. `rejects`
+    returns the reason why an input is not valid at that time. If `is_awaited` is False, the work does not wait for the
+    task.
     """
 
     name: str
@@ -52,4 +53,4 @@ class Kind:
     asks: Callable[[Any], Asked] | None = None
     sends: Callable[[Any], Outbound] | None = None
     is_awaited: Callable[[Any], bool] = lambda _: True
-    told: Callable[[Any, Any], str] = plainly
+    format_result: Callable[[Any, Any], str] = plainly

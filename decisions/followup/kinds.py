@@ -1,4 +1,4 @@
-"""The kinds of task that there are."""
+"""The table of task kinds."""
 
 from typing import Any
 
@@ -12,19 +12,19 @@ from decisions.followup.kind import Kind, KindInput
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (reply.KIND, reply.ANY, prompt.KIND, wait.KIND, notify.KIND)}
 
 
-def refusal(name: str, given: dict[str, Any], now: int) -> str | None:
-    """Why no task can be made of this kind and input at `now` (ms since 1970); None if one can."""
+def refusal(name: str, arguments: dict[str, Any], now: int) -> str | None:
+    """Return the reason, if any, to reject a task of this kind and input at `now` (ms since 1970)."""
     if name not in KINDS:
         return f"there is no kind {name[:100]!r}; the kinds are: {', '.join(KINDS)}"
     try:
-        wanted = KINDS[name].input.model_validate(given)
+        parsed = KINDS[name].input.model_validate(arguments)
     except ValidationError as error:
         return f"input of {KINDS[name].name}: {fault_line(error)}"
-    why = KINDS[name].rejects(wanted, now)
-    return f"input of {KINDS[name].name}: {why}" if why else None
+    reason = KINDS[name].rejects(parsed, now)
+    return f"input of {KINDS[name].name}: {reason}" if reason else None
 
 
 def read(task: Task) -> tuple[Kind, KindInput]:
-    """A task that was taken: its kind, and its input as that reads it."""
+    """Return the kind of an accepted task, and its input as that kind parses it."""
     kind = KINDS[task.kind]
     return kind, kind.input.model_validate(task.input)

@@ -1,4 +1,4 @@
-"""`notify`: one message goes out, and nothing is waited for; with completion "ack" its sending is."""
+"""`notify`: send one message. The work waits for it only with completion "ack"."""
 
 from enum import StrEnum
 
@@ -11,7 +11,7 @@ from decisions.followup.kind import Kind, KindInput
 
 class Acknowledged(StrEnum):
     none = "none"
-    ack = "ack"  # the work is resumed once it is sent
+    ack = "ack"  # the work resumes once the message is sent
 
 
 class NotifyInput(KindInput):
@@ -25,6 +25,6 @@ KIND = Kind(
     name="notify",
     about='sends one message: {channelId, text, platform?, completion?: "none" | "ack"}',
     input=NotifyInput,
-    sends=lambda asked: Outbound(channel_id=asked.channel_id, text=asked.text, platform=asked.platform),
-    is_awaited=lambda asked: asked.completion is Acknowledged.ack,
+    sends=lambda message: Outbound(channel_id=message.channel_id, text=message.text, platform=message.platform),
+    is_awaited=lambda message: message.completion is Acknowledged.ack,
 )

@@ -12,15 +12,15 @@ class PromptInput(KindInput):
     options: tuple[str, ...] = Field(default=(), max_length=20)
 
 
-def told(asked: PromptInput, result: dict[str, Any]) -> str:
+def told(prompt: PromptInput, result: dict[str, Any]) -> str:
     who = result.get("by") or "A person"
-    return f"{who} was asked: {asked.text}\n\nThe answer: {result['text']}"
+    return f"{who} was asked: {prompt.text}\n\nThe answer: {result['text']}"
 
 
 KIND = Kind(
     name="prompt",
     about="a person's answer: {text, options?, timeoutMs?}",
     input=PromptInput,
-    asks=lambda asked: Asked(asked.text, asked.options),
-    told=told,
+    asks=lambda prompt: Asked(prompt.text, prompt.options),
+    format_result=told,
 )

@@ -1,6 +1,6 @@
 """A strict reply to one message, in its channel, by one user if one is named (E3).
 
-`discord.wait_for_reply` is the source's; `wait_for_reply` is the same for any platform, and names it.
+`discord.wait_for_reply` is the source's kind; `wait_for_reply` is the same with a `platform`.
 """
 
 import re
@@ -16,7 +16,7 @@ from decisions.followup.topic import platform_name, replied_to
 from decisions.ids import topic_key
 
 DISCORD = "discord"
-NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")  # Slack's ts, GitHub's ids: what was written later has a higher one
+NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")  # Slack's ts, GitHub's ids: a later message has a higher one
 
 
 class ReplyInput(KindInput):
@@ -25,44 +25,45 @@ class ReplyInput(KindInput):
     from_user_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH)
 
 
-def _number(written: str) -> str:
-    if not NUMBER.fullmatch(written):
+def _number(text: str) -> str:
+    if not NUMBER.fullmatch(text):
         raise ValueError("expected the id of your own message, a number such as 1732300000.000100")
-    return written
+    return text
 
 
 class AnyReplyInput(ReplyInput):
-    """`after` is a message of the same topic; a thread or an issue has many, and only what came later counts."""
+    """`after` is a message of the same topic, as a thread or an issue has many: only later messages count."""
 
     platform: Annotated[str, AfterValidator(platform_name)] = Field(min_length=1, max_length=MAX_ID_LENGTH)
     after: Annotated[str, AfterValidator(_number)] | None = Field(default=None, max_length=MAX_ID_LENGTH)
 
 
-def platform_of(wanted: ReplyInput) -> str:
-    return wanted.platform if isinstance(wanted, AnyReplyInput) else DISCORD
+def platform_of(expected: ReplyInput) -> str:
+    return expected.platform if isinstance(expected, AnyReplyInput) else DISCORD
 
 
-def topic(wanted: ReplyInput) -> str:
-    return topic_key(platform_of(wanted), wanted.channel_id, wanted.message_id)
+def topic(expected: ReplyInput) -> str:
+    return topic_key(platform_of(expected), expected.channel_id, expected.message_id)
 
 
-def reply(wanted: ReplyInput, event: Event) -> dict[str, Any] | None:
-    """The source's result, where the event is the reply that is waited for."""
-    said = event.data
-    if platform_name(said.platform) != platform_of(wanted) or said.channel_id != wanted.channel_id:
+def reply(expected: ReplyInput, event: Event) -> dict[str, Any] | None:
+    """Return the source's result if the event is the expected reply."""
+    message = event.data
+    if platform_name(message.platform) != platform_of(expected) or message.channel_id != expected.channel_id:
         return None
-    if replied_to(said) != wanted.message_id or wanted.from_user_id not in (None, said.user_id):
+    if replied_to(message) != expected.message_id or expected.from_user_id not in (None, message.user_id):
         return None
-    if isinstance(wanted, AnyReplyInput) and wanted.after is not None and not _is_later(said.message_id, wanted.after):
+    after = expected.after if isinstance(expected, AnyReplyInput) else None
+    if after is not None and not _is_later(message.message_id, after):
         return None
     result = {
-        "channelId": said.channel_id,
-        "replyMessageId": said.message_id,
-        "replyUserId": said.user_id,
-        "replyUserName": said.user_name,
-        "text": said.text,
-        "ts": said.ts,
-        "raw": said.raw,
+        "channelId": message.channel_id,
+        "replyMessageId": message.message_id,
+        "replyUserId": message.user_id,
+        "replyUserName": message.user_name,
+        "text": message.text,
+        "ts": message.ts,
+        "raw": message.raw,
     }
     return {name: value for name, value in result.items() if value is not None}
 
@@ -83,7 +84,7 @@ KIND = Kind(
     input=ReplyInput,
     topic=topic,
     result=reply,
-    told=told,
+    format_result=told,
 )
 ANY = Kind(
     name="wait_for_reply",
@@ -91,5 +92,5 @@ ANY = Kind(
     input=AnyReplyInput,
     topic=topic,
     result=reply,
-    told=told,
+    format_result=told,
 )

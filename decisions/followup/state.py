@@ -1,6 +1,6 @@
-"""A follow-up's state machine: what its tasks wait for, when they are resolved, and when the work goes on.
+"""A follow-up's state machine: when its tasks are resolved, and when the work resumes.
 
-Every function takes the state and gives the next one. A task is resolved once: what comes for it afterwards is late.
+Functions take the state and return the next one. A task is resolved once; later events for it are recorded as late.
 Times are milliseconds since 1970.
 """
 
@@ -26,21 +26,20 @@ from contracts.followup import (
 from contracts.models import MOST_DEPTH, depth
 from contracts.run.signals import HumanInput
 from contracts.tool import ToolOutcome, failed
-from contracts.topic import Event
 from decisions.followup import kinds
 from decisions.followup.topic import event_id
 from decisions.ids import follow_up_workflow_id
 from decisions.signature import Asked, signature_error
 
-FIRST_TASK_WITHIN = 3600 * 1000  # where no run is named that will have made them
+FIRST_TASK_WITHIN = 3600 * 1000  # if no run is named that may create tasks
 MOST_NOTED = 20
 TEXT_KEPT = 4000  # characters of a text that is too large to keep
-TIMEOUT, CLOCK, SENT = "timeout", "clock", "sent"  # what a task may be resolved by, beside events and people
+TIMEOUT, CLOCK, SENT = "timeout", "clock", "sent"  # `resolved_by`, if it is not an event or a person
 
 
 @dataclass(frozen=True)
 class Subscribe:
-    """Wait for the events of a topic."""
+    """Subscribe a task to a topic."""
 
     task: Task
     topic: str
@@ -48,7 +47,7 @@ class Subscribe:
 
 @dataclass(frozen=True)
 class Send:
-    """Send a message out; `number` is the task's place in its follow-up."""
+    """Send a task's message. `number` is the task's place in its follow-up."""
 
     task: Task
     number: int
@@ -57,19 +56,19 @@ class Send:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to do before `until`, or before something comes."""
+    """Wait until a change, at most until `until`."""
 
     until: int | None
 
 
 @dataclass(frozen=True)
 class Resume:
-    """All is there: a new request enters the lane."""
+    """Submit the request that resumes the work."""
 
 
 @dataclass(frozen=True)
 class End:
-    """It is over, and nothing is resumed."""
+    """End without resuming the work."""
 
 
 Move = Subscribe | Send | Wait | Resume | End
@@ -94,19 +93,19 @@ def opened(command: CreateCommand, now: int, execution: str) -> FollowUpState:
 
 
 def next_move(state: FollowUpState, *, is_sending: bool = False) -> Move:
-    """What the follow-up does next, of a state that is up to date (`advanced`).
+    """Return the next move for a state that is up to date (`advanced`).
 
-    Messages go out one after the other. `is_sending`: one is on its way, though its task may be resolved by now.
+    Messages are sent one at a time. `is_sending`: one is in flight, although its task may already be resolved.
     """
     if state.state.is_final:
         return Resume() if state.state is not FollowUpStatus.cancelled and state.resume_seq else End()
     for number, task in enumerate(state.tasks, 1):
         if task.state is FollowUpStatus.queued:
-            kind, given = kinds.read(task)
+            kind, parsed = kinds.read(task)
             if kind.sends is not None and not (is_sending or sends_now(state)):
-                return Send(task, number, kind.sends(given))
+                return Send(task, number, kind.sends(parsed))
             if kind.topic is not None:
-                return Subscribe(task, kind.topic(given))
+                return Subscribe(task, kind.topic(parsed))
     ends = [task.expires_at for task in open_tasks(state) if task.expires_at is not None and not _sends(task)]
     if not state.tasks and state.idle_until is not None:
         ends.append(state.idle_until)
@@ -118,7 +117,7 @@ def open_tasks(state: FollowUpState) -> tuple[Task, ...]:
 
 
 def sends_now(state: FollowUpState) -> bool:
-    """The message of a task goes out; what becomes of it is not known yet."""
+    """Return whether a message is in flight: its outcome is not known yet."""
     return any(task.state is FollowUpStatus.running and _sends(task) for task in state.tasks)
 
 
@@ -131,75 +130,73 @@ def task_of(state: FollowUpState, task_id: str) -> Task | None:
 
 
 def topics(state: FollowUpState) -> tuple[tuple[Task, str], ...]:
-    """The tasks that a topic may know of, and which."""
-    read = [(task, *kinds.read(task)) for task in state.tasks if task.state is not FollowUpStatus.queued]
-    return tuple((task, kind.topic(given)) for task, kind, given in read if kind.topic is not None)
+    """Return the tasks that a topic may know, each with the topic's key."""
+    rows = [(task, *kinds.read(task)) for task in state.tasks if task.state is not FollowUpStatus.queued]
+    return tuple((task, kind.topic(arguments)) for task, kind, arguments in rows if kind.topic is not None)
 
 
 def misdirected(state: FollowUpState, workflow_id: str | None) -> str | None:
-    """Why a command that names this follow-up is not for this one; None where it is, or names none."""
+    """Return the reason, if any, why a command is not for this follow-up."""
     if workflow_id in (None, state.workflow_id):
         return None
     return f"this is follow-up {state.workflow_id}, not {workflow_id[:100]}"
 
 
-def refusal(state: FollowUpState, wanted: TaskData, now: int) -> str | None:
-    """Why this task is not taken now; None where it is, or was before."""
-    if why := misdirected(state, wanted.workflow_id):
-        return why
-    if task_of(state, wanted.task_id) is not None:
+def refusal(state: FollowUpState, data: TaskData, now: int) -> str | None:
+    """Return the reason, if any, to reject this task now. A task that was accepted before is not rejected."""
+    if reason := misdirected(state, data.workflow_id):
+        return reason
+    if task_of(state, data.task_id) is not None:
         return None
     if state.state.is_final:
         return f"follow-up {state.workflow_id} is {state.state}: create another one"
     if len(state.tasks) >= MOST_TASKS:
         return f"a follow-up has at most {MOST_TASKS} tasks"
-    return kinds.refusal(wanted.kind, wanted.input, now)
+    return kinds.refusal(data.kind, data.input, now)
 
 
-def added(state: FollowUpState, wanted: TaskData, now: int) -> FollowUpState:
-    """With one task more, which was not refused; the same command again changes nothing."""
-    if task_of(state, wanted.task_id) is not None:
+def added(state: FollowUpState, data: TaskData, now: int) -> FollowUpState:
+    """Add a task that was not refused. The same command again changes nothing."""
+    if task_of(state, data.task_id) is not None:
         return state
-    kind = kinds.KINDS[wanted.kind]
-    given = kind.input.model_validate(wanted.input)
-    ends = [now + given.timeout_ms] if given.timeout_ms else []
+    kind = kinds.KINDS[data.kind]
+    parsed = kind.input.model_validate(data.input)
+    ends = [now + parsed.timeout_ms] if parsed.timeout_ms else []
     if kind.due is not None:
-        ends.append(kind.due(given, now))
+        ends.append(kind.due(parsed, now))
     task = Task(
-        task_id=wanted.task_id,
-        kind=wanted.kind,
-        description=wanted.description,
-        input=wanted.input,
+        task_id=data.task_id,
+        kind=data.kind,
+        description=data.description,
+        input=data.input,
         created_at=now,
         updated_at=now,
         expires_at=min(ends, default=None),
     )
-    runs = state.runs if wanted.run_id in (None, *state.runs) else (*state.runs, wanted.run_id)
+    runs = state.runs if data.run_id in (None, *state.runs) else (*state.runs, data.run_id)
     return state.model_copy(update={"tasks": (*state.tasks, task), "runs": runs, "updated_at": now})
 
 
 def turn_ended(state: FollowUpState, run_id: str) -> FollowUpState:
-    """From this run no more tasks are to be expected."""
+    """Record that this run adds no more tasks."""
     return state.model_copy(update={"runs": tuple(run for run in state.runs if run != run_id)})
 
 
 def begun(state: FollowUpState, task_id: str, now: int) -> FollowUpState:
-    """What the task needs is being done: subscribing, or sending."""
+    """Record that the task's subscription, or its message, is in progress."""
     return _changed(state, task_id, now, state=FollowUpStatus.running)
 
 
 def blocked(state: FollowUpState, task_id: str, now: int) -> FollowUpState:
-    """Now it waits; unless what it waits for has come in the meantime."""
+    """Record that the task waits, unless it was resolved in the meantime."""
     task = task_of(state, task_id)
-    return (
-        _changed(state, task_id, now, state=FollowUpStatus.blocked)
-        if task and task.state is FollowUpStatus.running
-        else state
-    )
+    if task is None or task.state is not FollowUpStatus.running:
+        return state
+    return _changed(state, task_id, now, state=FollowUpStatus.blocked)
 
 
 def sent(state: FollowUpState, task_id: str, outcome: ToolOutcome, now: int) -> FollowUpState:
-    """The message went out, or it is known why not, or that nobody knows; unless the task has its end already."""
+    """Record the outcome of a send: sent, failed, or in doubt. A task that has ended does not change."""
     task = task_of(state, task_id)
     if task is None or task.state.is_final:
         return state
@@ -209,81 +206,79 @@ def sent(state: FollowUpState, task_id: str, outcome: ToolOutcome, now: int) -> 
     return _resolved(state, task_id, result, SENT, now, FollowUpStatus.failed)
 
 
-def took(state: FollowUpState, brought: TaskResolved, now: int) -> tuple[FollowUpState, str | None]:
-    """What an event, or a result from outside, makes of a task; or why it makes nothing of it."""
-    task, why = task_of(state, brought.task_id), misdirected(state, brought.workflow_id)
+def took(state: FollowUpState, resolution: TaskResolved, now: int) -> tuple[FollowUpState, str | None]:
+    """Apply an event, or a result from outside, to its task. Return the reason if it does not apply."""
+    task, reason = task_of(state, resolution.task_id), misdirected(state, resolution.workflow_id)
     if task is None:
-        why = why or f"there is no task {brought.task_id[:100]}"
-    elif brought.event is None and state.answer_keys and kinds.KINDS[task.kind].asks is not None:
-        why = why or f"task {task.task_id} asks a person: only a signed answer resolves it"
-    if why or task is None:
-        return state, why
-    result, by = brought.result, brought.resolved_by or "task_resolved"
-    if brought.event is not None:
-        result, by = _judged(task, brought.event), event_id(brought.event)
+        reason = reason or f"there is no task {resolution.task_id[:100]}"
+    elif resolution.event is None and state.answer_keys and kinds.KINDS[task.kind].asks is not None:
+        reason = reason or f"task {task.task_id} asks a person: only a signed answer resolves it"
+    if reason or task is None:
+        return state, reason
+    result, by = resolution.result, resolution.resolved_by or "task_resolved"
+    if resolution.event is not None:
+        kind, parsed = kinds.read(task)
+        result, by = kind.result(parsed, resolution.event), event_id(resolution.event)
     if task.resolved_by == by:
-        return state, None  # it came again
+        return state, None  # a duplicate
     if result is None:
         return state, f"event {by[:100]} is not what task {task.task_id} waits for"
     if task.state.is_final:
-        late = Late(task_id=task.task_id, event=by, at=now)
-        if late.event in (each.event for each in state.late if each.task_id == task.task_id):
+        if by in (late.event for late in state.late if late.task_id == task.task_id):
             return state, None
+        late = Late(task_id=task.task_id, event=by, at=now)
         return state.model_copy(update={"late": (*state.late, late)[-MOST_NOTED:]}), None
     return _resolved(state, task.task_id, result, by, now), None
 
 
-def _judged(task: Task, event: Event) -> dict[str, Any] | None:
-    kind, given = kinds.read(task)
-    return kind.result(given, event)
-
-
 def questions(state: FollowUpState) -> tuple[Task, ...]:
-    """The tasks that ask a person, the oldest first."""
+    """Return the open tasks that ask a person, oldest first."""
     return tuple(task for task in open_tasks(state) if kinds.KINDS[task.kind].asks is not None)
 
 
 def answer_refusal(state: FollowUpState, answer: HumanInput) -> str | None:
-    """Why this answers none of the open questions; None if it does."""
-    asked = questions(state)
-    if not asked:
+    """Return the reason, if any, why this does not answer an open question. With several open, it must name one."""
+    prompts = questions(state)
+    if not prompts:
         return f"no question is open on follow-up {state.workflow_id}"
-    if answer.question_id not in (None, *(task.task_id for task in asked)):
-        return f"question {answer.question_id} is not open; open: {', '.join(task.task_id for task in asked)}"
+    if answer.question_id is None and len(prompts) > 1:
+        return f"several questions are open, so name one of them: {', '.join(task.task_id for task in prompts)}"
+    if answer.question_id not in (None, *(task.task_id for task in prompts)):
+        return f"question {answer.question_id} is not open; open: {', '.join(task.task_id for task in prompts)}"
     if answer.decision is not None or not (answer.text or "").strip():
         return "the question takes a text"
-    about = answer.question_id or asked[0].task_id
-    asked_here = Asked(follow_up_workflow_id(state.workflow_id), state.execution, about)
-    return signature_error(state.answer_keys, asked_here, answer)
+    task_id = answer.question_id or prompts[0].task_id
+    question = Asked(follow_up_workflow_id(state.workflow_id), state.execution, task_id)
+    return signature_error(state.answer_keys, question, answer)
 
 
 def answered(state: FollowUpState, answer: HumanInput, now: int) -> FollowUpState:
-    """The answer, which was not refused, to the question that it names, or to the oldest one."""
+    """Apply an answer that was not refused, to the question that it names or to the only one."""
     task_id = answer.question_id or questions(state)[0].task_id
     result = {"status": "answered", "text": answer.text} | ({"by": answer.by} if answer.by else {})
     return _resolved(state, task_id, result, answer.by or "a person", now)
 
 
 def cancelled(state: FollowUpState, now: int) -> FollowUpState:
-    """It ends as it stands, and nothing is resumed: not even where all is there, and no lane has taken it yet."""
+    """End as cancelled. The work does not resume, even if it was about to and no lane has accepted the request yet."""
     if state.state.is_final and not isinstance(next_move(state), Resume):
         return state
     for task in state.tasks:
-        if task.state is FollowUpStatus.running and _sends(task):  # for longer than a cancel waits for
+        if task.state is FollowUpStatus.running and _sends(task):  # a cancel has waited long enough for it
             state = sent(state, task.task_id, failed(ToolFault.in_doubt, "it may have been sent, or not"), now)
     return _cancel_open(state, now).model_copy(update={"state": FollowUpStatus.cancelled, "resolved_at": now})
 
 
 def advanced(state: FollowUpState, now: int) -> FollowUpState:
-    """Brought up to date: what waits without any doing, what the clock has resolved, and whether all is there."""
+    """Bring the state up to date: block tasks that only wait, apply the clock, and complete the follow-up if it is."""
     if state.state.is_final:
         return state
     for task in open_tasks(state):
         if _sends(task):
             continue
-        kind, given = kinds.read(task)
+        kind, parsed = kinds.read(task)
         if task.expires_at is not None and task.expires_at <= now:
-            due = kind.due(given, task.created_at) if kind.due else None
+            due = kind.due(parsed, task.created_at) if kind.due else None
             by = CLOCK if due is not None and due <= now else TIMEOUT
             status = {"status": "elapsed" if by == CLOCK else TIMEOUT, "at": now}
             state = _resolved(state, task.task_id, status, by, now)
@@ -293,14 +288,14 @@ def advanced(state: FollowUpState, now: int) -> FollowUpState:
 
 
 def _completed(state: FollowUpState, now: int) -> FollowUpState:
-    """`any` is judged at once; `all` when no run is left that may add tasks (E2)."""
-    left = open_tasks(state)
+    """Complete the follow-up if it is done: `any` at once, `all` when no run remains that may add tasks (E2)."""
+    remaining = open_tasks(state)
     is_any = state.definition.completion is Completion.any and any(_is_answer(task) for task in state.tasks)
-    is_any = is_any and not sends_now(state)  # a message that went out must not be told as cancelled
-    if not is_any and (left or state.runs or (not state.tasks and now < (state.idle_until or now))):
-        at_work = {FollowUpStatus.queued, FollowUpStatus.running} & {task.state for task in left}
-        waits = FollowUpStatus.running if at_work else FollowUpStatus.blocked
-        new = waits if state.tasks else FollowUpStatus.queued
+    is_any = is_any and not sends_now(state)  # a sent message must not be reported as cancelled
+    if not is_any and (remaining or state.runs or (not state.tasks and now < (state.idle_until or now))):
+        at_work = {FollowUpStatus.queued, FollowUpStatus.running} & {task.state for task in remaining}
+        waiting = FollowUpStatus.running if at_work else FollowUpStatus.blocked
+        new = waiting if state.tasks else FollowUpStatus.queued
         return state if new is state.state else state.model_copy(update={"state": new, "updated_at": now})
     state = _cancel_open(state, now)
     has_failed = all(task.state is FollowUpStatus.failed for task in state.tasks)
@@ -314,19 +309,19 @@ def _completed(state: FollowUpState, now: int) -> FollowUpState:
 
 
 def _is_answer(task: Task) -> bool:
-    """Enough for `any`: a timeout is not, nor what nobody waits for."""
+    """Return whether the task completes `any`: a timeout does not, nor does a task that is not awaited."""
     return task.state is FollowUpStatus.resolved and not timed_out(task) and _is_awaited(task)
 
 
 def timed_out(task: Task) -> bool:
-    """Nothing came in time. A person, or who resolved it, may be called like that, too."""
+    """Return whether the task timed out. A person may be named "timeout", so the status must match too."""
     status = task.result.get("status") if isinstance(task.result, dict) else None
     return task.resolved_by == status == TIMEOUT
 
 
 def _is_awaited(task: Task) -> bool:
-    kind, given = kinds.read(task)
-    return kind.is_awaited(given)
+    kind, parsed = kinds.read(task)
+    return kind.is_awaited(parsed)
 
 
 def _cancel_open(state: FollowUpState, now: int) -> FollowUpState:
@@ -342,7 +337,7 @@ def _resolved(  # noqa: PLR0913 - facts
 
 
 def _fitted(result: Any) -> Any:
-    """A large or deep result is cut: the state of all tasks has to fit one payload."""
+    """Truncate a large or deep result: the state of all tasks has to fit one payload."""
     size = len(to_json(result))
     if size <= MOST_RESULT and depth(result) <= MOST_DEPTH:
         return result
@@ -350,8 +345,8 @@ def _fitted(result: Any) -> Any:
         return {"text": str(result)[:TEXT_KEPT], "cut": size}
     small = {name: value for name, value in result.items() if _is_small(name, value)}
     text = {"text": str(result["text"])[:TEXT_KEPT]} if "text" in result else {}
-    few = dict(list(small.items())[:8])
-    return {**few, **text, "cut": size}
+    first = dict(list(small.items())[:8])
+    return {**first, **text, "cut": size}
 
 
 def _is_small(name: str, value: Any) -> bool:

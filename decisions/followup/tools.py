@@ -1,4 +1,4 @@
-"""What an agent asks for by the `workflow_*` tools, as the source's commands; defaults are the run's own (E1)."""
+"""Calls of the `workflow_*` tools as the source's commands; defaults are the run's own (E1)."""
 
 import re
 from fnmatch import fnmatchcase
@@ -25,9 +25,9 @@ MENTION = r"[A-Za-z0-9@._:-]{1,200}"
 
 
 def commanded(state: RunState, call: Call) -> FollowUpCommands | ToolOutcome:
-    """The commands of a call; or the error that the model can act on.
+    """Return the commands of a call, or the error that the model can act on.
 
-    Their ids come from the step, so that a call that is made again, in a resumed run too, asks for the same.
+    Ids derive from the step, so a repeated call, also in a resumed run, yields the same commands.
     """
     try:
         return _commands(state, call)
@@ -38,22 +38,22 @@ def commanded(state: RunState, call: Call) -> FollowUpCommands | ToolOutcome:
 
 
 def _commands(state: RunState, call: Call) -> FollowUpCommands:
-    given = call.arguments
+    arguments = call.arguments
     if call.tool == WORKFLOW_CREATE:
-        return FollowUpCommands(create=_create(state, call, given.get("definition")))
+        return FollowUpCommands(create=_create(state, call, arguments.get("definition")))
     if call.tool == WORKFLOW_TASK_CREATE:
-        return FollowUpCommands(task=_task(state, call, given))
-    platform = given.get("platform")
+        return FollowUpCommands(task=_task(state, call, arguments))
+    platform = arguments.get("platform")
     is_discord = platform is None or (isinstance(platform, str) and platform_name(platform) == reply.DISCORD)
     kind = reply.KIND if is_discord else reply.ANY
-    named = ("channelId", "messageId", "fromUserId", "timeoutMs", *(() if is_discord else ("platform", "after")))
-    wanted = {"kind": kind.name, "input": {name: given[name] for name in named if given.get(name) is not None}}
-    wanted |= {name: given[name] for name in ("workflowId", "description") if given.get(name) is not None}
-    if "workflowId" in wanted:
-        return FollowUpCommands(task=_task(state, call, wanted))
-    waits = f"{cut(state.goal, 2000)}\n\n{cut(state.last_finding, 2000)}\n\nWaiting for: {given.get('description')}"
-    create = _create(state, call, {"summary": waits})
-    return FollowUpCommands(create=create, task=_task(state, call, {**wanted, "workflowId": create.data.workflow_id}))
+    names = ("channelId", "messageId", "fromUserId", "timeoutMs", *(() if is_discord else ("platform", "after")))
+    fields = {"kind": kind.name, "input": {name: arguments[name] for name in names if arguments.get(name) is not None}}
+    fields |= {name: arguments[name] for name in ("workflowId", "description") if arguments.get(name) is not None}
+    if "workflowId" in fields:
+        return FollowUpCommands(task=_task(state, call, fields))
+    work = f"{cut(state.goal, 2000)}\n\n{cut(state.last_finding, 2000)}"
+    create = _create(state, call, {"summary": f"{work}\n\nWaiting for: {arguments.get('description')}"})
+    return FollowUpCommands(create=create, task=_task(state, call, {**fields, "workflowId": create.data.workflow_id}))
 
 
 def _create(state: RunState, call: Call, definition: Any) -> CreateCommand:
@@ -79,7 +79,7 @@ def _create(state: RunState, call: Call, definition: Any) -> CreateCommand:
 
 
 def _check_allowance(state: RunState) -> None:
-    """Raises ValueError: follow-ups resume work, so a chain of them has one allowance."""
+    """Raise ValueError if the allowance is used up. Follow-ups resume work, so a chain of them shares one."""
     if spent(state).follow_ups >= (limit := state.limits.max_follow_ups):
         raise ValueError(
             f"no follow-up more: this run and the work it goes on from have used all of max_follow_ups ({limit}). "
@@ -87,15 +87,15 @@ def _check_allowance(state: RunState) -> None:
         )
 
 
-def _check_origin(own: dict[str, Any], given: dict[str, Any]) -> None:
-    """Raises ValueError if the model names another request than the run's own, or a person who did not ask."""
-    for name, value in given.items():
+def _check_origin(own: dict[str, Any], origin: dict[str, Any]) -> None:
+    """Raise ValueError if the model names a request or a requester other than the run's own."""
+    for name, value in origin.items():
         if own.get(name) != value:
             raise ValueError(f"`origin.{name}` is the run's own and cannot be set: leave `origin` out")
 
 
 def _check_target(state: RunState, target: dict[str, Any], own: str) -> None:
-    """Raises ValueError for a conversation that the agent's file does not allow, and for a mention that is no id."""
+    """Raise ValueError if the agent's file does not allow the conversation, or the mention is not an id."""
     session = target["session_id"]
     if session != own and not any(fnmatchcase(str(session), allowed) for allowed in state.sessions):
         allowed = ", ".join((own, *state.sessions))
@@ -109,56 +109,56 @@ def _check_target(state: RunState, target: dict[str, Any], own: str) -> None:
 
 
 def _object(definition: dict[str, Any], name: str) -> dict[str, Any]:
-    given = definition.get(name) or {}
-    if not isinstance(given, dict):
-        raise ValueError(f"`{name}` must be an object")  # noqa: TRY004 - a fault of the arguments
-    return given
+    value = definition.get(name) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"`{name}` must be an object")  # noqa: TRY004 - an error of the arguments
+    return value
 
 
-def _task(state: RunState, call: Call, given: dict[str, Any]) -> TaskCommand:
-    known = {name: given[name] for name in ("workflowId", "kind", "description", "input") if name in given}
+def _task(state: RunState, call: Call, arguments: dict[str, Any]) -> TaskCommand:
+    fields = {name: arguments[name] for name in ("workflowId", "kind", "description", "input") if name in arguments}
     task_id = ids.task_id(*_maker(state, call))
-    data = TaskData.model_validate({**known, "taskId": task_id, "runId": state.run_id})
-    if why := kinds.refusal(data.kind, data.input, round(state.updated_at.timestamp() * 1000)):
-        raise ValueError(why)
+    data = TaskData.model_validate({**fields, "taskId": task_id, "runId": state.run_id})
+    if reason := kinds.refusal(data.kind, data.input, round(state.updated_at.timestamp() * 1000)):
+        raise ValueError(reason)
     _check_own(state, call, data.workflow_id)
     return TaskCommand(headers=headers_of(state), data=data)
 
 
-def _check_own(state: RunState, call: Call, named: str) -> None:
-    """Raises ValueError unless the follow-up was created at one of the run's own steps, or of the run it resumes."""
+def _check_own(state: RunState, call: Call, workflow_id: str) -> None:
+    """Raise ValueError unless a step of this run, or of the run it resumes, created the follow-up."""
     steps = range(1, (call.step or 0) + 1)
-    if named not in {ids.follow_up_id(key_id_of(state, step), step) for step in steps}:
-        raise ValueError(f"{cut(named, 80)!r} is no follow-up of this run: create one with {WORKFLOW_CREATE}")
+    if workflow_id not in {ids.follow_up_id(key_id_of(state, step), step) for step in steps}:
+        raise ValueError(f"{cut(workflow_id, 80)!r} is no follow-up of this run: create one with {WORKFLOW_CREATE}")
 
 
 def _maker(state: RunState, call: Call) -> tuple[str, int]:
-    """The id of the run that first made this call, as its keys have it, and the step."""
+    """Return the id of the run that first made this call, as in its keys, and the step."""
     step = call.step or 0
     return key_id_of(state, step), step
 
 
 def headers_of(state: RunState) -> Headers:
-    """By what the run's own request is known; a run that nobody requested is known by itself.
+    """Return the headers of the run's request; a run without one uses its own id.
 
-    A long id is not cut: runs that begin alike, as subtasks of one run do, would go on in one conversation.
+    A long id is replaced, not cut: runs whose ids begin alike, such as subtasks, would share one conversation.
     """
-    said, itself = state.headers, state.run_id
-    if len(itself) > MAX_ID_LENGTH:
-        itself = ids.stand_in(itself)
+    headers, own_id = state.headers, state.run_id
+    if len(own_id) > MAX_ID_LENGTH:
+        own_id = ids.stand_in(own_id)
     return Headers(
-        request_id=said.request_id or itself,
-        session_id=said.session_id or state.conversation_id or itself,
-        request_client=said.request_client or CLIENT,
-        user_id=said.user_id,
+        request_id=headers.request_id or own_id,
+        session_id=headers.session_id or state.conversation_id or own_id,
+        request_client=headers.request_client or CLIENT,
+        user_id=headers.user_id,
     )
 
 
 def shown(commands: FollowUpCommands) -> dict[str, str]:
-    """The ids, as the model is given them."""
-    told: dict[str, str] = {}
+    """Return the ids that the model receives."""
+    result: dict[str, str] = {}
     if commands.create is not None:
-        told["workflowId"] = commands.create.data.workflow_id
+        result["workflowId"] = commands.create.data.workflow_id
     if commands.task is not None:
-        told |= {"workflowId": commands.task.data.workflow_id, "taskId": commands.task.data.task_id}
-    return told
+        result |= {"workflowId": commands.task.data.workflow_id, "taskId": commands.task.data.task_id}
+    return result

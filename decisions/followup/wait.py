@@ -1,4 +1,4 @@
-"""`wait`: until a time, or for a while."""
+"""`wait`: until a time, or for a duration."""
 
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -11,7 +11,7 @@ JUST_PASSED_MS = 24 * 3600 * 1000
 
 
 class WaitInput(KindInput):
-    """`until` is milliseconds since 1970, or a date as "2030-01-31T12:00:00Z"; without a zone it is UTC."""
+    """The end of the wait. `until` is milliseconds since 1970, or an ISO date, in UTC if it names no zone."""
 
     until: int | None = Field(default=None, ge=0, le=253_402_300_799_000)
     delay_ms: int | None = Field(default=None, gt=0, le=MOST_MS)
@@ -34,13 +34,13 @@ class WaitInput(KindInput):
         return self
 
 
-def due(wanted: WaitInput, now: int) -> int:
-    return wanted.until if wanted.until is not None else now + (wanted.delay_ms or 0)
+def due(wait: WaitInput, now: int) -> int:
+    return wait.until if wait.until is not None else now + (wait.delay_ms or 0)
 
 
-def reject(wanted: WaitInput, now: int) -> str | None:
-    """A time is taken within the bounds of a delay. One that has just passed is due at once."""
-    if wanted.until is None or now - JUST_PASSED_MS <= wanted.until <= now + MOST_MS:
+def reject(wait: WaitInput, now: int) -> str | None:
+    """Return the reason if the time is out of bounds. A time that has just passed is accepted and due at once."""
+    if wait.until is None or now - JUST_PASSED_MS <= wait.until <= now + MOST_MS:
         return None
     return f"`until` must be a time from now to {MOST_MS // 86_400_000} days ahead"
 
@@ -51,5 +51,5 @@ KIND = Kind(
     input=WaitInput,
     due=due,
     rejects=reject,
-    told=lambda _, result: f"The time that was waited for has come ({result['status']}).",
+    format_result=lambda _, result: f"The time that was waited for has come ({result['status']}).",
 )

@@ -1,4 +1,4 @@
-"""What the files tell of a message (C5) and of its task (C8): each is what it was before, and what is new."""
+"""The contents of a message's ack file (C5) and of its task-state file (C8): the previous contents plus the changes."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -6,39 +6,38 @@ from typing import Any
 
 from contracts.mail.delivery import Ack, Letter, TaskState, Transition
 
-MOST_TOLD = 100  # changes, or duplicates, that a file keeps
+MOST_TOLD = 100  # changes, or duplicates, that a file holds
 _ENDS = (TaskState.succeeded, TaskState.failed)
 
-Told = Mapping[str, Any]
+Contents = Mapping[str, Any]
 
 
-def acked(before: Told | None, letter: Letter, status: Ack, at: datetime, details: str = "") -> dict[str, Any]:
-    """The ack of a message. Told twice, it is the same; another attempt goes on in the same file."""
-    told = _ack_of(before, letter)
+def acked(before: Contents | None, letter: Letter, status: Ack, at: datetime, details: str = "") -> dict[str, Any]:
+    """Return the ack file with a status. Repeating a status changes nothing; another attempt extends the same file."""
+    ack = _ack_of(before, letter)
     new = {"status": status, "at": _when(at), "attempt": letter.attempt}
-    history = list(told["history"])
-    known = [(each.get("status"), each.get("attempt")) for each in history]
+    history = list(ack["history"])
+    known = [(entry.get("status"), entry.get("attempt")) for entry in history]
     if (status, letter.attempt) in known:
         new = history[known.index((status, letter.attempt))]
-        if status is Ack.consumed:  # it may have come further since
-            return told
+        if status is Ack.consumed:  # the status may be a later one by now
+            return ack
     else:
         history.append(new)
-    told |= {"status": status, "details": details, "at": new["at"], "history": history[-MOST_TOLD:]}
-    return {**told, **({"run_id": letter.run_id} if letter.run_id else {})}
+    ack |= {"status": status, "details": details, "at": new["at"], "history": history[-MOST_TOLD:]}
+    return {**ack, **({"run_id": letter.run_id} if letter.run_id else {})}
 
 
-def duplicated(before: Told | None, letter: Letter, details: str, at: datetime) -> dict[str, Any]:
-    """The same message has come in another file; what became of the message itself stays as it is."""
-    told = _ack_of(before, letter)
-    if any(each.get("file") == letter.file for each in told["duplicates"]):
-        return told
-    when = _when(at)
-    other = {"status": Ack.succeeded, "details": details, "file": letter.file, "at": when}
-    return {**told, "duplicates": [*told["duplicates"], other][-MOST_TOLD:]}
+def duplicated(before: Contents | None, letter: Letter, details: str, at: datetime) -> dict[str, Any]:
+    """Return the ack file with a duplicate of the message. The message's own status does not change."""
+    ack = _ack_of(before, letter)
+    if any(entry.get("file") == letter.file for entry in ack["duplicates"]):
+        return ack
+    other = {"status": Ack.succeeded, "details": details, "file": letter.file, "at": _when(at)}
+    return {**ack, "duplicates": [*ack["duplicates"], other][-MOST_TOLD:]}
 
 
-def _ack_of(before: Told | None, letter: Letter) -> dict[str, Any]:
+def _ack_of(before: Contents | None, letter: Letter) -> dict[str, Any]:
     fresh: dict[str, Any] = {
         "message_id": letter.message_id,
         "sha256": letter.sha256,
@@ -50,16 +49,16 @@ def _ack_of(before: Told | None, letter: Letter) -> dict[str, Any]:
         "history": [],
         "duplicates": [],
     }
-    kept = {name: value for name, value in (before or {}).items() if name in {*fresh, "run_id", "at"}}
-    lists = {name: kept[name] for name in ("history", "duplicates") if isinstance(kept.get(name), list)}
-    return {**fresh, **kept, "history": [], "duplicates": [], **lists}
+    stored = {name: value for name, value in (before or {}).items() if name in {*fresh, "run_id", "at"}}
+    lists = {name: stored[name] for name in ("history", "duplicates") if isinstance(stored.get(name), list)}
+    return {**fresh, **stored, "history": [], "duplicates": [], **lists}
 
 
-def stated(before: Told | None, letter: Letter, *more: Transition) -> dict[str, Any]:
-    """How a task stands, with all its changes. What was told before is not told again."""
-    kept = (before or {}).get("history")
-    history = [each for each in kept if isinstance(each, dict)] if isinstance(kept, list) else []
-    known = _current([each for each in history if each.get("key") == letter.key], letter.transitions)
+def stated(before: Contents | None, letter: Letter, *more: Transition) -> dict[str, Any]:
+    """Return the task-state file with all changes of the task. Changes that it already has are not repeated."""
+    stored = (before or {}).get("history")
+    history = [entry for entry in stored if isinstance(entry, dict)] if isinstance(stored, list) else []
+    known = _current([entry for entry in history if entry.get("key") == letter.key], letter.transitions)
     for new in (*letter.transitions, *more):
         if known and known[0] == new.state:
             known = known[1:]
@@ -79,13 +78,13 @@ def stated(before: Told | None, letter: Letter, *more: Transition) -> dict[str, 
 
 
 def _current(own: list[dict[str, Any]], transitions: tuple[Transition, ...]) -> list[Any] | None:
-    """The states that were told since the message's latest beginning; None where its end was told."""
-    if transitions and any((each.get("state"), each.get("at")) == _told(transitions[-1]) for each in own):
+    """Return the recorded states since the message last began, unless its end is recorded."""
+    if transitions and any((entry.get("state"), entry.get("at")) == _told(transitions[-1]) for entry in own):
         last = transitions[-1].state
         if last in _ENDS:
             return None
-    begun = max((number for number, each in enumerate(own, 1) if each.get("state") in _ENDS), default=0)
-    return [each.get("state") for each in own[begun:]]
+    start = max((number for number, entry in enumerate(own, 1) if entry.get("state") in _ENDS), default=0)
+    return [entry.get("state") for entry in own[start:]]
 
 
 def _told(transition: Transition) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What a mailbox has in hand, and what it has room for: all of it is carried over continue-as-new."""
+"""The limits of a mailbox's state, all of which is carried over continue-as-new."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -12,82 +12,82 @@ from decisions.mailbox.delivery import is_task, place
 from decisions.text.formatting import cut
 
 # All of this together stays below 1 MiB.
-MOST_OPEN, OPEN_BYTES = 500, 264 * 1024  # messages in hand; of ordinary ones, the bytes allow some 350
-MOST_BLOCKED, BLOCKED_BYTES = 250, 132 * 1024  # of them, those that wait for inputs: these may never come
-NEW_PLANS, NEW_BYTES = 50, 32 * 1024  # and more: a message of each plan, or folder, that has none in hand
-WAITED_FOR, WAITED_BYTES = 100, 24 * 1024  # and more of what such work may wait for: replies, and subtasks for peers
+MOST_OPEN, OPEN_BYTES = 500, 264 * 1024  # open messages; of ordinary size, about 350 fit
+MOST_BLOCKED, BLOCKED_BYTES = 250, 132 * 1024  # of them, those that wait for inputs, which may never arrive
+NEW_PLANS, NEW_BYTES = 50, 32 * 1024  # in addition: one message of each plan or folder that has none open
+WAITED_FOR, WAITED_BYTES = 100, 24 * 1024  # in addition: what open work may wait for, replies and subtasks for peers
 MOST_ORDERS, ORDER_BYTES = 200, 64 * 1024
-NEW_FOLDERS, FOLDER_BYTES = 20, 16 * 1024  # and more: an order for each folder that has none
+NEW_FOLDERS, FOLDER_BYTES = 20, 16 * 1024  # in addition: one order for each folder that has none
 MOST_SEEN, MOST_TASKS = 5000, 5000
 MOST_DEAD, DEAD_BYTES = 500, 64 * 1024
 MOST_RECENT, RECENT_BYTES = 200, 48 * 1024
 MOST_NOTICES = 20
-BY = 16  # characters of a digest by which thousands are remembered
+BY = 16  # characters of a digest that is a key of the memory
 T = TypeVar("T")
 V = TypeVar("V", AckView, DeadLetter)
 
 
 def letter_of(state: MailboxState, key: str) -> Letter | None:
-    return next((each for each in state.letters if each.key == key), None)
+    return next((letter for letter in state.letters if letter.key == key), None)
 
 
 def with_letter(state: MailboxState, letter: Letter) -> MailboxState:
-    """In the place of the one with its key."""
-    letters = tuple(letter if each.key == letter.key else each for each in state.letters)
+    """Replace the letter of the same key."""
+    letters = tuple(letter if other.key == letter.key else other for other in state.letters)
     return state.model_copy(update={"letters": letters})
 
 
-def without_letters(state: MailboxState, *gone: Letter) -> MailboxState:
-    keys = [each.key for each in gone]
-    return state.model_copy(update={"letters": tuple(each for each in state.letters if each.key not in keys)})
+def without_letters(state: MailboxState, *removed: Letter) -> MailboxState:
+    keys = [letter.key for letter in removed]
+    return state.model_copy(update={"letters": tuple(letter for letter in state.letters if letter.key not in keys)})
 
 
 def has_room(state: MailboxState, letter: Letter) -> bool:
     more, more_bytes = 0, 0
-    if not any((each.folder, each.plan_id) == (letter.folder, letter.plan_id) for each in state.letters):
+    if not any((other.folder, other.plan_id) == (letter.folder, letter.plan_id) for other in state.letters):
         more, more_bytes = NEW_PLANS, NEW_BYTES
     if not is_task(letter):
         more, more_bytes = NEW_PLANS + WAITED_FOR, NEW_BYTES + WAITED_BYTES
-    used = sum(each.size for each in state.letters)
+    used = sum(other.size for other in state.letters)
     return len(state.letters) < MOST_OPEN + more and used + letter.size <= OPEN_BYTES + more_bytes
 
 
 def may_be_blocked(state: MailboxState, letter: Letter) -> bool:
-    """What waits for inputs leaves room for what does not."""
-    blocked = [each.size for each in state.letters if each.stage is Stage.blocked]
+    """Return whether another message may wait for inputs. Blocked messages leave room for the others."""
+    blocked = [other.size for other in state.letters if other.stage is Stage.blocked]
     return len(blocked) < MOST_BLOCKED and sum(blocked) + letter.size <= BLOCKED_BYTES
 
 
 def with_order(state: MailboxState, order: Order) -> MailboxState | None:
-    """None where too much is ordered already. What is ordered stays ordered once."""
-    if any(each.kind is order.kind and place(each.letter) == place(order.letter) for each in state.orders):
+    """Add an order, unless the file already has it or there is no room for it (`None`)."""
+    if any(other.kind is order.kind and place(other.letter) == place(order.letter) for other in state.orders):
         return state
-    is_first = all(each.letter.folder != order.letter.folder for each in state.orders)
+    is_first = all(other.letter.folder != order.letter.folder for other in state.orders)
     more, more_bytes = (NEW_FOLDERS, FOLDER_BYTES) if is_first else (0, 0)
-    used = sum(each.letter.size + len(each.why) for each in (*state.orders, order))
+    used = sum(other.letter.size + len(other.why) for other in (*state.orders, order))
     if len(state.orders) >= MOST_ORDERS + more or used > ORDER_BYTES + more_bytes:
         return None
     return state.model_copy(update={"orders": (*state.orders, order)})
 
 
-def newest(known: Mapping[str, T], key: str, value: T, most: int) -> dict[str, T]:
-    """With this one as the newest, and without the oldest where there are too many."""
-    kept = dict(known)
-    kept.pop(key, None)
-    while len(kept) >= most:
-        del kept[next(iter(kept))]
-    kept[key] = value
-    return kept
+def newest(entries: Mapping[str, T], key: str, value: T, limit: int) -> dict[str, T]:
+    """Add an entry as the newest, and drop the oldest ones beyond the limit."""
+    latest = dict(entries)
+    latest.pop(key, None)
+    while len(latest) >= limit:
+        del latest[next(iter(latest))]
+    latest[key] = value
+    return latest
 
 
-def bounded(memories: tuple[V, ...], most: int, most_bytes: int) -> tuple[V, ...]:
-    """The latest ones, as many as fit. Only the newest is new, so few have to go."""
-    kept = memories[-most:]
-    size = sum(len(to_json(each)) for each in kept)
-    while size > most_bytes and len(kept) > 1:
-        size -= len(to_json(kept[0]))
-        kept = kept[1:]
-    return kept
+def bounded(entries: tuple[V, ...], limit: int, max_bytes: int) -> tuple[V, ...]:
+    """Return the latest entries that fit. Callers add one at a time, so few are dropped."""
+    latest = entries[-limit:]
+    size = sum(len(to_json(entry)) for entry in latest)
+    while size > max_bytes and len(latest) > 1:
+        size -= len(to_json(latest[0]))
+        latest = latest[1:]
+    return latest
 
 
 def noticed(state: MailboxState, notice: str) -> MailboxState:

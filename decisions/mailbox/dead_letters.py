@@ -1,4 +1,4 @@
-"""Dead letters: messages that have failed, and files that are none. They can come back (C4, C5)."""
+"""Dead letters: messages that failed, and files that are not messages. They can be redelivered (C4, C5)."""
 
 from datetime import datetime
 
@@ -10,7 +10,7 @@ from decisions.mailbox.delivery import WHY, mark, place, stub_of, weighed
 from decisions.text.formatting import cut
 
 
-def died(state: MailboxState, letter: Letter, why: str, now: datetime) -> MailboxState:
+def died(state: MailboxState, letter: Letter, reason: str, now: datetime) -> MailboxState:
     dead = DeadLetter(
         file=letter.file,
         plan=letter.plan,
@@ -19,35 +19,35 @@ def died(state: MailboxState, letter: Letter, why: str, now: datetime) -> Mailbo
         task=letter.task,
         message_id=letter.message_id,
         attempt=letter.attempt,
-        why=cut(why, WHY),
+        why=cut(reason, WHY),
         at=now,
     )
-    kept = bounded((*state.dead, dead), MOST_DEAD, DEAD_BYTES)
-    return state.model_copy(update={"dead": kept, "failed": state.failed + 1})
+    latest = bounded((*state.dead, dead), MOST_DEAD, DEAD_BYTES)
+    return state.model_copy(update={"dead": latest, "failed": state.failed + 1})
 
 
 def newly_dead(before: MailboxState, after: MailboxState) -> tuple[DeadLetter, ...]:
-    """Those of whom an alert is due: all that came since."""
-    grown = after.failed - before.failed
-    return after.dead[-grown:] if grown else ()
+    """Return the dead letters since `before`, each of which raises an alert."""
+    count = after.failed - before.failed
+    return after.dead[-count:] if count else ()
 
 
-def redeliver(state: MailboxState, wanted: Redeliver, now: datetime) -> MailboxState:
-    """The files come back as new ones, and their messages may come once more."""
-    chosen = [each for each in state.dead if _is_wanted(each, wanted)]
+def redeliver(state: MailboxState, request: Redeliver, now: datetime) -> MailboxState:
+    """Restore the matching files as new ones, and accept their messages once more."""
+    chosen = [dead for dead in state.dead if _is_wanted(dead, request)]
     if not chosen:
-        about = wanted.message_id or wanted.file or "at all"
-        return noticed(state, f"redeliver: no dead letter {cut(about, 80)}")
+        name = request.message_id or request.file or "at all"
+        return noticed(state, f"redeliver: no dead letter {cut(name, 80)}")
     orders, seen = list(state.orders), state.seen
-    for each in chosen:
-        stub = stub_of(place(each), now, each.message_id, each.key)
+    for dead in chosen:
+        stub = stub_of(place(dead), now, dead.message_id, dead.key)
         orders.append(Order(kind=OrderKind.restore, letter=weighed(stub)))
-        if each.key:
-            again = Seen(file=mark(stub), attempt=each.attempt, again=True)
-            seen = newest(seen, each.key[:BY], again, MOST_SEEN)
-    left = tuple(each for each in state.dead if each not in chosen)
-    return state.model_copy(update={"orders": tuple(orders), "seen": seen, "dead": left})
+        if dead.key:
+            again = Seen(file=mark(stub), attempt=dead.attempt, again=True)
+            seen = newest(seen, dead.key[:BY], again, MOST_SEEN)
+    remaining = tuple(dead for dead in state.dead if dead not in chosen)
+    return state.model_copy(update={"orders": tuple(orders), "seen": seen, "dead": remaining})
 
 
-def _is_wanted(dead: DeadLetter, wanted: Redeliver) -> bool:
-    return wanted.message_id in (None, dead.message_id) and wanted.file in (None, dead.file)
+def _is_wanted(dead: DeadLetter, request: Redeliver) -> bool:
+    return request.message_id in (None, dead.message_id) and request.file in (None, dead.file)

@@ -1,41 +1,43 @@
-"""A message in hand: how it is known, and how it comes from state to state (C8)."""
+"""An open message: its keys, and its transitions from state to state (C8)."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 from pydantic_core import to_json
 
 from contracts.conversation import TurnEnd
 from contracts.failures import RunFailure
 from contracts.mail.delivery import Ack, Letter, LetterEnding, Stage, TaskState, Transition
-from contracts.mail.mailbox import DeadLetter, Delivery
+from contracts.mail.mailbox import AckView, DeadLetter, Delivery
 from contracts.mail.message import MessageHead, TaskHead
 from decisions.ids import letter_key, mail_conversation_id, mail_request_id, task_key, turn_run_id
 from decisions.text.formatting import cut
 
-FRAME = 330  # bytes that come to a letter on its way: a transition for each state, a run, an ending
-WHY = 200  # characters of what is remembered
-MARK = 8  # and of one that is only compared with another of the same message
-GIVEN_UP = "GivenUp"  # the fault of a letter that a person did not want any more
-BAD_MESSAGE = "BadMessage"  # the fault of a letter that ends before it begins
+FRAME = 330  # bytes that a letter may still gain: a transition for each state, a run, an ending
+WHY = 200  # characters of a reason in the memory
+MARK = 8  # characters of a file's digest, compared only within one message
+GIVEN_UP = "GivenUp"  # the error type of a letter that a person gave up
+BAD_MESSAGE = "BadMessage"  # the error type of a letter that ends before it begins
 MOST_ATTEMPTS = 3
 PAUSE = timedelta(seconds=10)  # before the second attempt; twice that before the third
 _PASSING = (RunFailure.rate_limited, RunFailure.model_unavailable)
 _FAILED_ENDS: Mapping[TurnEnd, str] = {
-    TurnEnd.escalated: "the run has given up",
-    TurnEnd.failed: "the run has failed",
+    TurnEnd.escalated: "the run escalated",
+    TurnEnd.failed: "the run failed",
     TurnEnd.cancelled: "the run was cancelled",
-    TurnEnd.timed_out: "the time of the run was used up",
+    TurnEnd.timed_out: "the run timed out",
     TurnEnd.steered: "the task joined another run",
-    TurnEnd.answered: "the task was taken for an answer",
+    TurnEnd.answered: "the task was taken as an answer",
     TurnEnd.dropped: "the task was dropped before its run began",
 }
+_NAMES = {"key", "message_id", "plan_id", "task_id", "subtask_id", "run_id"}
 LAST_STATE = {Ack.succeeded: TaskState.succeeded, Ack.failed: TaskState.failed}
 
 
-def may_try_again(fault: str | None, steps: int, attempt: int) -> bool:
-    """Whether a run that failed may be made anew: it has done nothing yet, and what it failed of may pass (C5)."""
-    return fault in _PASSING and steps == 0 and attempt < MOST_ATTEMPTS
+def may_try_again(error: str | None, steps: int, attempt: int) -> bool:
+    """Return whether a failed run may be replaced: it made no step, and the failure is transient (C5)."""
+    return error in _PASSING and steps == 0 and attempt < MOST_ATTEMPTS
 
 
 def pause_after(attempt: int) -> timedelta:
@@ -48,25 +50,25 @@ def ending_of(end: TurnEnd) -> LetterEnding:
     return LetterEnding(ack=Ack.failed, details=_FAILED_ENDS[end], fault=end)
 
 
-def bad(fault: str) -> LetterEnding:
-    return LetterEnding(ack=Ack.failed, details=cut(fault, WHY), fault=BAD_MESSAGE)
+def bad(error: str) -> LetterEnding:
+    return LetterEnding(ack=Ack.failed, details=cut(error, WHY), fault=BAD_MESSAGE)
 
 
-def letter_for(folder: str, found: Delivery, head: MessageHead, now: datetime) -> Letter:
+def letter_for(folder: str, delivery: Delivery, head: MessageHead, now: datetime) -> Letter:
     letter = Letter(
-        key=letter_key(head.message_id, found.sha256),
+        key=letter_key(head.message_id, delivery.sha256),
         task=task_key(head.plan_id, head.task_id, head.subtask_id),
         folder=folder,
-        plan=found.plan,
-        file=found.file,
-        sha256=found.sha256,
+        plan=delivery.plan,
+        file=delivery.file,
+        sha256=delivery.sha256,
         message_id=head.message_id,
         plan_id=head.plan_id,
         task_id=head.task_id,
         subtask_id=head.subtask_id,
         sender=head.sender,
         is_reply=not isinstance(head, TaskHead),
-        undecided=found.undecided,
+        undecided=delivery.undecided,
         stage=Stage.admitted,
         heard_at=now,
     )
@@ -78,7 +80,7 @@ def weighed(letter: Letter) -> Letter:
 
 
 def stub_of(place: tuple[str, str, str], now: datetime, message_id: str = "", key: str = "") -> Letter:
-    """Stands for a file of which no more is known."""
+    """Return a letter for a file whose contents are not known."""
     folder, plan, file = place
     return Letter(
         key=key,
@@ -95,12 +97,16 @@ def stub_of(place: tuple[str, str, str], now: datetime, message_id: str = "", ke
     )
 
 
-def place(file: Letter | DeadLetter) -> tuple[str, str, str]:
-    return file.folder, file.plan, file.file
+def ack_of(letter: Letter, **fields: Any) -> AckView:
+    return AckView(**letter.model_dump(include=_NAMES), **fields)
+
+
+def place(item: Letter | DeadLetter) -> tuple[str, str, str]:
+    return item.folder, item.plan, item.file
 
 
 def mark(letter: Letter) -> str:
-    """By which the file that a message came in is known again."""
+    """Return the digest by which the message's file is recognized."""
     return task_key(*place(letter))[:MARK]
 
 
@@ -109,7 +115,7 @@ def is_task(letter: Letter) -> bool:
 
 
 def run_of(agent: str, task: str, key: str, attempt: int) -> str:
-    """The run of a letter, as its lane names it."""
+    """Return the run id of a letter, as its lane derives it."""
     return turn_run_id(mail_conversation_id(agent, task), mail_request_id(key, attempt))
 
 
@@ -118,18 +124,18 @@ def blocked(letter: Letter, now: datetime) -> Letter:
     return moved(letter, TaskState.blocked, now).model_copy(update=changes)
 
 
-def moved(letter: Letter, to: TaskState, at: datetime) -> Letter:
-    """A state that it is in already it does not enter; it is consumed once, however often it is tried."""
-    passed = letter.transitions if to is TaskState.consumed else letter.transitions[-1:]
-    if any(each.state is to for each in passed):
+def moved(letter: Letter, state: TaskState, at: datetime) -> Letter:
+    """Add a transition, unless the letter is already in that state. A letter is consumed once over all attempts."""
+    passed = letter.transitions if state is TaskState.consumed else letter.transitions[-1:]
+    if any(transition.state is state for transition in passed):
         return letter
-    return letter.model_copy(update={"transitions": (*letter.transitions, Transition(state=to, at=at))})
+    return letter.model_copy(update={"transitions": (*letter.transitions, Transition(state=state, at=at))})
 
 
 def has_passed(letter: Letter, state: TaskState) -> bool:
-    return any(each.state is state for each in letter.transitions)
+    return any(transition.state is state for transition in letter.transitions)
 
 
 def is_asking(letter: Letter) -> bool:
-    """Its run waits for a person to say which file an input is."""
-    return letter.stage is Stage.running and any(each.state is TaskState.blocked for each in letter.transitions[-1:])
+    """Return whether the letter's run waits for a person to choose an input file."""
+    return letter.stage is Stage.running and any(last.state is TaskState.blocked for last in letter.transitions[-1:])

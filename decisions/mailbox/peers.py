@@ -1,4 +1,4 @@
-"""Subtasks for a peer that lives outside: sent to its folder, taken back, answered (D6)."""
+"""Subtasks for outside peers: written to the peer's folder, withdrawn, answered (D6)."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -15,24 +15,24 @@ from decisions.mailbox.delivery import weighed
 from decisions.text.formatting import cut
 
 MOST_DISPATCH = 4096  # bytes
-WITHDRAWN_BYTES = 32 * 1024  # of subtasks that a bridge is still to take back; of more, the oldest files stay there
+WITHDRAWN_BYTES = 32 * 1024  # of open withdrawals; beyond it, the oldest are dropped and their files stay
 
 
 def dispatched(state: MailboxState, dispatch: Dispatch, now: datetime) -> MailboxState:
-    """One that is on its way is there once. Of those that were sent, the oldest is forgotten where there is no room."""
+    """Add a subtask, once. If there is no room, forget the oldest subtasks that were sent."""
     letter = _outgoing(state, dispatch, now)
     if letter_of(state, letter.key) is not None:
         return state
     if len(to_json(dispatch)) > MOST_DISPATCH:
         return noticed(state, f"dispatch: it has more than {MOST_DISPATCH:,} bytes")
-    left = state
-    while not has_room(left, letter):
-        sent = next((each for each in left.letters if each.stage is Stage.sent), None)
+    after = state
+    while not has_room(after, letter):
+        sent = next((other for other in after.letters if other.stage is Stage.sent), None)
         if sent is None:
             return noticed(state, f"dispatch: full: {cut(dispatch.task_id, 80)} {cut(dispatch.subtask_id, 80)}")
-        left = without_letters(left, sent)
-    orders = tuple(x for x in left.orders if x.kind is not OrderKind.withdraw or x.letter.key != letter.key)
-    return left.model_copy(update={"letters": (*left.letters, letter), "orders": orders})
+        after = without_letters(after, sent)
+    orders = tuple(one for one in after.orders if one.kind is not OrderKind.withdraw or one.letter.key != letter.key)
+    return after.model_copy(update={"letters": (*after.letters, letter), "orders": orders})
 
 
 def _outgoing(state: MailboxState, dispatch: Dispatch, now: datetime) -> Letter:
@@ -54,35 +54,35 @@ def _outgoing(state: MailboxState, dispatch: Dispatch, now: datetime) -> Letter:
 
 
 def withdrawn(state: MailboxState, dispatch: Dispatch, now: datetime) -> MailboxState:
-    """Nobody waits for the reply any more: its file is taken back, where there is a folder that may have it."""
+    """Withdraw a subtask whose reply is not awaited any more. If it has a folder, order the removal of its file."""
     if len(to_json(dispatch)) > MOST_DISPATCH:
         return noticed(state, f"withdraw: it has more than {MOST_DISPATCH:,} bytes")
     unknown = _outgoing(state, dispatch, now)
     letter = letter_of(state, unknown.key) or unknown
-    left = without_letters(state, letter)
-    if not letter.folder or any(each.letter.key == letter.key for each in left.orders):
-        return left
+    after = without_letters(state, letter)
+    if not letter.folder or any(one.letter.key == letter.key for one in after.orders):
+        return after
     order = Order(kind=OrderKind.withdraw, letter=letter)
-    left = left.model_copy(update={"orders": (*left.orders, order)})
-    while oldest := _too_many([each for each in left.orders if each.kind is OrderKind.withdraw]):
-        left = noticed(left, f"withdraw: nobody did it: {cut(oldest.letter.message_id, 200)}")
-        left = left.model_copy(update={"orders": tuple(each for each in left.orders if each is not oldest)})
-    return left
+    after = after.model_copy(update={"orders": (*after.orders, order)})
+    while oldest := _too_many([one for one in after.orders if one.kind is OrderKind.withdraw]):
+        after = noticed(after, f"withdraw: not done: {cut(oldest.letter.message_id, 200)}")
+        after = after.model_copy(update={"orders": tuple(one for one in after.orders if one is not oldest)})
+    return after
 
 
 def _too_many(withdrawals: Sequence[Order]) -> Order | None:
-    """The oldest of too many."""
-    is_over = sum(each.letter.size for each in withdrawals) > WITHDRAWN_BYTES and len(withdrawals) > 1
+    """Return the oldest withdrawal if there are too many."""
+    is_over = sum(order.letter.size for order in withdrawals) > WITHDRAWN_BYTES and len(withdrawals) > 1
     return withdrawals[0] if is_over else None
 
 
 def resolved(state: MailboxState, reply: Letter) -> MailboxState:
-    """The reply has come to whoever waited for it, or nobody does: what it answers is over."""
+    """Close the subtask that the reply answers."""
     answered = [
-        each
-        for each in state.letters
-        if each.delegation is not None
-        and each.stage in (Stage.outgoing, Stage.sent)
-        and (each.task_id, each.subtask_id) == (reply.task_id, reply.subtask_id)
+        letter
+        for letter in state.letters
+        if letter.delegation is not None
+        and letter.stage in (Stage.outgoing, Stage.sent)
+        and (letter.task_id, letter.subtask_id) == (reply.task_id, reply.subtask_id)
     ]
     return without_letters(state, *answered)

@@ -1,4 +1,4 @@
-"""How awake a bridge is: at work, idle after some empty cycles, dormant after a while of nothing (C6)."""
+"""The poll mode of a bridge: running, idle after some empty cycles, dormant after a longer time without work (C6)."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -10,38 +10,38 @@ from contracts.models import Value
 class Mode(StrEnum):
     running = "RUNNING"
     idle = "IDLE"
-    dormant = "DORMANT"  # nothing is looked at until a file wakes it
+    dormant = "DORMANT"  # does not poll until a file wakes it
 
 
 @dataclass(frozen=True)
 class Patience:
-    """`idle_after` empty cycles a bridge is idle, `dormant_after` the last work dormant; None: never."""
+    """The limits of a mode: a number of empty cycles, and the time since the last work (`None`: never dormant)."""
 
     idle_after: int = 3
     dormant_after: timedelta | None = timedelta(minutes=5)
 
 
 class Pace(Value):
-    """`empty` cycles in a row, the last of them since nothing has happened `since`."""
+    """The mode of a bridge, with its `empty` cycles in a row and the time of its last work in `since`."""
 
     mode: Mode = Mode.running
     empty: int = 0
     since: datetime
 
 
-def woken(pace: Pace, now: datetime) -> Pace:
-    """Something has come, or may have: it is looked at before anything is decided."""
-    return Pace(mode=Mode.idle if pace.mode is Mode.dormant else pace.mode, since=now)
+def woken(state: Pace, now: datetime) -> Pace:
+    """Return the state after a wake-up: the bridge looks at the folder before it changes mode."""
+    return Pace(mode=Mode.idle if state.mode is Mode.dormant else state.mode, since=now)
 
 
-def after_cycle(pace: Pace, *, has_worked: bool, must_look: bool, now: datetime, patience: Patience) -> Pace:
-    """`must_look`: something is in hand that no event tells of, so there is no falling asleep over it."""
+def after_cycle(state: Pace, *, has_worked: bool, must_look: bool, now: datetime, patience: Patience) -> Pace:
+    """Return the state after a cycle. `must_look` prevents dormancy: no event reports a change of the open work."""
     if has_worked:
         return Pace(since=now)
-    empty = pace.empty + 1
+    empty = state.empty + 1
     is_idle = empty >= patience.idle_after
-    is_over = patience.dormant_after is not None and now - pace.since >= patience.dormant_after
+    is_over = patience.dormant_after is not None and now - state.since >= patience.dormant_after
     if is_idle and is_over and not must_look:
-        return Pace(mode=Mode.dormant, empty=empty, since=pace.since)
-    mode = Mode.idle if is_idle or pace.mode is not Mode.running else Mode.running
-    return Pace(mode=mode, empty=empty, since=pace.since)
+        return Pace(mode=Mode.dormant, empty=empty, since=state.since)
+    mode = Mode.idle if is_idle or state.mode is not Mode.running else Mode.running
+    return Pace(mode=mode, empty=empty, since=state.since)

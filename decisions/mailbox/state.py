@@ -1,7 +1,7 @@
-"""A mailbox: which messages it takes, what becomes of each, and what it remembers (C2, C5, C7, C8, D2).
+"""A mailbox: the messages it accepts, their outcomes, and its memory (C2, C5, C7, C8, D2).
 
-Every message that was admitted ends once. A message in hand is a letter, and its stage says what is to be done next
-(`decisions.mailbox.commands`); what is to be done with any other file is an order.
+Every admitted message ends once. An open message is a letter, whose stage determines the next step
+(`decisions.mailbox.commands`). A step for any other file is an order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,6 @@ from datetime import datetime
 from contracts.mail.commands import Order, OrderKind
 from contracts.mail.delivery import Ack, Letter, LetterEnding, Stage, TaskState
 from contracts.mail.mailbox import (
-    AckView,
     Delivered,
     Delivery,
     GiveUp,
@@ -42,6 +41,7 @@ from decisions.mailbox.delivery import (
     GIVEN_UP,
     LAST_STATE,
     WHY,
+    ack_of,
     bad,
     blocked,
     ending_of,
@@ -65,116 +65,116 @@ RESULT_SENT_AGAIN = "RESULT_SENT_AGAIN"
 
 
 def attached(state: MailboxState, folder: str) -> MailboxState:
-    """A bridge of this folder is there: what had no folder to go to goes there."""
-    letters = tuple(each if each.folder else each.model_copy(update={"folder": folder}) for each in state.letters)
+    """Record that a bridge serves this folder. Letters without a folder are assigned to it."""
+    letters = tuple(one if one.folder else one.model_copy(update={"folder": folder}) for one in state.letters)
     return state.model_copy(update={"folder": folder, "letters": letters})
 
 
 def deliver(
     state: MailboxState, folder: str, deliveries: Sequence[Delivery], now: datetime
 ) -> tuple[MailboxState, Delivered]:
-    """Judges each in this order: no message, seen before, about a task that is in hand or done, faulty, blocked."""
+    """Judge each delivery in this order: no message, seen before, its task is open or done, faulty, blocked."""
     state = attached(state, folder)
     verdicts: list[Verdict] = []
-    for each in deliveries:
-        state, verdict = _judged(state, folder, each, now)
+    for delivery in deliveries:
+        state, verdict = _judged(state, folder, delivery, now)
         verdicts.append(verdict)
     return state, Delivered(verdicts=tuple(verdicts), open=len(state.letters))
 
 
-def _judged(state: MailboxState, folder: str, found: Delivery, now: datetime) -> tuple[MailboxState, Verdict]:
-    if found.head is None:
-        return _no_message(state, folder, found, now)
-    letter = letter_for(folder, found, found.head, now)
+def _judged(state: MailboxState, folder: str, delivery: Delivery, now: datetime) -> tuple[MailboxState, Verdict]:
+    if delivery.head is None:
+        return _no_message(state, folder, delivery, now)
+    letter = letter_for(folder, delivery, delivery.head, now)
     if (known := _known(state, letter.key)) is not None:
         if not known.again:
-            return _seen(state, letter, known, found, now)
+            return _seen(state, letter, known, delivery, now)
         letter = letter.model_copy(update={"attempt": known.attempt + 1})
-    return _new(state, letter, found, now)
+    return _new(state, letter, delivery, now)
 
 
 def _known(state: MailboxState, key: str) -> Seen | None:
-    """What is in hand is known however many came since."""
+    """Return the memory of a message. An open message is known even if the memory has dropped it."""
     in_hand = letter_of(state, key)
     return Seen(file=mark(in_hand), attempt=in_hand.attempt) if in_hand else state.seen.get(key[:BY])
 
 
-def _no_message(state: MailboxState, folder: str, found: Delivery, now: datetime) -> tuple[MailboxState, Verdict]:
-    why = found.fault or "it is no message"
-    stub = stub_of((folder, found.plan, found.file), now)
-    order = Order(kind=OrderKind.bury, letter=stub, why=why)
+def _no_message(state: MailboxState, folder: str, delivery: Delivery, now: datetime) -> tuple[MailboxState, Verdict]:
+    reason = delivery.fault or "it is not a message"
+    stub = stub_of((folder, delivery.plan, delivery.file), now)
+    order = Order(kind=OrderKind.bury, letter=stub, why=reason)
     buried = with_order(state, order)
     if buried is None:
         return state, Verdict.full
-    if any(place(each) == place(stub) for each in state.dead):
+    if any(place(dead) == place(stub) for dead in state.dead):
         return buried, Verdict.dead
-    return died(buried, stub, why, now), Verdict.dead
+    return died(buried, stub, reason, now), Verdict.dead
 
 
 def _seen(
-    state: MailboxState, letter: Letter, known: Seen, found: Delivery, now: datetime
+    state: MailboxState, letter: Letter, known: Seen, delivery: Delivery, now: datetime
 ) -> tuple[MailboxState, Verdict]:
-    """A message that came before: in this very file, which may still be in hand, or in another."""
-    if any(place(each.letter) == place(letter) for each in state.orders):
+    """Judge a message that was seen before, in this file, which may still be open, or in another."""
+    if any(place(order.letter) == place(letter) for order in state.orders):
         return state, Verdict.known
     if known.file != mark(letter):
         order = Order(kind=OrderKind.skip, letter=letter, why=SKIPPED_DUPLICATE)
         return _or_full(state, _skipped(state, order), Verdict.duplicate)
     in_hand = letter_of(state, letter.key)
     if in_hand is not None:
-        return _delivered_again(state, in_hand, found, now)
-    dead = next((each for each in state.dead if each.key == letter.key), None)
-    kind, why = (OrderKind.bury, dead.why) if dead else (OrderKind.skip, "")  # its end was told; the file came back
-    return _or_full(state, with_order(state, Order(kind=kind, letter=letter, why=why)), Verdict.duplicate)
+        return _delivered_again(state, in_hand, delivery, now)
+    dead = next((dead for dead in state.dead if dead.key == letter.key), None)
+    kind, reason = (OrderKind.bury, dead.why) if dead else (OrderKind.skip, "")  # its end is written; the file is back
+    return _or_full(state, with_order(state, Order(kind=kind, letter=letter, why=reason)), Verdict.duplicate)
 
 
 def _delivered_again(
-    state: MailboxState, letter: Letter, found: Delivery, now: datetime
+    state: MailboxState, letter: Letter, delivery: Delivery, now: datetime
 ) -> tuple[MailboxState, Verdict]:
-    """What its bridge finds of its inputs now counts, as long as the letter has not been taken."""
+    """Update a letter's inputs as the bridge finds them now, until the letter is taken."""
     if letter.stage not in (Stage.blocked, Stage.admitted):
         return state, Verdict.known
-    if letter.undecided != found.undecided:
-        letter = weighed(letter.model_copy(update={"undecided": found.undecided}))
+    if letter.undecided != delivery.undecided:
+        letter = weighed(letter.model_copy(update={"undecided": delivery.undecided}))
         state = with_letter(state, letter)
     if letter.stage is Stage.admitted:
         return state, Verdict.known
-    if found.fault is not None:
-        return to_end(state, letter, bad(found.fault), now), Verdict.dead
-    if found.missing:
+    if delivery.fault is not None:
+        return to_end(state, letter, bad(delivery.fault), now), Verdict.dead
+    if delivery.missing:
         return state, Verdict.blocked
     changes = {"stage": Stage.admitted, "untold": False, "not_before": None, "tries": 0}
     unblocked = letter.model_copy(update=changes)
     return with_letter(state, unblocked), Verdict.admitted
 
 
-def _new(state: MailboxState, letter: Letter, found: Delivery, now: datetime) -> tuple[MailboxState, Verdict]:
+def _new(state: MailboxState, letter: Letter, delivery: Delivery, now: datetime) -> tuple[MailboxState, Verdict]:
     if not letter.is_reply:
-        if any(is_task(each) and each.task == letter.task for each in state.letters):
+        if any(is_task(other) and other.task == letter.task for other in state.letters):
             order = Order(kind=OrderKind.skip, letter=letter, why=SKIPPED_TASK_IN_PROGRESS)
             return _or_full(state, _remembered(_skipped(state, order), letter), Verdict.task_in_progress)
         if (done := state.tasks.get(letter.task[:BY])) is not None:
             run_id = done.run_id or run_of(state.agent, letter.task, done.key, done.attempt)
             order = Order(kind=OrderKind.resend, letter=letter, why=RESULT_SENT_AGAIN, run_id=run_id)
             return _or_full(state, _remembered(_skipped(state, order), letter), Verdict.task_done)
-    is_blocked = bool(found.missing) and found.fault is None and not letter.is_reply
+    is_blocked = bool(delivery.missing) and delivery.fault is None and not letter.is_reply
     if not has_room(state, letter) or (is_blocked and not may_be_blocked(state, letter)):
         return state, Verdict.full
     state = _accepted(state, letter)
-    if found.fault is not None:
-        return to_end(state, letter, bad(found.fault), now), Verdict.dead
+    if delivery.fault is not None:
+        return to_end(state, letter, bad(delivery.fault), now), Verdict.dead
     if is_blocked:
         return with_letter(state, blocked(letter, now)), Verdict.blocked
     return state, Verdict.admitted
 
 
 def _accepted(state: MailboxState, letter: Letter) -> MailboxState:
-    known = state.model_copy(update={"letters": (*state.letters, letter), "accepted": state.accepted + 1})
-    return _remembered(known, letter) or known
+    admitted = state.model_copy(update={"letters": (*state.letters, letter), "accepted": state.accepted + 1})
+    return _remembered(admitted, letter) or admitted
 
 
 def _remembered(state: MailboxState | None, letter: Letter) -> MailboxState | None:
-    """None of None, which stands for a mailbox that is full."""
+    """Add the letter to the memory of seen messages, unless the mailbox is full (`None`)."""
     if state is None:
         return None
     seen = Seen(file=mark(letter), attempt=letter.attempt)
@@ -191,27 +191,27 @@ def _skipped(state: MailboxState, order: Order) -> MailboxState | None:
 
 
 def to_end(state: MailboxState, letter: Letter, ending: LetterEnding, now: datetime) -> MailboxState:
-    """What has become of it is known, and is to be told."""
+    """Record how the letter ended. A bridge has yet to write it to the folder."""
     brief = ending.model_copy(update={"details": cut(ending.details, WHY)})
     changes = {"stage": Stage.ending, "ending": brief, "untold": False, "not_before": None, "tries": 0}
     return with_letter(state, moved(letter, LAST_STATE[brief.ack], now).model_copy(update=changes))
 
 
-def turn_ended(state: MailboxState, told: TurnEnded, now: datetime) -> MailboxState:
-    """A word that comes again, or late, changes nothing. One may come before the bridge has told of the run."""
-    letter = next((each for each in _taken(state) if _request_id(each) == told.request_id), None)
+def turn_ended(state: MailboxState, turn: TurnEnded, now: datetime) -> MailboxState:
+    """End the letter of a turn. Repeated and late signals change nothing. One may precede the bridge's report."""
+    letter = next((one for one in _taken(state) if _request_id(one) == turn.request_id), None)
     if letter is None:
         return state
-    begun = letter.model_copy(update={"run_id": told.run_id})
+    begun = letter.model_copy(update={"run_id": turn.run_id})
     if letter.stage is Stage.admitted:
         begun = moved(begun, TaskState.running, now)
-    return to_end(state, begun, ending_of(told.end), now)
+    return to_end(state, begun, ending_of(turn.end), now)
 
 
 def _taken(state: MailboxState) -> Iterator[Letter]:
-    for each in state.letters:
-        if each.stage is Stage.running or (each.stage is Stage.admitted and has_passed(each, TaskState.consumed)):
-            yield each
+    for letter in state.letters:
+        if letter.stage is Stage.running or (letter.stage is Stage.admitted and has_passed(letter, TaskState.consumed)):
+            yield letter
 
 
 def _request_id(letter: Letter) -> str:
@@ -227,24 +227,14 @@ def input_picked(state: MailboxState, key: str, now: datetime) -> MailboxState:
 
 
 def over(state: MailboxState, letter: Letter, ending: LetterEnding, now: datetime) -> MailboxState:
-    """Everything has been told: it is a memory."""
-    left = without_letters(state, letter)
-    told = AckView(
-        key=letter.key,
-        message_id=letter.message_id,
-        plan_id=letter.plan_id,
-        task_id=letter.task_id,
-        subtask_id=letter.subtask_id,
-        state=None if letter.is_reply else LAST_STATE[ending.ack],
-        ack=ending.ack,
-        details=cut(ending.details, WHY),
-        run_id=letter.run_id,
-        at=now,
-    )
-    left = left.model_copy(update={"recent": bounded((*state.recent, told), MOST_RECENT, RECENT_BYTES)})
+    """Move a letter whose end is written into the memory."""
+    remaining = without_letters(state, letter)
+    last = None if letter.is_reply else LAST_STATE[ending.ack]
+    ack = ack_of(letter, state=last, ack=ending.ack, details=cut(ending.details, WHY), at=now)
+    remaining = remaining.model_copy(update={"recent": bounded((*state.recent, ack), MOST_RECENT, RECENT_BYTES)})
     if ending.ack is Ack.failed:
-        return died(left, letter, ending.details, now)
-    return left if letter.is_reply else _done(left, letter)
+        return died(remaining, letter, ending.details, now)
+    return remaining if letter.is_reply else _done(remaining, letter)
 
 
 def _done(state: MailboxState, letter: Letter) -> MailboxState:
@@ -255,15 +245,15 @@ def _done(state: MailboxState, letter: Letter) -> MailboxState:
 
 
 def tried_again(state: MailboxState, letter: Letter, now: datetime) -> MailboxState:
-    """Its run had done nothing yet. The next one begins after a pause."""
-    kept = tuple(each for each in letter.transitions if each.state is not TaskState.failed)
+    """Admit the letter again after a pause. Its run made no step."""
+    transitions = tuple(one for one in letter.transitions if one.state is not TaskState.failed)
     changes = {
         "stage": Stage.admitted,
         "attempt": letter.attempt + 1,
         "run_id": None,
         "ending": None,
         "not_before": now + pause_after(letter.attempt),
-        "transitions": kept,
+        "transitions": transitions,
         "looks": 0,
         "tries": 0,
     }
@@ -271,14 +261,14 @@ def tried_again(state: MailboxState, letter: Letter, now: datetime) -> MailboxSt
     return with_letter(_remembered(state, again) or state, again)
 
 
-def given_up(state: MailboxState, wanted: GiveUp, now: datetime) -> MailboxState:
-    """What has not been taken ends, whether its file is still there or not. A run is for `cancel`."""
-    chosen = [each for each in state.letters if each.message_id == wanted.message_id and _may_be_given_up(each)]
+def given_up(state: MailboxState, request: GiveUp, now: datetime) -> MailboxState:
+    """End letters that were not taken yet, even if the file is gone. `cancel` ends a run."""
+    chosen = [one for one in state.letters if one.message_id == request.message_id and _may_be_given_up(one)]
     if not chosen:
-        return noticed(state, f"give_up: no message {cut(wanted.message_id, 80)} waits for anything")
-    why = f"given up by {wanted.by}" if wanted.by else "given up"
-    for each in chosen:
-        state = to_end(state, each, LetterEnding(ack=Ack.failed, details=why, fault=GIVEN_UP), now)
+        return noticed(state, f"give_up: no message {cut(request.message_id, 80)} waits for anything")
+    reason = f"given up by {request.by}" if request.by else "given up"
+    for letter in chosen:
+        state = to_end(state, letter, LetterEnding(ack=Ack.failed, details=reason, fault=GIVEN_UP), now)
     return state
 
 

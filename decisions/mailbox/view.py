@@ -1,4 +1,4 @@
-"""What a person reads of a mailbox: its messages, and the Web UI's current details."""
+"""The text that people read about a mailbox: its messages, and the Web UI's current details."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from contracts.mail.commands import Order, OrderKind
 from contracts.mail.delivery import Ack, Letter, Stage, TaskState
 from contracts.mail.mailbox import AckView, MailboxState, MailboxView
-from decisions.mailbox.delivery import has_passed
+from decisions.mailbox.delivery import ack_of, has_passed
 from decisions.text.formatting import cut, markdown
 
 SHOWN = 5
 
 
 def summary(orders: Sequence[Order]) -> str:
-    """`take 2 · finish 1`: what a bridge is to do, as the Web UI's timeline shows it."""
+    """Return a line such as `take 2 · finish 1`, for the Web UI's timeline."""
     kinds = Counter(order.kind for order in orders)
     return " · ".join(f"{kind} {kinds[kind]}" for kind in OrderKind if kinds[kind])
 
@@ -26,7 +26,7 @@ def view(state: MailboxState) -> MailboxView:
         accepted=state.accepted,
         skipped=state.skipped,
         failed=state.failed,
-        orders=len(state.orders) + sum(each.stage in _TO_DO or each.untold for each in state.letters),
+        orders=len(state.orders) + sum(letter.stage in _TO_DO or letter.untold for letter in state.letters),
         notices=state.notices,
     )
 
@@ -36,35 +36,30 @@ _TO_DO = (Stage.admitted, Stage.ending, Stage.outgoing)
 
 def _shown(letter: Letter) -> AckView:
     last = letter.transitions[-1] if letter.transitions else None
-    return AckView(
-        key=letter.key,
-        message_id=letter.message_id,
-        plan_id=letter.plan_id,
-        task_id=letter.task_id,
-        subtask_id=letter.subtask_id,
+    return ack_of(
+        letter,
         stage=letter.stage,
         state=last.state if last and not letter.is_reply else None,
         ack=Ack.consumed if has_passed(letter, TaskState.consumed) else None,
         details=letter.ending.details if letter.ending else "",
-        run_id=letter.run_id,
         undecided=letter.undecided,
         at=last.at if last else letter.heard_at,
     )
 
 
 def details(state: MailboxState) -> str:
-    """In Markdown."""
-    stages = [each.stage for each in state.letters]
+    """Return the Web UI's current details, in Markdown."""
+    stages = [letter.stage for letter in state.letters]
     counts = [f"{stages.count(stage):,} {stage}" for stage in Stage if stage in stages] or ["empty"]
-    told = f"{state.accepted:,} accepted · {state.skipped:,} skipped · {state.failed:,} failed"
-    blocks = [f"**{' · '.join(counts)}** · {told}"]
+    totals = f"{state.accepted:,} accepted · {state.skipped:,} skipped · {state.failed:,} failed"
+    blocks = [f"**{' · '.join(counts)}** · {totals}"]
     if state.dead:
-        why = markdown(cut(state.dead[-1].why, 120))
-        blocks.append(f"**Dead letters** {len(state.dead):,}, the last one `{_code(state.dead[-1].file)}`: {why}")
+        reason = markdown(cut(state.dead[-1].why, 120))
+        blocks.append(f"**Dead letters** {len(state.dead):,}, the last one `{_code(state.dead[-1].file)}`: {reason}")
     if state.notices:
         blocks.append(f"**Ignored** {markdown(state.notices[-1])}")
     lines = [
-        f"- {each.ack} `{_code(each.message_id)}` {markdown(each.details)}" for each in state.recent[: -SHOWN - 1 : -1]
+        f"- {ack.ack} `{_code(ack.message_id)}` {markdown(ack.details)}" for ack in state.recent[: -SHOWN - 1 : -1]
     ]
     return "\n\n".join([*blocks, *(["\n".join(["**Lately**", "", *lines])] if lines else [])])
 

@@ -1,17 +1,17 @@
 """A run: its next move, and the state after each move.
 
-call_state      what becomes of a call: pending, approved, made again, settled
-calls           a reply of the model -> the calls it asks for, in batches
-compaction      what of a long conversation the model is shown, and how full its window is
-journal         the run journal: written by its tools, shown whole or as a digest
-limits          which limit is in force, and which is used up
-loop            the run's state machine: the rules of what to do next, in their order
-loop_detection  does the run go in circles, and what is done about it
-outcome         how a run ends, and how that is told: completion and escalation events, hand-off
-question        which answers a question takes
-recovery        what is done about a full window, rung by rung
-reply           a reply of the model -> what it makes of the run
-resume          how a run goes on from another one
-tool_results    what a `tool_result` means to this run (A5)
+call_state      the life of a call: pending, approved, made again, settled
+calls           the calls that a model's reply asks for, in batches
+compaction      the part of a long conversation that the model sees, and the size of the window it fills
+journal         the run journal: written by its tools, rendered whole or as a digest
+limits          the limits in force, and the checks that one is used up
+loop            the run's state machine: an ordered table of rules for the next move
+loop_detection  detection of unproductive loops, and the response to them
+outcome         the end of a run: completion and escalation events, hand-off
+question        the answers that each kind of question accepts
+recovery        the stages of recovery from a full window
+reply           the effect of a model's reply on the run
+resume          a run that continues another one: resumed or forked
+tool_results    the verdict on each `tool_result` (A5)
 transcript      the conversation as a hash chain of parts
 """

@@ -1,4 +1,4 @@
-"""What becomes of a call, from being asked for to its one outcome. Every tool use gets exactly one."""
+"""The life of a call, from the request to its one outcome. Every tool use gets exactly one."""
 
 from collections.abc import Callable, Collection
 from datetime import datetime
@@ -17,7 +17,7 @@ IN_DOUBT = failed(ToolFault.in_doubt, "interrupted; may have happened")
 
 
 def issued(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunState:
-    """The calls stand as pending before anything is dispatched (A3); one that waits for a person may do so already."""
+    """Mark the calls as pending, before anything is dispatched (A3). A call that waits for a person may be already."""
     known = {pending.step for pending in state.pending}
     pending = tuple(
         Pending(step=call.step, tool=call.tool, since=now, outside=call.kind in OUTSIDE)
@@ -28,7 +28,7 @@ def issued(state: RunState, batch: tuple[Call, ...], now: datetime) -> RunState:
 
 
 def reissued(state: RunState, step: int, now: datetime) -> RunState:
-    """The same step, one attempt more."""
+    """Count one more attempt of the same step."""
     pending = tuple(
         p.model_copy(update={"attempt": p.attempt + 1, "since": now, "handed_out": None}) if p.step == step else p
         for p in state.pending
@@ -37,7 +37,7 @@ def reissued(state: RunState, step: int, now: datetime) -> RunState:
 
 
 def handed_out(state: RunState, step: int, now: datetime) -> RunState:
-    """The request has gone out, and its result comes as a signal."""
+    """Record that the request was sent; its result arrives as a signal."""
     pending = tuple(p.model_copy(update={"handed_out": now}) if p.step == step else p for p in state.pending)
     return state.model_copy(update={"pending": pending, "updated_at": now})
 
@@ -47,41 +47,41 @@ def handed_out_at(state: RunState, step: int) -> datetime | None:
 
 
 def in_flight(state: RunState) -> list[str]:
-    """Tool uses that may be having their effect, or had it, since before this execution began."""
+    """Return the tool uses that may already have had their effect, since before this execution began."""
     out = {pending.step for pending in state.pending if pending.handed_out is not None}
     waiting = [call for call in state.calls if call.step in out and call.effect is not Effect.read]
     return [*state.doubtful, *(call.tool_use_id for call in waiting if call.tool_use_id not in state.doubtful)]
 
 
 def approved(state: RunState, call: Call) -> tuple[RunState, Call]:
-    """A person has approved exactly this call, with the arguments it has now."""
+    """Record a person's approval of this call with its current arguments."""
     changes = {"approval": call_digest(call.tool, call.arguments)}
     return _changed(state, call, **changes), call.model_copy(update=changes)
 
 
 def accepted(state: RunState, call: Call, definition: str) -> tuple[RunState, Call]:
-    """A person wants exactly this call made, although its tool is defined so by now."""
+    """Record that a person wants this call made although its tool's definition has changed."""
     changes = {"approval": call_digest(call.tool, call.arguments), "accepts": definition}
     return _changed(state, call, **changes), call.model_copy(update=changes)
 
 
 def made_again(state: RunState, call: Call) -> tuple[RunState, Call]:
-    """A person decided "run again": under a new key."""
+    """Record a person's decision "run again": the call gets a new key."""
     state = _changed(state, call, generation=call.generation + 1)
-    return state, next(each for each in state.calls if each.tool_use_id == call.tool_use_id)
+    return state, next(c for c in state.calls if c.tool_use_id == call.tool_use_id)
 
 
 def _changed(state: RunState, call: Call, **changes: Any) -> RunState:
     calls = state.calls
-    at = next((i for i, each in enumerate(calls) if each.tool_use_id == call.tool_use_id), None)
+    at = next((i for i, c in enumerate(calls) if c.tool_use_id == call.tool_use_id), None)
     if at is None:
-        raise AssertionError(f"{call.tool} {call.tool_use_id} is no call of this turn")
+        raise AssertionError(f"{call.tool} {call.tool_use_id} is not a call of this turn")
     changed = (*calls[:at], calls[at].model_copy(update=changes), *calls[at + 1 :])
     return state.model_copy(update={"calls": changed})
 
 
 def settled(state: RunState, call: Call, outcome: ToolOutcome, now: datetime) -> RunState:
-    """A call has its outcome, and is pending no longer."""
+    """Give the call its outcome; it is no longer pending."""
     artifacts = state.artifacts + tuple(a for a in outcome.artifacts if a not in state.artifacts)
     update = {
         "calls": _changed(state, call, outcome=outcome).calls,
@@ -95,24 +95,24 @@ def settled(state: RunState, call: Call, outcome: ToolOutcome, now: datetime) ->
 
 
 def journaled(state: RunState, call: Call, now: datetime) -> RunState:
-    """Carries out one of the journal's tools."""
+    """Run one of the journal tools."""
     journal, outcome = kept(state.journal, call.tool, call.arguments)
     return settled(state.model_copy(update={"journal": journal}), call, outcome, now)
 
 
 def controlled(state: RunState, call: Call, now: datetime) -> RunState:
-    """Carries out `finish`, `escalate` or `reframe`."""
-    said = {key: value for key, value in call.arguments.items() if isinstance(value, str)}
+    """Run `finish`, `escalate` or `reframe`."""
+    texts = {key: value for key, value in call.arguments.items() if isinstance(value, str)}
     if state.ending is not None:
         return settled(state, call, failed(ToolFault.interrupted, "the run has ended"), now)
     if call.tool == FINISH:
-        return _finish(state, call, said.get("outcome", ""), now)
+        return _finish(state, call, texts.get("outcome", ""), now)
     if call.tool == ESCALATE:
-        state = escalated(state, Escalation.asked, said.get("reason") or "the agent gave no reason")
+        state = escalated(state, Escalation.asked, texts.get("reason") or "the agent gave no reason")
         return settled(state, call, ToolOutcome(result="escalated"), now)
     if call.tool == REFRAME:
-        return _reframe(state, call, said.get("frame", ""), now)
-    raise AssertionError(f"{call.tool} is no control tool")
+        return _reframe(state, call, texts.get("frame", ""), now)
+    raise AssertionError(f"{call.tool} is not a control tool")
 
 
 _AFTER_FAULT = f"Read its error; then mend the call, or call `{FINISH}` again alone."
@@ -124,47 +124,48 @@ _WITH_OUTCOME = (
 def _finish(state: RunState, call: Call, outcome: str, now: datetime) -> RunState:
     sibling = next((c for c in state.calls if c.outcome is not None and c.outcome.status == "error"), None)
     if sibling is not None:
-        fault = failed(ToolFault.not_finished, f"not finished: {sibling.tool} failed in this turn. {_AFTER_FAULT}")
-        return settled(state, call, fault, now)
+        error = failed(ToolFault.not_finished, f"not finished: {sibling.tool} failed in this turn. {_AFTER_FAULT}")
+        return settled(state, call, error, now)
     if not outcome.strip():
-        fault = failed(ToolFault.invalid_arguments, f"`outcome` is required. {_WITH_OUTCOME}")
-        return settled(state, call, fault, now)
+        error = failed(ToolFault.invalid_arguments, f"`outcome` is required. {_WITH_OUTCOME}")
+        return settled(state, call, error, now)
     state = completed(state, outcome.strip(), artifacts_in(call.arguments))
     return settled(state, call, ToolOutcome(result="finished"), now)
 
 
 def artifacts_in(arguments: dict[str, Any]) -> tuple[str, ...]:
-    named = arguments.get("artifacts")
-    return tuple(a for a in named if isinstance(a, str)) if isinstance(named, list) else ()
+    paths = arguments.get("artifacts")
+    return tuple(a for a in paths if isinstance(a, str)) if isinstance(paths, list) else ()
 
 
 def _reframe(state: RunState, call: Call, frame: str, now: datetime) -> RunState:
-    count, most = state.reframes + 1, state.limits.max_reframes
-    if count > most:
-        state = escalated(state, Escalation.reframe_budget, f"all {most} reframes are used up")
-        return settled(state, call, failed(ToolFault.budget, f"reframes used up ({most})"), now)
+    count, limit = state.reframes + 1, state.limits.max_reframes
+    if count > limit:
+        state = escalated(state, Escalation.reframe_budget, f"all {limit} reframes are used up")
+        return settled(state, call, failed(ToolFault.budget, f"reframes used up ({limit})"), now)
     state = state.model_copy(update={"reframes": count, "journal": reframed(state.journal, frame)})
-    return settled(
-        state, call, ToolOutcome(result=f"reframed ({count} of {most}). {GO_ON} {_reframes_left(most - count)}"), now
-    )
+    text = f"reframed ({count} of {limit}). {GO_ON} {_reframes_left(limit - count)}"
+    return settled(state, call, ToolOutcome(result=text), now)
 
 
-def _reframes_left(left: int) -> str:
-    return f"Reframes left: {left}." if left else f"No {REFRAME} is left: another one escalates the run, which ends it."
+def _reframes_left(remaining: int) -> str:
+    if remaining:
+        return f"Reframes left: {remaining}."
+    return f"No {REFRAME} is left: another one escalates the run, which ends it."
 
 
 def halted(state: RunState, in_flight: Collection[str], now: datetime) -> RunState:
-    """Answers what is still open: every tool use gets its result, also when the run ends before the call.
+    """Settle all open calls: every tool use gets a result, even if the run ends before the call.
 
-    `in_flight` are the tool uses that may have had their effect: the record must not read as if they had not.
+    `in_flight` names the tool uses that may have had their effect; the record must not claim that they had none.
     """
     interrupted = failed(ToolFault.interrupted, "the run ended before this call had a result")
     return _settled_all(state, lambda call: IN_DOUBT if call.tool_use_id in in_flight else interrupted, now)
 
 
-def refused_before(state: RunState, why: str, now: datetime) -> RunState:
-    """The calls that were asked for are not made."""
-    return _settled_all(state, lambda _: failed(ToolFault.interrupted, why), now)
+def refused_before(state: RunState, reason: str, now: datetime) -> RunState:
+    """Settle the requested calls as not made."""
+    return _settled_all(state, lambda _: failed(ToolFault.interrupted, reason), now)
 
 
 def _settled_all(state: RunState, outcome_of: Callable[[Call], ToolOutcome], now: datetime) -> RunState:

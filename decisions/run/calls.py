@@ -1,4 +1,4 @@
-"""A reply of the model -> the calls it asks for, each with its step or its refusal, and their batches."""
+"""The calls that a model's reply asks for: each with its step or its rejection, and in batches."""
 
 from collections.abc import Iterable, Iterator
 from itertools import takewhile
@@ -15,7 +15,7 @@ from decisions.ids import call_digest
 from decisions.run.limits import is_out_of_steps
 from decisions.run.transcript import PAGE_BYTES
 
-# Of one reply. Far fewer are ever of use, and a server refuses a workflow task that leaves 2,000 activities pending.
+# Per reply. Far fewer are ever useful, and a server refuses a workflow task that leaves 2,000 activities pending.
 MOST_CALLS = 200
 _BEYOND = failed(
     ToolFault.too_many,
@@ -26,16 +26,16 @@ REPEATED = "not made: it has the id of another call in the same reply; make it a
 
 
 def text_of(content: Iterable[dict[str, Any]]) -> str:
-    """The text blocks of a message, joined."""
+    """Return the text blocks of a message, joined."""
     return "\n".join(str(b.get("text", "")) for b in content if b.get("type") == "text").strip()
 
 
 def calls_of(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
-    """Every tool use of a reply, in the model's order.
+    """Return every tool use of a reply, in the model's order.
 
-    Steps are counted on from the run's last one, never reused. A call that cannot be made is settled here, with
-    an error that the model can act on; so the allow-list binds whatever the prompt says (A12). Of a flood only the
-    first `MOST_CALLS` are made.
+    Steps continue from the run's last one and are never reused. A call that cannot be made, or that exceeds the limit
+    of calls per reply, is settled here, with an error that the model can act on. So the allow-list holds whatever the
+    prompt says (A12).
     """
     routes = {route.name: route for route in state.tools}
     calls: list[Call] = []
@@ -58,7 +58,7 @@ def calls_of(state: RunState, turn: ModelTurn) -> tuple[Call, ...]:
 
 
 def _is_wanted(state: RunState, call: Call) -> bool:
-    """A question that the runtime itself wants asked is asked without a step, where none is left."""
+    """Return whether the runtime itself wants this question asked. If no step is left, it is asked without one."""
     return state.forced is not None and state.forced.asks is not None and call.tool == state.forced.tool
 
 
@@ -93,7 +93,7 @@ def _refused(block: dict[str, Any], turn: ModelTurn, routes: dict[str, ToolRoute
 
 
 def _settled(block: dict[str, Any], outcome: ToolOutcome) -> Call:
-    """A call that is not made."""
+    """Return a call that is not made."""
     return Call(
         tool_use_id=block["id"],
         tool=str(block.get("name"))[:200],
@@ -106,21 +106,21 @@ def _settled(block: dict[str, Any], outcome: ToolOutcome) -> Call:
 
 
 def question_in(call: Call) -> str | None:
-    """What an `ask_human` asks; None where it asks nothing, or cannot be made."""
+    """Return the question of an `ask_human` call that can be made, if any."""
     text = call.arguments.get("question")
     return text if call.outcome is None and isinstance(text, str) and text.strip() else None
 
 
 def was_refused(call: Call) -> bool:
-    """Whether it ended without being made, and so without an activity or a run that tells of it."""
-    fault = call.outcome.error.kind if call.outcome and call.outcome.error else None
+    """Return whether the call ended without being made, so that no activity or child run reports it."""
+    kind = call.outcome.error.kind if call.outcome and call.outcome.error else None
     if call.kind is ToolKind.builtin:
-        return fault not in (None, ToolFault.subtask_failed)
-    return fault in (ToolFault.denied, ToolFault.budget)
+        return kind not in (None, ToolFault.subtask_failed)
+    return kind in (ToolFault.denied, ToolFault.budget)
 
 
 def needs_approval(state: RunState, call: Call) -> bool:
-    """Whether a person has to approve it first: an approval is for exactly one call, or for a tool in this run."""
+    """Return whether a person must approve the call first: one approval covers one call, or a tool in this run."""
     route = next((r for r in state.tools if r.name == call.tool), None)
     if route is None or not (route.approval is Approval.always or _is_gated_kind(route, call)):
         return False
@@ -132,14 +132,14 @@ def _is_gated_kind(route: ToolRoute, call: Call) -> bool:
 
 
 def asked_first(state: RunState, call: Call) -> bool:
-    """Whether a person is asked before anything is done for it: then nothing is repeated where it is come to again."""
+    """Return whether a person is asked before anything is done, so that a repeat is harmless."""
     return call.tool == ASK_HUMAN or needs_approval(state, call)
 
 
 def next_batch(state: RunState) -> tuple[Call, ...]:
-    """The calls to make now: neighbouring reads together, everything else alone and in the model's order.
+    """Return the calls to make now: adjacent reads together, everything else alone and in the model's order.
 
-    `finish`, `escalate` and `reframe` come last, since they judge what the others brought.
+    `finish`, `escalate` and `reframe` come last, since they judge the results of the others.
     """
     first = next(_work(state), None) or next(_waiting(state), None)
     if first is None or first.tool in CONTROL:
@@ -160,7 +160,7 @@ def _is_parallel(state: RunState, call: Call) -> bool:
 
 
 def paged(calls: tuple[Call, ...], start: int) -> tuple[Call, ...]:
-    """From `start` on as many as one answer of a query takes beside the rest of a state: at least one."""
+    """Return the calls from `start` on that fit a query's answer with the rest of the state: at least one."""
     end, size = start, 0
     while end < len(calls) and (end == start or size < PAGE_BYTES):
         size += len(to_json(calls[end]))

@@ -1,7 +1,7 @@
-"""What of the transcript the model is shown, and how full its window is with it (B4, B5).
+"""The part of the transcript that the model sees, and the size of the window it fills (B4, B5).
 
-The transcript itself only grows. A summary among its parts stands for all before its tail; what the model sees is
-then the summary with the pinned results, the journal, and the tail.
+The transcript only grows. A summary among its parts replaces all parts before its tail; the model then sees the
+summary with the pinned results, the journal, and the tail.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,15 +19,15 @@ from decisions.run.transcript import add_message
 from decisions.text.quoting import fence, format_entry, join_within
 
 COMPACT_AT = 0.7  # of the window
-KEPT, KEPT_DEEP = 10, 4  # messages that stay as they are
+KEPT, KEPT_DEEP = 10, 4  # messages that stay unchanged
 BYTES_PER_TOKEN = 2.5  # of tool results and calls; docs/health.md has what this was measured against
 LEAST_RATIO = 0.5  # of counted to estimated tokens; less is a prompt too short to learn from
 IMAGE_TOKENS = 1600
 PINNED_SHARE = 0.15  # of the window, for all pinned results together
-CUT_SHARE = 0.35  # of the window, for what a deep prune leaves as it is
-MIN_ENTRY = 200  # bytes of a text, until which all are made shorter before whole entries go
+CUT_SHARE = 0.35  # of the window, for the tail that a deep prune leaves unchanged
+MIN_ENTRY = 200  # bytes; texts are shortened to this before whole entries are left out
 MOST_GOAL = 20_000  # bytes of the goal that a summary repeats
-MOST_TRUNCATED = 24_000  # bytes of what replaces a summary
+MOST_TRUNCATED = 24_000  # bytes of the text that replaces a summary
 TRUNCATED_SHARE = 0.2  # of the window, for the same
 
 DATA = "data, never instructions"
@@ -37,10 +37,10 @@ Message = dict[str, Any]
 
 
 def messages_of(parts: Sequence[Part], messages: list[Message], rendered: int) -> list[Message]:
-    """The messages that the model is shown, given those of the first `rendered` parts.
+    """Extend the messages of the first `rendered` parts by the later parts.
 
-    They only grow, so that the provider's cache of them stays good; a summary, and a note that leaves parts out, begin
-    them anew.
+    Messages are only appended, which keeps the provider's cache valid. A summary, or a note that omits parts, rebuilds
+    them all.
     """
     if any(_begins_anew(part) for part in parts[rendered:]):
         return _all_messages(visible(parts))
@@ -63,19 +63,19 @@ def _all_messages(seen: Sequence[Part]) -> list[Message]:
 
 
 def digest_of(parts: Sequence[Part]) -> str:
-    """The journal's digest for the system prompt, as it was when the run last went on from its journal."""
+    """Return the journal's digest for the system prompt, as it was when the run last resumed from its journal."""
     latest = next((part for part in reversed(visible(parts)) if part.kind is PartKind.journal), None)
     return str(latest.about["digest"]) if latest else ""
 
 
 def brief_of(parts: Sequence[Part]) -> str:
-    """What goes beside the system prompt: of the turn that runs now, told just before its goal."""
+    """Return the brief of the current turn, which stands just before its goal. It is added to the system prompt."""
     at = latest_goal(parts)
     return text_of(parts[at - 1].content) if at and parts[at - 1].kind is PartKind.brief else ""
 
 
 def latest_goal(parts: Sequence[Part]) -> int:
-    """Where it stands; in a conversation each turn has its own."""
+    """Return the index of the latest goal; in a conversation each turn has one."""
     return next((i for i in reversed(range(len(parts))) if parts[i].kind is PartKind.goal), 0)
 
 
@@ -104,7 +104,7 @@ def _is_message(parts: Sequence[Part], i: int) -> bool:
 
 
 def _is_front(parts: Sequence[Part], i: int) -> bool:
-    """A summary, or the journal that goes with it: neither is part of a later one's tail."""
+    """Return whether the part is a summary or its journal: neither is part of a later tail."""
     after_summary = parts[i].kind is PartKind.journal and parts[i - 1].kind is PartKind.summary
     return parts[i].kind is PartKind.summary or after_summary
 
@@ -126,28 +126,28 @@ def _earlier(summary: Part) -> str:
 
 
 def _holds_entries(summary: Part) -> bool:
-    """Whether it was cut down by rule. What a model wrote is never read as entries, whatever it looks like."""
+    """Return whether the summary was cut down by rule. A model's text is never read as entries."""
     return not summary.about.get("model") and text_of(summary.content).startswith("{")
 
 
 def figures_of(summary: Summary) -> dict[str, Any]:
-    """What is told of it to logs and traces."""
+    """Return the figures of a summary for logs and traces."""
     figures = summary.model_dump(include={"before_tokens", "after_tokens", "before_messages", "after_messages"})
     return {**figures, "model": summary.model or None, "ms": summary.duration_ms}
 
 
 def goal_of(parts: Sequence[Part]) -> str:
-    """What the latest run of the conversation is to do."""
+    """Return the goal of the conversation's latest run."""
     return text_of(parts[latest_goal(parts)].content)
 
 
 def goal_in(parts: Sequence[Part]) -> str:
-    """As far as a summary repeats it."""
+    """Return the goal, shortened for a summary."""
     return _shortened(goal_of(parts), MOST_GOAL)
 
 
 def summary_part(summary: Summary) -> Part:
-    """Must be followed by the journal's part."""
+    """Return the part of a summary. The journal's part must follow it."""
     about = {
         "tail": summary.tail,
         "pins": list(summary.pins),
@@ -163,10 +163,10 @@ def summary_part(summary: Summary) -> Part:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a conversation is divided: parts before `tail` are summarised, later ones stay as they are.
+    """The point that divides a conversation: parts before `tail` are summarised, later ones stay unchanged.
 
-    `messages` are those before the tail, `pins` the parts among them whose results stay in sight. Where there are none,
-    there may still be a `cut`: results of the tail that fill the window alone.
+    `messages` counts those before the tail; `pins` are the parts among them whose results stay visible. Even if there
+    are none, `cut` may be set: results of the tail that fill the window alone are cut to that many bytes.
     """
 
     tail: int
@@ -177,7 +177,7 @@ class Cut:
 
 
 def divided(parts: Sequence[Part], keep: int, window: int, *, is_deep: bool) -> Cut:
-    """Keeps the last `keep` messages, and one more where a tool use would else lose its result."""
+    """Divide after all but the last `keep` messages, or one more if a tool use would lose its result."""
     parts = visible(parts)
     at = _latest_summary(parts)
     start = parts[at].about["tail"] if at is not None else 0
@@ -196,7 +196,7 @@ def divided(parts: Sequence[Part], keep: int, window: int, *, is_deep: bool) -> 
 
 
 def _grouped(parts: Sequence[Part], indices: Sequence[int]) -> list[list[int]]:
-    """Parts by the message that they are shown in."""
+    """Group parts by the message that contains them."""
     messages: list[list[int]] = []
     for i in indices:
         same = messages and _role(parts[messages[-1][-1]]) == _role(parts[i])
@@ -209,7 +209,7 @@ def _role(part: Part) -> str:
 
 
 def _pins(parts: Sequence[Part]) -> tuple[int, ...]:
-    """The latest successful result of each tool. A failed one would tell the model something wrong."""
+    """Return the latest successful result of each tool. A failed one would mislead the model."""
     latest: dict[str, int] = {}
     for i, part in enumerate(parts):
         if part.kind is PartKind.result and part.about.get("step") and not part.content[0].get("is_error"):
@@ -229,44 +229,44 @@ def _quoted(part: Part, limit: int) -> str:
     return fence(_shortened(_result(part), limit))
 
 
-def _cut(part: Part, most: int | None) -> Part:
-    if most is None or part.kind is not PartKind.result:
+def _cut(part: Part, limit: int | None) -> Part:
+    if limit is None or part.kind is not PartKind.result:
         return part
-    block = {**part.content[0], "content": _shortened(_result(part), most)}
+    block = {**part.content[0], "content": _shortened(_result(part), limit)}
     return part.model_copy(update={"content": [block]})
 
 
-def _shortened(text: str, most: int) -> str:
-    """Its beginning and end, where it takes more bytes."""
+def _shortened(text: str, limit: int) -> str:
+    """Shorten to the beginning and end if the text has more than `limit` bytes."""
     data = text.encode(errors="replace")
-    if len(data) <= most:
+    if len(data) <= limit:
         return text
-    half = max(most // 2, 1)
+    half = max(limit // 2, 1)
     begin, end = data[:half].decode(errors="ignore"), data[-half:].decode(errors="ignore")
     return f"{begin}\n… ({len(text) - len(begin) - len(end):,} characters left out) …\n{end}"
 
 
-def narrated(parts: Sequence[Part], tail: int, most: int) -> str:
-    """Return what came before the tail as JSON lines of about `most` bytes, for the model that summarises it.
+def narrated(parts: Sequence[Part], tail: int, limit: int) -> str:
+    """Return what came before the tail as JSON lines of about `limit` bytes, for the model that summarises it.
 
-    Who speaks is a field of each entry, so that a text cannot pass for somebody else's.
+    Each entry names its speaker in a field, so that a text cannot imitate another speaker.
     """
     parts = visible(parts)
-    earlier, limit = _earlier_entries(parts, most // 2), 4000
-    lines = [*earlier, *_entries(parts, tail, limit)]
-    while sum(len(line.encode(errors="replace")) + 1 for line in lines) > most and limit > MIN_ENTRY:
-        limit //= 2
-        lines = [*earlier, *_entries(parts, tail, limit)]
-    return join_within(lines, most)
+    earlier, entry_limit = _earlier_entries(parts, limit // 2), 4000
+    lines = [*earlier, *_entries(parts, tail, entry_limit)]
+    while sum(len(line.encode(errors="replace")) + 1 for line in lines) > limit and entry_limit > MIN_ENTRY:
+        entry_limit //= 2
+        lines = [*earlier, *_entries(parts, tail, entry_limit)]
+    return join_within(lines, limit)
 
 
 def truncated(parts: Sequence[Part], tail: int, window: int) -> str:
-    """What stands for old parts where no model can summarise them: what was said and called, cut down."""
+    """Return the replacement for old parts if no model can summarise them: texts and calls, cut down."""
     return narrated(parts, tail, min(MOST_TRUNCATED, round(TRUNCATED_SHARE * window * BYTES_PER_TOKEN)))
 
 
 def _earlier_entries(parts: Sequence[Part], limit: int) -> list[str]:
-    """Return the latest summary, which stands for what came before its own tail."""
+    """Return the latest summary, which replaces what came before its own tail."""
     at = _latest_summary(parts)
     if at is None:
         return []
@@ -277,7 +277,7 @@ def _earlier_entries(parts: Sequence[Part], limit: int) -> list[str]:
 
 
 def _entries(parts: Sequence[Part], tail: int, limit: int) -> Iterator[str]:
-    """Format what was said since the latest summary's tail; the goal stands elsewhere."""
+    """Format the messages since the latest summary's tail, without the goal."""
     at = _latest_summary(parts)
     start = parts[at].about["tail"] if at is not None else 0
     latest = latest_goal(parts)
@@ -305,9 +305,9 @@ def _reply_entries(part: Part, limit: int) -> Iterator[str]:
 
 
 def estimate(parts: Sequence[Part], messages: Sequence[Message], front: int) -> int:
-    """Tokens of the next request: as the provider counted the last one, and what was added since.
+    """Estimate the tokens of the next request: the provider's last count, plus what was added since.
 
-    `front` are those of tools and system prompt. After a summary the whole request is estimated, and made smaller by as
+    `front` are those of tools and system prompt. After a summary the whole request is estimated, and scaled down by as
     much as the estimate of the last counted request was too high.
     """
     last = next((i for i in reversed(range(len(parts))) if parts[i].kind is PartKind.reply), None)
@@ -322,10 +322,10 @@ def estimate(parts: Sequence[Part], messages: Sequence[Message], front: int) -> 
 
 
 def is_over(full: ContextFull, parts: Sequence[Part]) -> bool:
-    """Whether the conversation is to be shortened before the model is asked (B4).
+    """Return whether the conversation must be shortened before the next model call (B4).
 
-    Right after a summary an estimate alone climbs no further rung while the request fits the window: the provider's own
-    count, or its refusal, says whether more has to go.
+    Right after a summary, an estimate alone does not escalate while the request fits the window; only the provider's
+    own count, or its rejection, does.
     """
     at = _latest_summary(visible(parts))
     is_fresh = at is not None and not any(part.kind is PartKind.reply for part in parts[at:])
@@ -333,7 +333,7 @@ def is_over(full: ContextFull, parts: Sequence[Part]) -> bool:
 
 
 def _counted_prompt(reply: Part) -> int:
-    """Tokens of the request that brought the reply, as the provider counted them; 0 if it did not."""
+    """Return the tokens of the request for this reply, as the provider counted them; 0 if it did not."""
     usage = reply.about["usage"]
     return 0 if usage.get("is_estimated") else int(usage["input"] + usage["cache_read"] + usage["cache_write"])
 
@@ -343,7 +343,7 @@ def _estimate_all(messages: Sequence[Message], front: int) -> int:
 
 
 def complete_usage(usage: Usage, prompt: int, content: Sequence[dict[str, Any]]) -> Usage:
-    """The usage with estimates for what the provider did not report, marked as such, so that budgets hold.
+    """Fill in estimates for what the provider did not report, marked as such, so that budgets hold.
 
     `prompt` is the estimate of the request's tokens, `content` the reply.
     """
@@ -356,7 +356,7 @@ def complete_usage(usage: Usage, prompt: int, content: Sequence[dict[str, Any]])
 
 
 def tokens_of(content: Sequence[dict[str, Any]]) -> int:
-    """An estimate from the bytes."""
+    """Estimate the tokens of a message's content from its bytes."""
     images = [block for block in content if block.get("type") == "image"]
     plain = [block for block in content if block.get("type") != "image"] if images else content
     return round(len(to_json(plain)) / BYTES_PER_TOKEN) + IMAGE_TOKENS * len(images)

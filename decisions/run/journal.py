@@ -1,4 +1,4 @@
-"""The run journal: what the agent writes into it, and how it is read back to it (B11)."""
+"""The run journal: what the agent writes into it, and its rendering (B11)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,10 @@ from decisions.builtin_tools import (
 from decisions.run.calls import text_of
 from decisions.text.quoting import escape_headings
 
-EXCERPT = 600  # characters of an objective, a finding or a plan that the run keeps by itself
+EXCERPT = 600  # characters of an objective, finding or plan that the run records itself
 MOST_TEXT = 4000  # characters of a section, or of an entry
 MOST_ENTRIES = 100  # of a list
-MOST_BYTES = 64 * 1024  # of all of it: the model is shown it after each summary, and a run carries it along
+MOST_BYTES = 64 * 1024  # of the whole journal: the model reads it after each summary, and a run carries it along
 DIGEST = 500  # characters
 
 
@@ -34,18 +34,18 @@ READ = f"(This is the whole journal. It changes only by what you write into it. 
 
 
 def kept(journal: Journal, tool: str, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:
-    """Carries out one of the three journal tools."""
+    """Run one of the three journal tools."""
     if tool == GET_JOURNAL:
         return journal, ToolOutcome(result=f"{render(journal)}\n{READ}")
     if tool == UPDATE_JOURNAL:
         return _updated(journal, arguments)
     if tool == APPEND_JOURNAL:
         return _appended(journal, arguments)
-    raise AssertionError(f"{tool} is no journal tool")
+    raise AssertionError(f"{tool} is not a journal tool")
 
 
 def _updated(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:
-    """Texts are replaced; a list is replaced by a list, so that a blocker that is gone can be taken out."""
+    """Replace sections. A list replaces the whole list, so that a resolved blocker can be removed."""
     changes: dict[str, Any] = {}
     for name, value in arguments.items():
         if name in TEXT_SECTIONS and isinstance(value, str):
@@ -65,7 +65,7 @@ def _updated(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, T
 
 
 def _appended(journal: Journal, arguments: Mapping[str, Any]) -> tuple[Journal, ToolOutcome]:
-    """The oldest entries of a full section make room; those of another section never."""
+    """Append an entry. The oldest entries of a full section make room; other sections stay unchanged."""
     section, entry = arguments.get("section"), arguments.get("entry")
     if section not in LIST_SECTIONS:
         return journal, _unfit(str(section))
@@ -90,8 +90,8 @@ def _size(journal: Journal) -> int:
     return len(to_json(journal))
 
 
-def _unfit(what: str) -> ToolOutcome:
-    return failed(ToolFault.invalid_arguments, f"{what[:100]!r} does not fit: {_sections()}")
+def _unfit(name: str) -> ToolOutcome:
+    return failed(ToolFault.invalid_arguments, f"{name[:100]!r} does not fit: {_sections()}")
 
 
 def _sections() -> str:
@@ -99,24 +99,24 @@ def _sections() -> str:
 
 
 def is_written(journal: Journal) -> bool:
-    """Whether the agent has kept it: objective and artifacts are filled in for it."""
+    """Return whether the agent has written anything. Objective and artifacts are filled in by the run."""
     return any(getattr(journal, name) for name in Journal.model_fields if name not in ("objective", "artifacts"))
 
 
 def handed_on(journal: Journal) -> Journal | None:
-    """What the next turn of a conversation begins with; its objective is its own. None where there is nothing."""
+    """Return the journal for a conversation's next turn, without the objective, if anything is written."""
     return journal.model_copy(update={"objective": ""}) if is_written(journal) else None
 
 
 def with_artifacts(journal: Journal, artifacts: Sequence[str]) -> Journal:
-    """What a tool has just written down is noted, beside what the agent noted itself."""
+    """Add artifacts that a tool has written to those that the agent noted."""
     new = tuple(path for path in dict.fromkeys(artifacts) if path not in journal.artifacts)
-    noted = (*journal.artifacts, *new)[-MOST_ENTRIES:]
-    return journal.model_copy(update={"artifacts": noted}) if new else journal
+    artifacts_now = (*journal.artifacts, *new)[-MOST_ENTRIES:]
+    return journal.model_copy(update={"artifacts": artifacts_now}) if new else journal
 
 
 def framed(journal: Journal, goal: str, text: str) -> Journal:
-    """What the model says in its first turn: its frame, or else the goal, is the objective."""
+    """Set the objective from the model's first reply: its frame, or else the goal."""
     return journal.model_copy(update={"objective": (framing(text).frame or goal)[:EXCERPT]})
 
 
@@ -125,7 +125,7 @@ def reframed(journal: Journal, frame: str) -> Journal:
 
 
 def refolded(parts: Sequence[Part], goal: str) -> Journal:
-    """The journal as it was after these parts of the conversation: for a run that is forked from there."""
+    """Rebuild the journal as it was after these parts of the conversation, for a run that is forked from there."""
     outcomes = {p.content[0]["tool_use_id"]: p.content[0] for p in parts if p.kind is PartKind.result}
     done = {use for use, outcome in outcomes.items() if not outcome.get("is_error")}
     journal, is_first = Journal(), True
@@ -147,15 +147,15 @@ def refolded(parts: Sequence[Part], goal: str) -> Journal:
 
 
 def shown(journal: Journal, goal: str, finding: str) -> Journal:
-    """With what the run knows by itself where the agent has written nothing."""
+    """Fill sections that the agent left empty with what the run knows."""
     texts = {"objective": journal.objective or goal, "current_state": journal.current_state or finding}
     return journal.model_copy(update=texts)
 
 
 def render(journal: Journal) -> str:
-    """As Markdown (`memory.md`): every section that holds something, in the journal's order.
+    """Render as Markdown (`memory.md`): every section with content, in the journal's order.
 
-    A text cannot open a section: a heading in it is escaped.
+    Headings inside a text are escaped, so that it cannot open a section.
     """
     sections: list[str] = []
     for name in Journal.model_fields:
@@ -167,7 +167,7 @@ def render(journal: Journal) -> str:
 
 
 def digest(journal: Journal) -> str:
-    """At most 500 characters: objective, state, first blocker, next action, and the latest findings that fit."""
+    """Render at most 500 characters: objective, state, first blocker, next action, and the latest findings that fit."""
     lines = [
         _line("Objective", journal.objective, 140),
         _line("State", journal.current_state, 120),
@@ -183,20 +183,20 @@ def digest(journal: Journal) -> str:
     return text
 
 
-def _line(name: str, text: str, most: int) -> str:
+def _line(name: str, text: str, limit: int) -> str:
     flat = " ".join(text.split())
-    return f"{name}: {flat if len(flat) <= most else flat[: most - 1] + '…'}" if flat else ""
+    return f"{name}: {flat if len(flat) <= limit else flat[: limit - 1] + '…'}" if flat else ""
 
 
 @dataclass(frozen=True)
 class Framing:
-    frame: str  # what is asked, and what done looks like; empty where the model said nothing of it
+    frame: str  # the task, and what done looks like; empty if the model gave none
     plan: str
 
 
 def framing(text: str) -> Framing:
-    """Looks for "Frame: …" and "Plan: …", in whatever dress; without a plan of that name, all of the text is it."""
-    # No mark at the head of a line reaches over its end: tried from each of many lines, that would take for ever.
+    """Find "Frame: …" and "Plan: …" in any markup. Without a plan of that name, the whole text is the plan."""
+    # A line's leading marks never match across its end: tried from each of many lines, that would take forever.
     frame = re.search(r"^[^\w\n]*frame\W+(.+)$", text, re.IGNORECASE | re.MULTILINE)
     plan = re.search(r"^[^\w\n]*plan\b\W*(.+)", text, re.IGNORECASE | re.MULTILINE | re.DOTALL)
     return Framing(frame[1].strip() if frame else "", (plan[1] if plan else text).strip())

@@ -1,4 +1,4 @@
-"""Which limit is in force: run over agent over file over default, up or down."""
+"""The limits in force: run over agent over file over default. Each layer may raise or lower a limit."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -14,7 +14,7 @@ DEFAULTS = Limits(max_steps=20, max_turns=100, max_reframes=2, turn_timeout=time
 
 
 def effective(*overrides: LimitOverrides) -> Limits:
-    """The nearest comes first."""
+    """Merge limits; the nearest layer is first."""
     merged = DEFAULTS
     for layer in reversed(overrides):
         merged = with_requested(merged, set_in(layer))
@@ -22,22 +22,22 @@ def effective(*overrides: LimitOverrides) -> Limits:
 
 
 def set_in(overrides: LimitOverrides) -> dict[str, Any]:
-    """What is set there, as JSON holds it: what a run carries must be read by other versions too."""
+    """Return the limits that are set, as JSON values: other versions must be able to read what a run carries."""
     return overrides.model_dump(mode="json", exclude_none=True)
 
 
 def with_requested(limits: Limits, requested: Mapping[str, Any]) -> Limits:
-    """Limits that are not known here are left out."""
+    """Apply the requested limits. Unknown ones are ignored."""
     return Limits.model_validate({**limits.model_dump(mode="json"), **requested})
 
 
 def turn_limit(limits: Limits) -> timedelta:
-    """How long a whole model turn may take: never less than it may be silent."""
+    """Return the longest duration of a model turn: at least its silence limit."""
     return max(limits.turn_limit, limits.turn_timeout)
 
 
 def within(limits: Limits, share: Share) -> Limits:
-    """The limits of a subtask: its own, and no further than its share of the tree's budget."""
+    """Return a subtask's limits, bounded by its share of the tree's budget."""
     return limits.model_copy(
         update={
             "max_steps": min(limits.max_steps, share.steps),
@@ -49,14 +49,17 @@ def within(limits: Limits, share: Share) -> Limits:
 
 
 def in_force(state: RunState, limits: Limits) -> Limits:
-    """`limits` are those of agent, file and default; what the run itself sets, and its share, come first."""
+    """Return the limits of a run. `limits` are those of agent, file and default.
+
+    What the run itself sets, its share and the project's ceiling are applied to them.
+    """
     limits = with_requested(limits, state.requested)
     shares = (state.assignment.share if state.assignment else None, state.share)
     return below_ceiling(reduce(within, filter(None, shares), limits), state.ceiling)
 
 
 def left_for_follow_ups(state: RunState) -> Share:
-    """What each follow-up of the run may use of what the run has left: they share it evenly."""
+    """Return the share of each follow-up: they divide evenly what the run has left."""
     limits, used, count = state.limits, spent(state), max(state.follow_ups, 1)
     tokens = None if limits.budget_tokens is None else max(limits.budget_tokens - used.tokens, 0) // count
     usd = None if limits.budget_usd is None else max(limits.budget_usd - (used.usd or 0.0), 0.0) / count
@@ -69,12 +72,12 @@ def left_for_follow_ups(state: RunState) -> Share:
 
 
 def smaller(one: Share | None, other: Share | None) -> Share | None:
-    """The share that exceeds neither. None: no limit."""
+    """Return the share that exceeds neither. A missing share is no limit."""
     if one is None or other is None:
         return one or other
     fields = Share.model_fields
-    least = {name: [n for n in (getattr(one, name), getattr(other, name)) if n is not None] for name in fields}
-    return Share.model_validate({name: min(known, default=None) for name, known in least.items()})
+    values = {name: [n for n in (getattr(one, name), getattr(other, name)) if n is not None] for name in fields}
+    return Share.model_validate({name: min(known, default=None) for name, known in values.items()})
 
 
 def below_ceiling(limits: Limits, ceiling: Mapping[str, Any]) -> Limits:
@@ -84,7 +87,7 @@ def below_ceiling(limits: Limits, ceiling: Mapping[str, Any]) -> Limits:
 
 
 def format_excess(limits: Limits, ceiling: Mapping[str, Any]) -> tuple[str, ...]:
-    """Report each limit that is set above the project's ceiling, a line each."""
+    """Report each limit that is above the project's ceiling, a line each."""
     return tuple(
         f"{name} {getattr(limits, name)} is above the project's ceiling of {highest}"
         for name, highest in _excess(limits, ceiling).items()
@@ -99,17 +102,17 @@ def _excess(limits: Limits, ceiling: Mapping[str, Any]) -> dict[str, Any]:
     if "turn_limit" in highest:
         highest["turn_timeout"] = min(known.turn_timeout, known.turn_limit)
     current = dict(limits)
-    return {name: most for name, most in highest.items() if current[name] is None or current[name] > most}
+    return {name: bound for name, bound in highest.items() if current[name] is None or current[name] > bound}
 
 
 def spent(state: RunState) -> Spent:
-    """What counts against the run's budgets: its own, and all that it delegated."""
+    """Return what counts against the run's budgets: its own use, and all that it delegated."""
     own = Spent(steps=state.step, tokens=state.usage.total, usd=state.cost_usd, follow_ups=state.follow_ups)
     return own + state.delegated
 
 
 def is_out_of_steps(state: RunState, step: int) -> bool:
-    """Whether no step is left after `step`."""
+    """Return whether no step is left after `step`."""
     return step + state.delegated.steps >= state.limits.max_steps
 
 
@@ -118,12 +121,12 @@ def is_out_of_time(state: RunState) -> bool:
 
 
 def is_nearly_out_of_time(state: RunState) -> bool:
-    """There is one turn more, unless it is the one that is taken already."""
+    """Return whether the soft limit is passed and the final turn has not started."""
     return not state.is_closing and _is_past(state, state.limits.soft_limit)
 
 
 def _is_past(state: RunState, limit: timedelta) -> bool:
-    """Of the run's active time: what its activities took, so that no waiting counts (B6)."""
+    """Return whether the run's active time is past `limit`. Only activities count, not waiting (B6)."""
     return state.active_ms >= limit / timedelta(milliseconds=1)
 
 
@@ -133,9 +136,10 @@ def timed_out(state: RunState) -> Ending:
 
 
 def used_up(state: RunState) -> Ending | None:
-    """Looked at before each model call, so that one call at most goes beyond it.
+    """Return the ending if turns, tokens or money are used up.
 
-    A subtask stops where another call like its last one would: of many beside each other each may go beyond.
+    Checked before each model call, so a run overshoots by one call at most. A subtask stops before the call that would
+    exceed the budget. Parallel subtasks can each overshoot by one call.
     """
     limits, used = state.limits, spent(state)
     if state.turns >= limits.max_turns:

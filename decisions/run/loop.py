@@ -1,7 +1,7 @@
-"""The run's state machine: what to do next, and what each move makes of the state.
+"""The run's state machine: the next move, and the state after each move.
 
-A turn is one model call and the calls it asked for. A run thinks (`plan` first, `reflect` after), makes the calls
-of the turn batch by batch, and thinks again, until there is an ending. What a reply makes of it: `decisions.run.reply`.
+A turn is one model call and the calls that it asks for. A run thinks (`plan` first, `reflect` after), makes the calls
+of the turn batch by batch, and thinks again, until there is an ending. `decisions.run.reply` applies a reply.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Act:
 
 @dataclass(frozen=True)
 class CloseTurn:
-    """Every call has its outcome: hand the results to the conversation."""
+    """Add the results to the conversation: every call has its outcome."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class End:
 
 @dataclass(frozen=True)
 class Wind:
-    """The time is nearly used up: the next turn is the last one, and says what there is."""
+    """Start the final turn: the time is nearly used up."""
 
 
 @dataclass(frozen=True)
 class Listen:
-    """Its user has said something more, which joins the conversation before the next model call."""
+    """Add the user's new message to the conversation before the next model call."""
 
 
 Move = Think | Act | CloseTurn | Rotate | Wind | Listen | End
@@ -58,16 +58,16 @@ Move = Think | Act | CloseTurn | Rotate | Wind | Listen | End
 
 @dataclass(frozen=True)
 class Now:
-    """What the rules look at."""
+    """The facts that the rules look at."""
 
     state: RunState
     batch: tuple[Call, ...]  # the calls to make, if there are any
     history_is_long: bool
-    is_spoken_to: bool  # its user has said something that is not in the conversation yet
+    is_spoken_to: bool  # the user has sent something that is not in the conversation yet
 
 
 def time_is_up(now: Now) -> End | None:
-    """The hard limit is passed, there is no ending, and what comes next takes time."""
+    """The hard limit is passed, there is no ending, and the next move takes time."""
     is_up = is_out_of_time(now.state) and not _takes_no_time(now.batch)
     return End(timed_out(now.state)) if is_up else None
 
@@ -83,7 +83,7 @@ def calls_are_made(now: Now) -> CloseTurn | None:
 
 
 def user_has_spoken(now: Now) -> Listen | None:
-    """Its user has said something more, and another turn can follow."""
+    """The user has sent another message, and another turn can follow."""
     return Listen() if now.is_spoken_to and _may_go_on(now.state) else None
 
 
@@ -94,8 +94,8 @@ def work_is_over(now: Now) -> End | None:
 
 
 def history_is_long(now: Now) -> Rotate | None:
-    """The server says so, and all that was said to the run is in its conversation."""
-    # A run that is closing hears no more, so what it was told would go along without end.
+    """The server suggests it, and the conversation holds every message sent to the run."""
+    # A closing run takes no more messages, so an unread one would be carried along forever.
     return Rotate() if now.history_is_long and not now.is_spoken_to else None
 
 
@@ -105,11 +105,11 @@ def time_runs_short(now: Now) -> Wind | None:
 
 
 def nothing_else(now: Now) -> Think:  # noqa: ARG001 - as every rule
-    """None of the above."""
+    """No other rule holds."""
     return Think()
 
 
-# In this order: the first that holds says what is done. docs/architecture.md shows them as a table.
+# Checked in this order; the first rule that holds decides. docs/architecture.md has the same table.
 RULES: tuple[Callable[[Now], Move | None], ...] = (
     time_is_up,
     calls_wait,
@@ -123,24 +123,24 @@ RULES: tuple[Callable[[Now], Move | None], ...] = (
 
 
 def next_move(state: RunState, *, history_is_long: bool, is_spoken_to: bool = False) -> Move:
-    """What the run does next. Nothing is in flight when this is asked."""
+    """Return the run's next move. Call only when nothing is in flight."""
     now = Now(state, next_batch(state), history_is_long, is_spoken_to)
     return next(move for rule in RULES if (move := rule(now)) is not None)
 
 
 def _may_go_on(state: RunState) -> bool:
-    """Whether another turn can follow: an outcome is not risked for one that no budget is left for."""
+    """Return whether another turn can follow. An outcome is kept if the budget allows no further turn."""
     ending = state.ending
     return not state.is_closing and used_up(state) is None and (ending is None or ending.status is RunStatus.completed)
 
 
 def _takes_no_time(batch: tuple[Call, ...]) -> bool:
-    """What is settled inside the workflow: an outcome that is there already is not refused for the time it took."""
+    """Return whether the workflow settles these calls itself. The hard limit does not refuse such an outcome."""
     return bool(batch) and all(call.tool in (*CONTROL, *JOURNAL) for call in batch)
 
 
 def reopened(state: RunState) -> RunState:
-    """There is more to do than was known when the outcome was given."""
+    """Remove the ending: a message arrived after the outcome was given."""
     return state.model_copy(update={"ending": None})
 
 
@@ -151,22 +151,22 @@ LAST_TURN = (
 
 
 def wound_up(state: RunState) -> RunState:
-    """From here on there is one turn more (B6)."""
+    """Make the next turn the last one (B6)."""
     return state.model_copy(update={"is_closing": True, "forced": None})
 
 
 def delegated(state: RunState, spent: Spent) -> RunState:
-    """What a delegation has used is settled onto the run that made it."""
+    """Add what a delegation used."""
     return state.model_copy(update={"delegated": state.delegated + spent})
 
 
 def closed_turn(state: RunState) -> Looked:
-    """The turn's calls have their outcomes, which go into the conversation now. Does the run go in circles?"""
+    """Move the turn's calls into the conversation, and look for loops."""
     return looked(state.model_copy(update={"calls": (), "forced": None}), state.calls)
 
 
 def summarised(state: RunState, summary: Summary) -> RunState:
-    """What a summary has cost."""
+    """Add the cost of a summary."""
     cost = None if state.cost_usd is None or summary.cost_usd is None else state.cost_usd + summary.cost_usd
     changes = {
         "usage": state.usage + summary.usage,

@@ -1,26 +1,26 @@
-"""Does the run go in circles? Looked at after each turn's calls, over the last six of them (B3).
+"""Detection of unproductive loops, over the last six calls, after each turn (B3).
 
-Seen, literally, as the requirement has it:
+Two patterns are detected:
 
 - identical: the same tool with the same arguments at least 3 times in the last 6 calls;
 - pattern: the same tool at least 4 times in the last 6 calls, with differing arguments.
 
-Every agent that has one shell tool looks like the second, and honest paging or polling like either. So what is seen
-is told, but something is done about it only where it is barren, which takes all of this:
+Single-shell agents trigger the second rule; paging and polling trigger both. So every detection is reported, but the
+run only responds to a barren one, for which all of this must hold:
 
-- none of those calls brought anything new: each failed, or its result was empty, or one of the run's last 24 calls
-  of that tool had brought the same. The first of them may have brought what the others repeat;
-- a call that changes something, succeeds, and has arguments that were not used before, is new whatever it returns:
-  many edits just answer "ok". (An empty list is the answer of a search, so it brings nothing.)
-- no other call among them brought anything new: an agent that edits, runs its test, edits and runs it again, is at
-  work even if the test goes on failing in the same way. (Of identical calls the last three count, and a call that
-  comes again among them is none.)
-- the latest turn took part in it, and a turn before it: until then the model has seen no answer;
+- none of those calls returned anything new: each failed, had an empty result, or repeated a result of the same tool
+  within the run's last 24 calls. The first of them may have returned the result that the others repeat;
+- a call that changes something, succeeds and has new arguments counts as new, whatever it returns: many edits answer
+  "ok". (An empty list is the answer of a search, so it is not new.)
+- no other call among them returned anything new: an agent that edits, runs its test, edits and runs it again is at
+  work even if the test fails in the same way. (Of identical calls the last three count, and a call that is itself
+  repeated among them is not progress.)
+- the latest turn took part in it, and so did an earlier turn: until then the model has seen no answer;
 - the tool does not declare itself `pollable`.
 
-The rungs are a nudge, a directive with a forced tool, and a person. From one to the next, variations get three more
-calls to become something else; the same call once more is clear enough. Six calls without another barren thrash lead
-back down to the floor, and so does a person's answer.
+The response escalates from a nudge to a directive with a forced tool, and then to a person. Between two stages, a
+pattern gets three more calls to change; an identical call escalates at once. Six calls without another barren
+detection reset the stages, and so does a person's answer.
 """
 
 from collections.abc import Sequence
@@ -40,19 +40,19 @@ from decisions.run.limits import is_out_of_steps
 
 WINDOW = 6
 IDENTICAL, PATTERN = 3, 4  # calls of the window
-PATIENCE = 3  # calls between two rungs of a pattern
-REMEMBERED = 24  # calls whose results are known again
+PATIENCE = 3  # calls between two stages of a pattern
+REMEMBERED = 24  # calls whose results are compared
 RUNGS = (Rung.nudge, Rung.directive, Rung.ask)
 
 
 def remembered(recent: Sequence[Made], call: Call, *, pollable: bool = False) -> tuple[Made, ...]:
-    """The latest calls, with one more that has its outcome."""
+    """Append a settled call to the latest calls."""
     arguments = call_digest(call.tool, call.arguments)
     result = None if call.outcome is None else _brought(call.outcome)
     alike = [made for made in recent if made.tool == call.tool]
-    tells_something = result is not None and result not in {made.result for made in alike}
-    changes_something = _has_changed(call) and arguments not in {made.arguments for made in alike}
-    is_new = tells_something or changes_something
+    has_new_result = result is not None and result not in {made.result for made in alike}
+    is_new_change = _has_changed(call) and arguments not in {made.arguments for made in alike}
+    is_new = has_new_result or is_new_change
     made = Made(tool=call.tool, arguments=arguments, result=result, is_new=is_new, pollable=pollable)
     return (*recent, made)[-REMEMBERED:]
 
@@ -64,19 +64,19 @@ def _has_changed(call: Call) -> bool:
 
 
 def thrashes(recent: Sequence[Made], latest: int) -> tuple[Thrash, ...]:
-    """What is seen in the last calls, of which the `latest` ones are the last turn's."""
+    """Return the loops among the recent calls, of which the last `latest` belong to the last turn."""
     window = tuple(recent[-WINDOW:])
-    found: list[Thrash] = []
+    loops: list[Thrash] = []
     for tool in dict.fromkeys(made.tool for made in window):
-        mine = [i for i, made in enumerate(window) if made.tool == tool]
+        indices = [i for i, made in enumerate(window) if made.tool == tool]
         by_arguments = {
-            window[i].arguments: [j for j in mine if window[j].arguments == window[i].arguments] for i in mine
+            window[i].arguments: [j for j in indices if window[j].arguments == window[i].arguments] for i in indices
         }
         same = [group for group in by_arguments.values() if len(group) >= IDENTICAL]
-        found += [_thrash(Tier.identical, window, group, latest) for group in same]
-        if len(mine) >= PATTERN and len(by_arguments) > 1:
-            found.append(_thrash(Tier.pattern, window, mine, latest))
-    return tuple(found)
+        loops += [_thrash(Tier.identical, window, group, latest) for group in same]
+        if len(indices) >= PATTERN and len(by_arguments) > 1:
+            loops.append(_thrash(Tier.pattern, window, indices, latest))
+    return tuple(loops)
 
 
 def _thrash(tier: Tier, window: Sequence[Made], group: list[int], latest: int) -> Thrash:
@@ -97,22 +97,22 @@ def _is_progress(window: Sequence[Made], i: int, counted: list[int], tier: Tier)
         return False
     if i == counted[0]:
         return made.result is None or made.result not in {window[j].result for j in counted[1:]}
-    is_repeated = any((each.tool, each.arguments) == (made.tool, made.arguments) for each in later)
+    is_repeated = any((call.tool, call.arguments) == (made.tool, made.arguments) for call in later)
     return not (tier is Tier.identical and i not in counted and is_repeated)
 
 
 @dataclass(frozen=True)
 class Looked:
-    """What was seen of a thrash after a turn, the rung that was climbed for it, and the note that tells the model."""
+    """The state after loop detection: the loops seen, the stage escalated to, and the note to the model."""
 
     state: RunState
     seen: tuple[Thrash, ...] = ()
-    climbed: Rung | None = None
+    escalated_to: Rung | None = None
     note: str | None = None
 
 
 def looked(state: RunState, calls: Sequence[Call]) -> Looked:
-    """After a turn that made these calls."""
+    """Look for loops after a turn that made these calls."""
     made = [call for call in calls if call.tool not in CONTROL]
     pollable = {route.name for route in state.tools if route.pollable}
     recent = state.recent
@@ -128,7 +128,7 @@ def looked(state: RunState, calls: Sequence[Call]) -> Looked:
 
 
 def sighting(thrash: Thrash) -> str:
-    """What is the same from turn to turn while it goes on."""
+    """Return a key that stays the same from turn to turn while the loop lasts."""
     return f"{thrash.tier}:{thrash.tool}"
 
 
@@ -159,7 +159,7 @@ def _climbed(state: RunState, thrash: Thrash, seen: tuple[Thrash, ...]) -> Looke
 
 
 def _directive_tool(state: RunState) -> str | None:
-    """None where forcing it would end the run: no step, or no reframe, is left for it."""
+    """Return the tool to force, unless no step or reframe is left for it: forcing it would end the run."""
     named = state.limits.directive_tool
     route = next((route for route in state.tools if route.name == named), None)
     if route is not None and route.takes_step and is_out_of_steps(state, state.step):
@@ -169,17 +169,20 @@ def _directive_tool(state: RunState) -> str | None:
 
 
 def directed(state: RunState) -> RunState:
-    """A person has said how to go on: what went before is no sign of a loop, and nothing is forced any more."""
+    """Reset the detection after a person's answer: earlier calls no longer count, and no tool is forced."""
     return state.model_copy(update={"recent": (), "rung": 0, "calm": 0, "forced": None})
 
 
 def _brought(outcome: ToolOutcome) -> str | None:
-    """A large result is known by its size and beginning: each has an artifact of its own."""
-    brought = outcome.result
-    if outcome.status == "error" or brought in (None, "", [], {}) or (isinstance(brought, str) and not brought.strip()):
+    """Return a digest of a successful, non-empty result.
+
+    A large result is compared by size and beginning, since each has an artifact of its own.
+    """
+    result = outcome.result
+    if outcome.status == "error" or result in (None, "", [], {}) or (isinstance(result, str) and not result.strip()):
         return None
-    is_large = isinstance(brought, dict) and "artifact_path" in brought
-    return _digest({**brought, "artifact_path": None} if is_large else brought)
+    is_large = isinstance(result, dict) and "artifact_path" in result
+    return _digest({**result, "artifact_path": None} if is_large else result)
 
 
 def _digest(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""How a run ends, and how that is told: exactly one event, and what a person needs to take over."""
+"""The end of a run: exactly one event, and the hand-off for a person who takes over."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,7 +12,7 @@ from decisions.run.limits import escalation
 
 
 def ending_event(state: RunState) -> CompletedEvent | EscalatedEvent:
-    """The event of a run that completed or escalated."""
+    """Return the event of a run that completed or escalated."""
     if state.ending is None:
         raise AssertionError("the run has not ended")
     if state.ending.status is RunStatus.completed:
@@ -40,21 +40,21 @@ def ending_event(state: RunState) -> CompletedEvent | EscalatedEvent:
 
 
 def said_in(event: Mapping[str, Any]) -> str:
-    """What the event says: the outcome, or why there is none."""
+    """Return the event's text: the outcome, or the reason for its absence."""
     payload = event["payload"]
-    said = payload["outcome"] if event["type"] == "agent.completed" else f"{payload['reason']}: {payload['detail']}"
-    return str(said)
+    text = payload["outcome"] if event["type"] == "agent.completed" else f"{payload['reason']}: {payload['detail']}"
+    return str(text)
 
 
 def ended_event(ending: Ending | None) -> str:
-    """The structured event of a run's end (B12). To Temporal, and so here, a run out of time has failed."""
+    """Return the structured event of a run's end (B12). As in Temporal, a run out of time has failed."""
     if ending is None:
         return f"agent_run.{RunStatus.cancelled}"
     return f"agent_run.{RunStatus.failed if ending.status is RunStatus.timed_out else ending.status}"
 
 
 def handoff(state: RunState) -> str:
-    """Objective, state reached, what stands in the way, next action: for the person who takes over."""
+    """Format objective, state, blocker and next action for the person who takes over."""
     journal = state.journal
     blocker = state.ending.text if state.ending else ""
     lines = (
@@ -67,40 +67,35 @@ def handoff(state: RunState) -> str:
 
 
 def handoff_sections(text: str) -> dict[str, str]:
-    """What `handoff` tells, as "objective", "state", "blocker" and "next"; empty where there is none."""
+    """Split a hand-off into "objective", "state", "blocker" and "next". An empty text has no sections."""
     lines = (line.partition(": ") for line in text.splitlines())
-    return {name.lower(): said for name, _, said in lines}
+    return {name.lower(): value for name, _, value in lines}
 
 
 def completed(state: RunState, outcome: str, artifacts: tuple[str, ...], *, is_partial: bool = False) -> RunState:
-    """`artifacts` are those that the agent names, beside those that its calls wrote."""
-    found = state.artifacts + tuple(a for a in artifacts if a not in state.artifacts)
+    """Complete the run. `artifacts` are those that the agent names, in addition to those that its calls wrote."""
+    all_artifacts = state.artifacts + tuple(a for a in artifacts if a not in state.artifacts)
     ending = Ending(status=RunStatus.completed, text=outcome, is_partial=is_partial)
-    return state.model_copy(update={"ending": ending, "artifacts": found})
+    return state.model_copy(update={"ending": ending, "artifacts": all_artifacts})
 
 
 def escalated(state: RunState, reason: Escalation, detail: str) -> RunState:
-    """An ending that is there already stays."""
+    """Escalate the run, unless it has an ending already."""
     if state.ending is not None:
         return state
     return state.model_copy(update={"ending": escalation(reason, detail)})
 
 
 def overflowed(state: RunState, full: ContextFull) -> RunState:
-    """The provider takes the conversation no more, and nothing is left to try."""
+    """Escalate: the provider rejects the conversation as too long, and no recovery is left."""
     detail = f"about {full.tokens:,} tokens do not fit the window of {full.window:,}, and all recoveries are used up"
     return escalated(state, Escalation.context, detail)
 
 
-def violated(state: RunState, reason: Escalation, detail: str) -> RunState:
-    """A result from outside broke the protocol: the run escalates (A5)."""
-    return escalated(state, reason, detail)
-
-
 def out_of_time(state: RunState, outcome: str = "", artifacts: tuple[str, ...] = ()) -> RunState:
-    """A partial outcome: what the agent says, or else what is known of its work."""
-    left = state.journal.current_state or state.last_finding or f"{state.step} steps taken, and nothing summed up"
-    return completed(state, outcome or left, artifacts, is_partial=True)
+    """Complete with a partial outcome: the agent's text, or else what is known of its work."""
+    reached = state.journal.current_state or state.last_finding or f"{state.step} steps taken, and nothing summed up"
+    return completed(state, outcome or reached, artifacts, is_partial=True)
 
 
 def ended(state: RunState, ending: Ending, now: datetime) -> RunState:

@@ -1,4 +1,4 @@
-"""Which answers a question takes."""
+"""The answers that each kind of question accepts."""
 
 from datetime import datetime
 
@@ -6,7 +6,7 @@ from contracts.run.question import Question, QuestionKind
 from contracts.run.signals import Decision, HumanInput
 from contracts.run.state import Call
 
-# What a person may decide, by the kind of question. None: the answer is a text.
+# The decisions that each kind of question accepts. If empty, the answer is a text.
 DECISIONS: dict[QuestionKind, tuple[Decision, ...]] = {
     QuestionKind.question: (),
     QuestionKind.approval: (Decision.approve, Decision.approve_tool, Decision.deny),
@@ -17,7 +17,7 @@ DECISIONS: dict[QuestionKind, tuple[Decision, ...]] = {
     QuestionKind.choice: (),
 }
 
-# How each kind is introduced wherever a person is shown it: a question's own words may imitate another kind.
+# The title of each kind, shown to people with the question: its own text may imitate another kind.
 TITLES: dict[QuestionKind, str] = {
     QuestionKind.question: "the agent asks",
     QuestionKind.approval: "approve a call",
@@ -28,31 +28,31 @@ TITLES: dict[QuestionKind, str] = {
     QuestionKind.choice: "an input has to be chosen",
 }
 
-# Those that a text answers; of a choice, one of the options.
+# Kinds that a text answers; for a choice, one of the options.
 TEXTUAL = (QuestionKind.question, QuestionKind.choice)
 
-# Those of which a text is an answer as well: another direction.
+# Kinds that also accept a text: another direction.
 DIRECTED = (QuestionKind.thrash, QuestionKind.recovery)
 
 
 def is_same(question: Question, kind: QuestionKind, text: str, about: Call | None) -> bool:
-    """Whether a run that comes to ask this has asked it before."""
+    """Return whether the question is the one that the run is about to ask again."""
     return (question.kind, question.text, question.step) == (kind, text, about and about.step)
 
 
 def refusal(
     question: Question | None, answer: HumanInput, *, expired: str | None = None, now: datetime | None = None
 ) -> str | None:
-    """Why this answer does not answer this question; None if it does.
+    """Return the reason why this answer does not fit this question, if any.
 
-    `expired` is the id of the latest question, where nobody answered it in time; `now` tells whether the open one is.
+    `expired` is the id of the latest question, if it expired without an answer; `now` shows whether the open one has.
     """
     if question is not None and now is not None and question.expires_at is not None and now >= question.expires_at:
         expired, question = question.id, None
     if question is not None:
         return _names_another(question, answer) or _does_not_fit(question, answer)
     if expired is not None and answer.question_id in (expired, None):
-        return f"question {expired} has expired: nobody answered it in time"
+        return f"question {expired} has expired without an answer"
     return "no question is open on this run"
 
 

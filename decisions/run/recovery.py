@@ -1,11 +1,11 @@
-"""What is done about a full context, rung by rung (B5).
+"""Recovery from a full context, in stages (B5).
 
-| over the threshold | what is done |
+| over the threshold | response |
 | --- | --- |
 | the first time | R1: compact, the last ten messages stay |
 | again within 20 turns of that | R2: deep prune, the last four stay |
-| again within 20 turns of that | R3: a person is asked; it makes no room, so the next is a deep prune |
-| after four of these | nothing more: the run goes on to its limits, as long as the model takes it |
+| again within 20 turns of that | R3: ask a person; it frees no room, so the next is a deep prune |
+| after four of these | nothing more: the run continues to its limits, as long as the model accepts it |
 """
 
 import re
@@ -23,7 +23,7 @@ def is_used_up(done: Recoveries) -> bool:
 
 
 def next_recovery(done: Recoveries, turn: int) -> Recovery | None:
-    """None once all are used up."""
+    """Return the next stage, if one is left."""
     if is_used_up(done):
         return None
     if done.pruned_at is not None and turn - done.pruned_at <= SOON:
@@ -34,7 +34,7 @@ def next_recovery(done: Recoveries, turn: int) -> Recovery | None:
 
 
 def recovered(done: Recoveries, stage: Recovery, turn: int) -> Recoveries:
-    """One more of them was used."""
+    """Record that a stage was used."""
     changes: dict[str, int | None] = {"used": done.used + 1}
     if stage is Recovery.compact:
         changes["compacted_at"] = turn
@@ -44,7 +44,7 @@ def recovered(done: Recoveries, stage: Recovery, turn: int) -> Recoveries:
 
 
 def window_told(message: str) -> int | None:
-    """The window, in tokens, that a provider names when it refuses a prompt as too long."""
+    """Return the window, in tokens, that a provider's "prompt too long" message names, if any."""
     before = r">|context (?:length|window) (?:is|of)|context size \(?|n_ctx\D{0,4}"
-    told = re.search(rf"(?:{before})\s*(\d[\d,]{{3,}})", message)
-    return int(told[1].replace(",", "")) if told else None
+    match = re.search(rf"(?:{before})\s*(\d[\d,]{{3,}})", message)
+    return int(match[1].replace(",", "")) if match else None

@@ -1,4 +1,4 @@
-"""A reply of the model -> what it makes of the run: calls to make, an outcome, or a note that it cannot be used."""
+"""The effect of a model's reply on the run: calls to make, an outcome, or a note that it cannot be used."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,12 @@ from decisions.run.limits import is_out_of_steps
 from decisions.run.outcome import completed, escalated, out_of_time
 
 MAX_UNUSABLE_REPLIES = 3  # in a row, before the run ends `ModelUnusable`
-CUT_OFF = ("max_tokens", "model_context_window_exceeded")  # stop reasons of a reply that is not whole
+CUT_OFF = ("max_tokens", "model_context_window_exceeded")  # stop reasons of an incomplete reply
 
 
 @dataclass(frozen=True)
 class TurnTaken:
-    """What a reply made of the run: whether it enters the conversation, and a note to the model about it."""
+    """The result of a reply: the new state, whether the conversation keeps the reply, and a note to the model."""
 
     state: RunState
     keep: bool = True
@@ -28,9 +28,9 @@ class TurnTaken:
 
 
 def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
-    """A reply without any tool call ends the run: its text is the outcome.
+    """Apply a reply to the run. A reply without a tool call ends the run, with its text as the outcome.
 
-    Raises IllegalMove while calls of the turn before are open: they would never get their results.
+    Raises IllegalMove while calls of the previous turn are open: they would never get their results.
     """
     if state.calls:
         raise IllegalMove("take a reply", f"calls are open: {', '.join(call.tool_use_id for call in state.calls)}")
@@ -54,7 +54,7 @@ def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
 
 
 def _said(state: RunState, turn: ModelTurn, text: str) -> TurnTaken:
-    """A reply without any tool call: the outcome, if it is whole."""
+    """Apply a reply without a tool call: it is the outcome if it is complete."""
     if turn.stop_reason == "pause_turn" and turn.content:
         return TurnTaken(state)
     if turn.stop_reason in CUT_OFF:
@@ -66,7 +66,7 @@ def _said(state: RunState, turn: ModelTurn, text: str) -> TurnTaken:
 
 
 def _still_forced(state: RunState, calls: tuple[Call, ...]) -> Forced | None:
-    """A question that was to be asked, and is asked by this reply, keeps its cause."""
+    """If the reply contains the forced question, keep the reason it was forced."""
     forced = state.forced
     if forced is None or forced.asks is None:
         return None
@@ -74,14 +74,14 @@ def _still_forced(state: RunState, calls: tuple[Call, ...]) -> Forced | None:
 
 
 def _last_turn(state: RunState, calls: tuple[Call, ...], text: str) -> TurnTaken:
-    """Whatever it says is the outcome. It can call nothing any more, except `finish`."""
+    """Take the reply as the outcome, whatever it says. No tool can be called any more, except `finish`."""
     finish = next((c for c in calls if c.tool == FINISH and isinstance(c.arguments.get("outcome"), str)), None)
-    said = finish.arguments if finish else {}
+    arguments = finish.arguments if finish else {}
     refused = failed(ToolFault.budget, "the time of this run is used up")
-    state = out_of_time(state, said.get("outcome", "").strip() or text, artifacts_in(said))
-    told = {call.tool_use_id: ToolOutcome(result="finished") if call is finish else refused for call in calls}
+    state = out_of_time(state, arguments.get("outcome", "").strip() or text, artifacts_in(arguments))
+    outcomes = {call.tool_use_id: ToolOutcome(result="finished") if call is finish else refused for call in calls}
     calls = tuple(
-        call if call.outcome else call.model_copy(update={"step": None, "outcome": told[call.tool_use_id]})
+        call if call.outcome else call.model_copy(update={"step": None, "outcome": outcomes[call.tool_use_id]})
         for call in calls
     )
     return TurnTaken(state.model_copy(update={"calls": calls}), keep=bool(calls or text))
@@ -117,7 +117,7 @@ def _unusable(state: RunState, *, keep: bool, note: str) -> TurnTaken:
 
 
 def _heard(state: RunState, text: str) -> RunState:
-    """Frame and plan are read from what the model says; no format is forced on it."""
+    """Read frame and plan from the text; no format is forced on the model."""
     state = state.model_copy(update={"unusable_replies": 0})
     if not text:
         return state

@@ -1,6 +1,6 @@
-"""How a run goes on from another one: resumed where it failed, or forked after any of its steps.
+"""A run that continues another one: resumed where it failed, or forked after one of its steps.
 
-Neither repeats an effect: what has a result keeps it, and a call in flight keeps its key and its page of the ledger.
+Neither repeats an effect: a call with a result keeps it, and a call in flight keeps its key and its ledger entry.
 """
 
 from collections.abc import Sequence
@@ -37,28 +37,28 @@ RESUMABLE = frozenset({RunStatus.failed, RunStatus.timed_out})
 
 
 def refusal(run_id: str, status: RunStatus) -> str | None:
-    """Why a run is not one to resume; None if it is (B15)."""
+    """Return the reason why a run cannot be resumed, if any (B15)."""
     if status in RESUMABLE:
         return None
     if status in (RunStatus.completed, RunStatus.escalated, RunStatus.cancelled):
-        fork = f"go on from one of its steps with: perdure fork {run_id} --step N"
-        return f"run {run_id} has ended {status}, and only failed or timed-out runs are resumed; {fork}"
-    return f"run {run_id} is {status}; it goes on by itself wherever a worker is"
+        fork = f"to continue from one of its steps, use: perdure fork {run_id} --step N"
+        return f"run {run_id} has ended {status}; only failed or timed-out runs can be resumed; {fork}"
+    return f"run {run_id} is {status}; it continues by itself as soon as a worker runs"
 
 
 def origin_of(state: RunState, step: int) -> Inheritance | None:
-    """The run under whose keys a step is made, where it is not this run."""
-    return next((each for each in state.inherited if step <= each.through), None)
+    """Return the other run under whose keys a step is made, if any."""
+    return next((run for run in state.inherited if step <= run.through), None)
 
 
 def key_id_of(state: RunState, step: int) -> str:
-    """The id that the keys of a step are made of: its origin's where the step was first made there."""
+    """Return the id that the keys of a step are derived from: the origin's if the step was first made there."""
     maker = origin_of(state, step) or state
     return maker.key_id or maker.run_id
 
 
 def resumed(origin: RunState, run_id: str, execution: str, now: datetime) -> RunState:
-    """The origin's state at its last safe point. Calls without an outcome are made, or looked up, under its keys."""
+    """Return the origin's state at its last safe point. Open calls are made, or looked up, under its keys."""
     changes = {
         "run_id": run_id,
         "execution": execution,
@@ -92,25 +92,24 @@ def resumed(origin: RunState, run_id: str, execution: str, now: datetime) -> Run
 
 
 class NoSuchStep(ValueError):
-    """The step is not in the conversation. The message says which ones are."""
+    """The conversation does not contain the step. The message lists the valid ones."""
 
 
 def cut_after(origin: RunState, parts: Sequence[Part], step: int, say: str | None) -> tuple[Part, ...]:
-    """The conversation up to `step` (0: before the first turn), the journal of then, and a note that tells the model
-    of the fork.
+    """Return the conversation up to `step` (0: before the first turn), the journal of then, and a note about the fork.
 
     Later calls of the same turn are answered as not made, so that each tool use has its result. Steps are those of the
-    origin: a turn of a conversation keeps all that was said before it. Raises NoSuchStep.
+    origin: a turn of a conversation keeps everything before it. Raises NoSuchStep.
     """
     own = latest_goal(parts)
-    kept = [*parts[:own], *_through(parts[own:], step)]
-    journal = refolded(kept, origin.goal)
-    told = [journal_of(journal, origin.goal, "")] if is_written(journal) else []
-    return (*kept, *told, note_part(_told(origin, parts[own:], step, say)))
+    prefix = [*parts[:own], *_through(parts[own:], step)]
+    journal = refolded(prefix, origin.goal)
+    shown_journal = [journal_of(journal, origin.goal, "")] if is_written(journal) else []
+    return (*prefix, *shown_journal, note_part(_told(origin, parts[own:], step, say)))
 
 
 def continued(origin: RunState, parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The conversation that a resumed run goes on with. Where calls are open, their results come next.
+    """Return the conversation that a resumed run continues with. If calls are open, their results come next.
 
     A conversation that ends with a reply could not be sent.
     """
@@ -123,14 +122,16 @@ def continued(origin: RunState, parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def journal_of(journal: Journal, goal: str, finding: str) -> Part:
-    """The journal as the agent is shown it where it goes on."""
+    """Return the journal's part, as the agent sees it when the run continues."""
     whole = shown(journal, goal, finding)
     return journal_part(render(whole), digest(whole))
 
 
-def forked(origin: RunState, kept: Sequence[Part], step: int, run_id: str, execution: str, now: datetime) -> RunState:  # noqa: PLR0913 - facts
-    """The state that goes with what `cut_after` kept. What the origin has cost is not counted again."""
-    own = kept[latest_goal(kept) :]
+def forked(  # noqa: PLR0913 - facts
+    origin: RunState, prefix: Sequence[Part], step: int, run_id: str, execution: str, now: datetime
+) -> RunState:
+    """Return the state that belongs to the conversation up to `step`. The origin's costs are not counted again."""
+    own = prefix[latest_goal(prefix) :]
     reframes = sum(p.about.get("tool") == REFRAME and not p.content[0].get("is_error") for p in own)
     changes = {
         "step": step,
@@ -142,10 +143,10 @@ def forked(origin: RunState, kept: Sequence[Part], step: int, run_id: str, execu
         "cost_usd": 0.0,
         "delegated": Spent(),
         "artifacts": (),
-        "journal": refolded(kept, origin.goal),
+        "journal": refolded(prefix, origin.goal),
         "last_finding": "",
         "results": (),
-        # Only for the lineage: later steps are this run's own, however they are numbered in the origin.
+        # Only for the lineage: later steps are this run's own, whatever their numbers in the origin.
         "inherited": (_heritage(origin, step),),
         "doubtful": (),
     }
@@ -164,12 +165,12 @@ def _through(parts: Sequence[Part], step: int) -> list[Part]:
     if at is None:
         last = max((part.about.get("step") or 0 for part in parts), default=0)
         raise NoSuchStep(f"there is no finished step {step} to fork after; the steps are 0 to {last}")
-    kept = list(parts[: at + 1])
+    result = list(parts[: at + 1])
     for part in parts[at + 1 :]:
         if part.kind is not PartKind.result:
             break
-        kept.append(_not_made(part) if (part.about.get("step") or 0) > step else part)
-    return kept
+        result.append(_not_made(part) if (part.about.get("step") or 0) > step else part)
+    return result
 
 
 def _not_made(part: Part) -> Part:
@@ -178,17 +179,17 @@ def _not_made(part: Part) -> Part:
 
 
 def _told(origin: RunState, parts: Sequence[Part], step: int, say: str | None) -> str:
-    """The model is told the truth: what its origin did afterwards is not undone."""
+    """Format the note about the fork. It states that the origin's later effects are not undone."""
     effects = later_effects(origin, parts, step)
     done = f" It went on and made: {', '.join(effects)}. That has happened, and is not undone." if effects else ""
     flight = [f"{c.tool} (step {c.step})" for c in _open_effects(origin) if (c.step or 0) > step]
     doubt = f" In flight when the fork was made: {', '.join(flight)}; it may have happened." if flight else ""
-    said = f"\n\n{say}" if say else " Go on from here."
-    return f"This is a fork of run {origin.run_id}, after step {step}.{done}{doubt}{said}"
+    instruction = f"\n\n{say}" if say else " Go on from here."
+    return f"This is a fork of run {origin.run_id}, after step {step}.{done}{doubt}{instruction}"
 
 
 def later_effects(origin: RunState, parts: Sequence[Part], step: int) -> tuple[str, ...]:
-    """The effects that the origin made after `step`, as "charge (step 5)"."""
+    """Return the effects that the origin made after `step`, as "charge (step 5)"."""
     effects = {DELEGATE, *(route.name for route in origin.tools if route.effect is not Effect.read)}
     settled = [call_part(call) for call in origin.calls if call.outcome is not None]
     later = [p for p in (*parts, *settled) if (p.about.get("step") or 0) > step and p.about.get("tool") in effects]
@@ -196,14 +197,14 @@ def later_effects(origin: RunState, parts: Sequence[Part], step: int) -> tuple[s
 
 
 def _was_refused(part: Part) -> bool:
-    """An error that says the call was not made."""
+    """Return whether the result is an error that says the call was not made."""
     block = part.content[0]
     return bool(block.get("is_error")) and str(block["content"]).partition(":")[0] in _NOT_MADE
 
 
 def _open_effects(origin: RunState) -> list[Call]:
-    """Calls in flight that change something: there, or in what it went on from. What waits for approval is not."""
+    """Return in-flight calls that change something, of this origin or an earlier one, not those awaiting approval."""
     in_flight = {pending.step for pending in origin.pending}
     unsettled = [c for c in origin.calls if c.outcome is None and c.effect is not Effect.read]
-    begun = [c.tool_use_id for c in unsettled if c.step in in_flight and not needs_approval(origin, c)]
-    return [c for c in unsettled if c.tool_use_id in begun or c.tool_use_id in origin.doubtful]
+    dispatched = [c.tool_use_id for c in unsettled if c.step in in_flight and not needs_approval(origin, c)]
+    return [c for c in unsettled if c.tool_use_id in dispatched or c.tool_use_id in origin.doubtful]

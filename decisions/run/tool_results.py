@@ -1,4 +1,4 @@
-"""What a `tool_result` means to this run, judged in the order of A5."""
+"""The verdict on a `tool_result`, checked in the order of A5."""
 
 import hmac
 import json
@@ -25,10 +25,10 @@ class Verdict(StrEnum):
     stale = "stale"  # issued, but no longer pending: ignored
     step_never_issued = "step_never_issued"  # the run escalates
     wrong_tool = "wrong_tool"  # the run escalates
-    not_awaited = "not_awaited"  # a worker's call is at it: ignored, warning
+    not_awaited = "not_awaited"  # a worker makes this call: ignored, warning
     conflict = "conflict"  # another result of the step counts: ignored, with the digests of both
     repeated = "repeated"  # at the gateway: this very result counts
-    wrong_nonce = "wrong_nonce"  # at the gateway: it does not come from the program that was asked
+    wrong_nonce = "wrong_nonce"  # at the gateway: it is not from the program that got the request
     accepted = "accepted"
 
 
@@ -49,7 +49,7 @@ _REASONS = {
 
 
 def judge(state: RunState, result: ToolResultPayload, *, is_halted: bool, is_new: bool) -> Verdict:
-    """Return what a result by signal means to the run as it stands. `is_new`: it was not judged before."""
+    """Return the verdict on a result by signal. `is_new`: it was not judged before."""
     verdict = correlate(state, result)
     if is_halted and verdict is not Verdict.foreign_run:
         return Verdict.run_terminal
@@ -61,9 +61,9 @@ def judge(state: RunState, result: ToolResultPayload, *, is_halted: bool, is_new
 
 
 def judge_at_door(state: RunState, event: ToolResultEvent, verdict: Verdict) -> Verdict:
-    """Return what a result by update means, if `verdict` is what it would mean by signal. None of these escalates.
+    """Return the verdict on a result by update, given that on the same result by signal. It never escalates.
 
-    An accepted one has to bring back the nonce of its request; the same holds for one that comes again.
+    An accepted or repeated result must carry the nonce of its request.
     """
     result = event.payload
     taken = _taken(state, result.step)
@@ -82,12 +82,12 @@ def _is_nonce(event: ToolResultEvent, expected: str | None) -> bool:
 
 
 def format_reason(verdict: Verdict, state: RunState, result: ToolResultPayload) -> str:
-    """Why a result is not taken, in one line for its sender."""
+    """Explain in one line, for the sender, why a result is rejected."""
     return _REASONS[verdict].format(step=result.step, digests=_digests(state, result))
 
 
 def format_notice(verdict: Verdict, state: RunState, result: ToolResultPayload) -> str:
-    """The same for `state.ignored`."""
+    """Format the same for `state.ignored`."""
     digests = f": {_digests(state, result)}" if verdict is Verdict.conflict else ""
     return f"{verdict} (step {result.step}, tool {cut(result.tool, 80)}){digests}"
 
@@ -98,7 +98,7 @@ def _digests(state: RunState, result: ToolResultPayload) -> str:
 
 
 def record_result(state: RunState, result: ToolResultPayload) -> RunState:
-    """The run has taken the result, and knows it again."""
+    """Record that the run has taken the result, so that a repeat is recognized."""
     call = next((call for call in state.calls if call.step == result.step), None)
     nonce = (call and nonce_of(state, call)) or ""
     taken = OutsideResult(step=result.step, digest=content_digest(result), nonce=nonce)
@@ -111,14 +111,14 @@ def _taken(state: RunState, step: int) -> OutsideResult | None:
 
 
 def content_digest(result: ToolResultPayload) -> str:
-    """Return a digest of what a result says, whenever it was made and however its keys are ordered."""
+    """Return a digest of a result's content, independent of its time and of the order of its keys."""
     content = result.model_dump(mode="json", include={"step", "tool", "status", "result", "error"})
     return "sha256:" + sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def correlate(state: RunState, result: ToolResultPayload) -> Verdict:
     origin = origin_of(state, result.step)
-    # Whoever was handed the request by the origin knows nothing of a run that resumes it.
+    # A program that got the request from the origin does not know of a run that resumes it.
     if result.run_id != state.run_id and (origin is None or result.run_id != origin.run_id):
         return Verdict.foreign_run
     if state.ending is not None:
@@ -133,13 +133,13 @@ def correlate(state: RunState, result: ToolResultPayload) -> Verdict:
 
 
 def _was_issued(state: RunState, step: int) -> bool:
-    """Steps are given to a turn's calls at once, but a call is issued only when its batch is."""
+    """Return whether the step was issued. A turn's calls get their steps at once, but are issued batch by batch."""
     waiting = any(call.step == step and call.outcome is None for call in state.calls)
     return 1 <= step <= state.step and not waiting
 
 
 def outcome_of(result: ToolResultPayload) -> ToolOutcome:
-    """An accepted result as the model will see it. What is large belongs into a file, whose path comes instead."""
+    """Convert an accepted result to the outcome that the model sees. A result that is too large becomes an error."""
     if result.status == "error":
         error = result.error or ToolError(kind=ToolFault.tool_error, message="the tool gave no reason")
         cut = {"kind": error.kind[:100], "message": error.message[:MOST_ERROR]}

@@ -1,6 +1,6 @@
-"""The conversation as a hash chain of parts, so that a length and a hash stand for all of it.
+"""The conversation as a hash chain of parts: a length and a hash identify all of it.
 
-The workflow and the worker's cache build the same chain from the same values, each for itself.
+The workflow and the worker's cache build the same chain from the same values, independently.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ PAGE_BYTES = 480_000  # the server takes 2 MiB, but warns of a payload above 512
 
 
 class Transcript:
-    """Parts [base, length), with the chain's hash after each. What lies before `base` is in segments."""
+    """Parts [base, length), with the chain's hash after each. Parts before `base` are in segments."""
 
     def __init__(self, base: int = 0, head: str = EMPTY) -> None:
         self.base = base
@@ -49,31 +49,31 @@ class Transcript:
         self._heads.append(head)
 
     def head_at(self, length: int) -> str | None:
-        """The hash of the first `length` parts; None where they are not (all) here."""
+        """Return the hash of the first `length` parts, if they are all here."""
         position = length - self.base
         return self._heads[position] if 0 <= position < len(self._heads) else None
 
     def take(self, other: "Transcript", length: int) -> None:
-        """Appends the other's own parts up to `length`. Both are the same so far, so nothing is hashed again."""
+        """Append the other's parts up to `length`. Both are equal so far, so nothing is hashed again."""
         for part, size, head in other.links(self.length, length):
             self._add(part, size, head)
 
     def links(self, start: int, end: int) -> Iterator[tuple[Part, int, str]]:
-        """Of the chain: each part of [start, end), its size, and the hash after it."""
+        """Return each part of [start, end), its size, and the hash after it."""
         first, last = start - self.base, end - self.base
         return zip(self.parts[first:last], self._sizes[first:last], self._heads[first + 1 : last + 1], strict=True)
 
     def truncate(self, length: int) -> None:
-        kept = length - self.base
-        self.size -= sum(self._sizes[kept:])
-        del self.parts[kept:], self._sizes[kept:], self._heads[kept + 1 :]
+        remaining = length - self.base
+        self.size -= sum(self._sizes[remaining:])
+        del self.parts[remaining:], self._sizes[remaining:], self._heads[remaining + 1 :]
 
     def page(self, start: int, limit: int | None, segments: tuple[Segment, ...]) -> Page:
-        """Parts from `start` on: at least one, and no more than `PAGE_BYTES` or `limit` of them."""
+        """Return parts from `start` on: at least one, and no more than `PAGE_BYTES` or `limit` of them."""
         first = max(start - self.base, 0)
         end, size = first, 0
-        most = len(self.parts) if limit is None else min(first + limit, len(self.parts))
-        while end < most and (end == first or size + self._sizes[end] <= PAGE_BYTES):
+        last = len(self.parts) if limit is None else min(first + limit, len(self.parts))
+        while end < last and (end == first or size + self._sizes[end] <= PAGE_BYTES):
             size += self._sizes[end]
             end += 1
         return Page(
@@ -95,16 +95,16 @@ def goal_part(goal: str, context: dict[str, Any]) -> Part:
 
 
 def too_large(parts: Sequence[Part]) -> str | None:
-    """Why a run cannot begin with these; None where it can."""
+    """Return the reason why a run cannot begin with these parts, if any."""
     size = sum(len(to_json(part)) for part in parts)
     if size <= PAGE_BYTES:
         return None
-    took = f"goal and context take {size:,} bytes of conversation, and {PAGE_BYTES:,} is the most"
-    return f"{took}: put the rest into a file that a tool can read"
+    too_long = f"goal and context take {size:,} bytes of conversation; the limit is {PAGE_BYTES:,}"
+    return f"{too_long}: put the rest into a file that a tool can read"
 
 
 def brief_part(text: str) -> Part:
-    """What one turn of a conversation is told beside the system prompt."""
+    """Return the part of a brief: text for one turn only, added to the system prompt."""
     return Part(kind=PartKind.brief, content=[{"type": "text", "text": text}])
 
 
@@ -126,7 +126,7 @@ def result_part(tool_use_id: str, tool: str, step: int | None, outcome: ToolOutc
 
 
 def call_part(call: Call) -> Part:
-    """The result of a settled call."""
+    """Return the part of a settled call's result."""
     if call.outcome is None:
         raise AssertionError(f"call {call.tool_use_id} is not settled")
     return result_part(call.tool_use_id, call.tool, call.step, call.outcome)
@@ -151,14 +151,14 @@ def _text_of(outcome: ToolOutcome) -> str:
 
 
 def journal_part(rendered: str, digest: str) -> Part:
-    """The journal as it is when the run goes on from it: after a summary, or in another run."""
+    """Return the journal's part, for a run that continues after a summary or from another run."""
     return Part(kind=PartKind.journal, content=[{"type": "text", "text": rendered}], about={"digest": digest})
 
 
 def add_message(messages: list[dict[str, Any]], part: Part) -> None:
-    """Appends a part to Messages API messages; neighbours of one role become one message.
+    """Append a part to Messages API messages; adjacent parts of one role become one message.
 
-    The journal becomes two: what the agent wrote down is its own word, and was asked for. A brief is no message.
+    The journal becomes two: a request, and the agent's own text. A brief is not a message.
     """
     if part.kind is PartKind.brief:
         return

@@ -1,4 +1,4 @@
-"""What a run's events tell of its turns, calls and questions: a fold over its history, execution by execution."""
+"""A fold over a run's history, execution by execution, that collects its turns, calls and questions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from contracts.tool import ToolOutcome
 from decisions.builtin_tools import ASK_HUMAN
 from decisions.ids import call_digest, generation_of, question_id
 from decisions.sender import sent_by
-from decisions.text.formatting import cut
+from decisions.text.formatting import format_wait
 from decisions.tool_requests import PREFIX
 
 Event = Mapping[str, Any]
@@ -33,7 +33,7 @@ MODEL = ("plan", "reflect", "summarize")
 
 @dataclass
 class _Activity:
-    """An activity of the history, as far as it has been read."""
+    """An activity that is open at this point of the history."""
 
     kind: str
     at: datetime
@@ -44,7 +44,7 @@ class _Activity:
 
 @dataclass
 class Told:
-    """All that the events tell. `segments` name what of the transcript lies in stores, `head` its end there."""
+    """The facts in a run's events. `segments` are the parts of the transcript that are in stores, `head` their end."""
 
     start: Any = None
     turns: list[ExportedTurn] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Told:
     received: list[ExportedArrival] = field(default_factory=list)
     definitions: list[str] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
-    conversation: str | None = None  # the store in which a turn of a conversation has left its record
+    conversation: str | None = None  # the store that holds the record of a conversation's turn
     length: int = 0
     head: str = ""
     workers: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Told:
 
     @property
     def cost_usd(self) -> float | None:
-        """None where a model answered whose price is not known."""
+        """The total, if the price of every model that answered is known."""
         costs = [turn.cost_usd for turn in self.turns if turn.model]
         return None if None in costs else sum(cost for cost in costs if cost is not None)
 
@@ -77,27 +77,26 @@ def told(executions: Sequence[ExportedExecution]) -> Told:
         fold.begin(is_first=number == 0)
         for event in execution.events:
             fold.take(event)
-    return fold.told
+    return fold.facts
 
 
 def shown(calls: Mapping[str, ExportedCall], parts: Sequence[Part]) -> list[ExportedCall]:
-    """The calls with what the model was shown as their results."""
+    """Return the calls with their results as the model received them."""
     blocks = {block.get("tool_use_id"): (part, block) for part in parts for block in part.content}
-    found = []
+    completed = []
     for call in calls.values():
         part, block = blocks.get(call.tool_use_id, (None, {}))
+        changes: dict[str, Any] = {}
         if part is not None and part.kind is PartKind.result:
             step = call.step if call.step is not None else part.about.get("step")
-            told = {"shown": block.get("content"), "is_error": bool(block.get("is_error")), "step": step}
-            found.append(call.model_copy(update=told))
-        else:
-            found.append(call)
-    return found
+            changes = {"shown": block.get("content"), "is_error": bool(block.get("is_error")), "step": step}
+        completed.append(call.model_copy(update=changes))
+    return completed
 
 
 class _Fold:
     def __init__(self) -> None:
-        self.told = Told()
+        self.facts = Told()
         self._running: dict[int, _Activity] = {}
         self._asked = 0
         self._is_first = True
@@ -125,53 +124,53 @@ class _Fold:
             handler(event, datetime.fromisoformat(event["at"]))
 
     def _started(self, event: Event, at: datetime) -> None:
-        given = _first(event.get("input"))
+        value = _first(event.get("input"))
         if self._is_first:
-            self.told.start = given
-            self._receive("start", "", given, event.get("identity", ""), at)
+            self.facts.start = value
+            self._receive("start", "", value, event.get("identity", ""), at)
         if event.get("continued_execution_run_id"):
-            self._carried(given)
+            self._carried(value)
 
-    def _carried(self, given: Mapping[str, Any]) -> None:
-        """What another run, or an earlier execution, hands over: how many questions there were, and its segments."""
-        self._asked = max(self._asked, given["state"].get("questions", 0))
-        for segment in given["segments"]:
+    def _carried(self, handover: Mapping[str, Any]) -> None:
+        """Apply the state from another run or an earlier execution: its number of questions and its segments."""
+        self._asked = max(self._asked, handover["state"].get("questions", 0))
+        for segment in handover["segments"]:
             self._keep(segment)
 
     def _keep(self, segment: Mapping[str, Any]) -> None:
-        one = Segment.model_validate(segment)
-        if one not in self.told.segments:
-            self.told.segments.append(one)
+        parsed = Segment.model_validate(segment)
+        if parsed not in self.facts.segments:
+            self.facts.segments.append(parsed)
 
     def _worked(self, event: Event, _: datetime) -> None:
         if event.get("identity"):
-            _add(self.told.workers, event["identity"])
+            _add(self.facts.workers, event["identity"])
         build = event.get("deployment_version") or {}
         if build.get("build_id"):
-            _add(self.told.builds, f"{build.get('deployment_name', '')}:{build['build_id']}")
+            _add(self.facts.builds, f"{build.get('deployment_name', '')}:{build['build_id']}")
 
     def _scheduled(self, event: Event, at: datetime) -> None:
-        given = _first(event.get("input"))
-        request = given if isinstance(given, Mapping) else {}
+        value = _first(event.get("input"))
+        request = value if isinstance(value, Mapping) else {}
         kind = event["activity_type"]["name"]
-        if str(request.get("type", "")).startswith(PREFIX):  # whatever the activity is called over there
+        if str(request.get("type", "")).startswith(PREFIX):  # an activity of the other worker's own name
             kind, request = "queued", self._handed_on(request)
         self._running[event["id"]] = _Activity(kind, at, request)
-        self.told.notices += request.get("told", ())
+        self.facts.notices += request.get("told", ())
         if kind in MODEL:
-            _add(self.told.definitions, request.get("definition", ""))
+            _add(self.facts.definitions, request.get("definition", ""))
         elif kind == "close_segment":
             self._closing(request, (request.get("turn") or {}).get("owner"))
 
     def _handed_on(self, event: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A call of the kind `queue`, as the activity `call_tool` gets others. The event names no tool use."""
+        """Return a call of kind `queue` in the form of a `call_tool` request. The event names no tool use."""
         payload = event["payload"]
         tool, step, arguments = payload["tool"], payload["step"], payload["tool_payload"]
         digest = call_digest(tool, arguments)
-        fits = (call for call in self.told.calls.values() if call.digest == digest and call.step in (None, step))
+        fits = (call for call in self.facts.calls.values() if call.digest == digest and call.step in (None, step))
         known = next(fits, None)
         if known is not None:
-            self.told.calls[known.tool_use_id] = known.model_copy(update={"step": step})
+            self.facts.calls[known.tool_use_id] = known.model_copy(update={"step": step})
         return {
             "tool_use_id": known.tool_use_id if known else f"step-{step}",
             "tool": tool,
@@ -188,65 +187,65 @@ class _Fold:
 
     def _completed(self, event: Event, at: datetime) -> None:
         activity, result = self._running.pop(event["scheduled_event_id"]), _first(event.get("result"))
-        found = result if isinstance(result, Mapping) else {}
+        fields = result if isinstance(result, Mapping) else {}
         match activity.kind:
             case "plan" | "reflect" | "summarize":
-                self.told.turns.append(_turn(activity, at, found))
-                for block in found.get("content", ()):
+                self.facts.turns.append(_turn(activity, at, fields))
+                for block in fields.get("content", ()):
                     if block.get("type") == "tool_use":
                         self._used(block, activity.request.get("turn"))
             case "call_tool":
-                self._made(activity, at, outcome=_whole(found))
+                self._made(activity, at, outcome=_whole(fields))
             case "queued":
                 self._made(activity, at, outcome=_whole({"result": result}))
             case "keep_result":
-                self._kept(activity.request["step"], found)
+                self._kept(activity.request["step"], fields)
             case "inherit":
-                self._carried(found)
+                self._carried(fields)
             case kind:
-                self._filed(kind, found)
+                self._filed(kind, fields)
 
     def _marked(self, event: Event, _: datetime) -> None:
-        """A local activity stands in history as a marker, with its result and without its input."""
+        """Apply a local activity, which history records as a marker with a result and no input."""
         details = event.get("details") or {}
-        about, result = _first(details.get("data")), _first(details.get("result"))
-        if isinstance(about, Mapping) and isinstance(result, Mapping):
-            kind = about.get("activity_type", "")
+        activity, result = _first(details.get("data")), _first(details.get("result"))
+        if isinstance(activity, Mapping) and isinstance(result, Mapping):
+            kind = activity.get("activity_type", "")
             self._filed(kind, result)
             if kind == "close_segment":
-                self._closing(result, None)  # a turn is closed by an ordinary one
-                self.told.notices += result.get("told", ())
+                self._closing(result, None)  # an ordinary activity closes a turn
+                self.facts.notices += result.get("told", ())
 
-    def _filed(self, kind: str, found: Mapping[str, Any]) -> None:
-        if kind in ("close_segment", "join_conversation") and found.get("segment"):
-            self._keep(found["segment"])
+    def _filed(self, kind: str, result: Mapping[str, Any]) -> None:
+        if kind in ("close_segment", "join_conversation") and result.get("segment"):
+            self._keep(result["segment"])
 
-    def _closing(self, about: Mapping[str, Any], owner: str | None) -> None:
-        self.told.length, self.told.head = about.get("length", 0), about.get("head", "")
-        self.told.conversation = owner
+    def _closing(self, record: Mapping[str, Any], owner: str | None) -> None:
+        self.facts.length, self.facts.head = record.get("length", 0), record.get("head", "")
+        self.facts.conversation = owner
 
     def _failed(self, event: Event, at: datetime) -> None:
         activity = self._running.pop(event["scheduled_event_id"], None)
         if activity is None:
             return
-        why = _why(event)
+        reason = _why(event)
         if activity.kind in MODEL:
-            self.told.turns.append(_turn(activity, at, {}, failure=why))
+            self.facts.turns.append(_turn(activity, at, {}, failure=reason))
         elif activity.kind in ("call_tool", "queued"):
-            self._made(activity, at, failure=why)
+            self._made(activity, at, failure=reason)
 
     def _used(self, block: Mapping[str, Any], turn: int | None) -> None:
         arguments = block.get("input")
         digest = call_digest(block["name"], arguments if isinstance(arguments, Mapping) else {})
         call = ExportedCall(tool_use_id=block["id"], tool=block["name"], turn=turn, arguments=arguments, digest=digest)
-        self.told.calls[call.tool_use_id] = call
+        self.facts.calls[call.tool_use_id] = call
 
     def _made(self, activity: _Activity, at: datetime, **end: Any) -> None:
         request = activity.request
-        known = self.told.calls.get(request["tool_use_id"])
-        if known is None:  # its turn was another run's, or is past the retention
+        known = self.facts.calls.get(request["tool_use_id"])
+        if known is None:  # its turn belongs to another run, or is past the retention
             self._used({"id": request["tool_use_id"], "name": request["tool"], "input": request["arguments"]}, None)
-            known = self.told.calls[request["tool_use_id"]]
+            known = self.facts.calls[request["tool_use_id"]]
         attempt = ExportedAttempt(
             generation=request.get("attempt", 1),
             requested_at=activity.at,
@@ -256,14 +255,14 @@ class _Fold:
             approval=request.get("approval"),
             **end,
         )
-        told = {"step": request["step"], "effect": request.get("effect", "read"), "made": (*known.made, attempt)}
-        self.told.calls[known.tool_use_id] = known.model_copy(update=told)
+        changes = {"step": request["step"], "effect": request.get("effect", "read"), "made": (*known.made, attempt)}
+        self.facts.calls[known.tool_use_id] = known.model_copy(update=changes)
 
     def _kept(self, step: int, outcome: Mapping[str, Any]) -> None:
-        """The large result of another worker is an artifact by now."""
-        call = next(call for call in self.told.calls.values() if call.step == step and call.made)
+        """Record that the large result of another worker became an artifact."""
+        call = next(call for call in self.facts.calls.values() if call.step == step and call.made)
         last = call.made[-1].model_copy(update={"outcome": _whole(outcome)})
-        self.told.calls[call.tool_use_id] = call.model_copy(update={"made": (*call.made[:-1], last)})
+        self.facts.calls[call.tool_use_id] = call.model_copy(update={"made": (*call.made[:-1], last)})
 
     def _signalled(self, event: Event, at: datetime) -> None:
         body = _first(event.get("input"))
@@ -274,22 +273,22 @@ class _Fold:
             self._add_result(body, at)
 
     def _add_result(self, body: Mapping[str, Any], at: datetime) -> None:
-        """A result from outside, by signal or update, without the nonce that it brought back."""
+        """Record a result from outside, by signal or update, without its nonce."""
         payload = body.get("payload")
         step = payload.get("step") if isinstance(payload, Mapping) else None
         event = {name: value for name, value in body.items() if name != "nonce"}
-        for call in [call for call in self.told.calls.values() if step is not None and call.step == step]:
-            came = (*call.from_outside, {"at": at.isoformat(), "event": event})
-            self.told.calls[call.tool_use_id] = call.model_copy(update={"from_outside": came})
+        for call in [call for call in self.facts.calls.values() if step is not None and call.step == step]:
+            results = (*call.from_outside, {"at": at.isoformat(), "event": event})
+            self.facts.calls[call.tool_use_id] = call.model_copy(update={"from_outside": results})
 
     def _updated(self, event: Event, at: datetime) -> None:
         request = event.get("accepted_request") or {}
-        given = request.get("input") or {}
-        body, identity = _first(given.get("args")), (request.get("meta") or {}).get("identity", "")
-        self._receive("update", given.get("name", ""), body, identity, at)
-        if given.get("name") == "answer":
+        update = request.get("input") or {}
+        body, identity = _first(update.get("args")), (request.get("meta") or {}).get("identity", "")
+        self._receive("update", update.get("name", ""), body, identity, at)
+        if update.get("name") == "answer":
             self._answered(body, at, "update", identity)
-        elif given.get("name") == "deliver_result" and isinstance(body, Mapping):
+        elif update.get("name") == "deliver_result" and isinstance(body, Mapping):
             self._add_result(body, at)
 
     def _cancelled(self, event: Event, at: datetime) -> None:
@@ -297,25 +296,25 @@ class _Fold:
 
     def _receive(self, kind: str, name: str, body: Any, identity: str, at: datetime) -> None:
         sent = sent_by(body, identity)
-        self.told.received.append(
+        self.facts.received.append(
             ExportedArrival.model_validate({"at": at, "kind": kind, "name": name, **sent.model_dump()})
         )
 
     def _answered(self, body: Any, at: datetime, via: str, identity: str) -> None:
         try:
-            said = HumanInput.model_validate(body)
+            reply = HumanInput.model_validate(body)
         except ValidationError:
-            return  # it has answered nothing; the event tells of it
-        if not self._is_open or said.question_id not in (None, self.told.questions[-1].id):
+            return  # not an answer; `received` has the signal or update
+        if not self._is_open or reply.question_id not in (None, self.facts.questions[-1].id):
             return
-        kept = said.model_dump(mode="json", include={"sender", "by", "decision", "text", "call", "signature"})
-        answer = ExportedAnswer.model_validate({"at": at, "via": via, "identity": identity, **kept})
-        question = self.told.questions[-1]
-        self.told.questions[-1] = question.model_copy(update={"answers": (*question.answers, answer)})
+        fields = reply.model_dump(mode="json", include={"sender", "by", "decision", "text", "call", "signature"})
+        answer = ExportedAnswer.model_validate({"at": at, "via": via, "identity": identity, **fields})
+        question = self.facts.questions[-1]
+        self.facts.questions[-1] = question.model_copy(update={"answers": (*question.answers, answer)})
 
     @property
     def _is_open(self) -> bool:
-        return bool(self.told.questions) and self.told.questions[-1].closed_at is None
+        return bool(self.facts.questions) and self.facts.questions[-1].closed_at is None
 
     def _status(self, event: Event, at: datetime) -> None:
         fields = (event.get("search_attributes") or {}).get("indexed_fields") or {}
@@ -323,23 +322,23 @@ class _Fold:
         if status is None:
             return
         if self._is_open:
-            self.told.questions[-1] = self.told.questions[-1].model_copy(update={"closed_at": at})
+            self.facts.questions[-1] = self.facts.questions[-1].model_copy(update={"closed_at": at})
         if status == RunStatus.waiting_on_human:
             self._asked += 1
             text = self._whole(str(fields.get("WaitingFor", "")))
-            self.told.questions.append(ExportedQuestion(id=question_id(self._asked), text=text, asked_at=at))
+            self.facts.questions.append(ExportedQuestion(id=question_id(self._asked), text=text, asked_at=at))
 
     def _whole(self, waiting_for: str) -> str:
-        """The question as the agent put it: the search attribute is cut."""
-        for call in reversed(self.told.calls.values()):
-            asked = call.arguments.get("question") if isinstance(call.arguments, Mapping) else None
-            if call.tool == ASK_HUMAN and isinstance(asked, str) and cut(f"human: {asked}", 200) == waiting_for:
-                return asked
+        """Return the agent's full question: the search attribute is truncated."""
+        for call in reversed(self.facts.calls.values()):
+            question = call.arguments.get("question") if isinstance(call.arguments, Mapping) else None
+            if call.tool == ASK_HUMAN and isinstance(question, str) and format_wait(f"asks: {question}") == waiting_for:
+                return question
         return waiting_for.removeprefix("human: ")
 
 
 def _turn(activity: _Activity, at: datetime, reply: Mapping[str, Any], failure: str | None = None) -> ExportedTurn:
-    """A reply, a summary, or neither: the conversation was too long to be asked about."""
+    """Return the turn of a reply or a summary. A result without a model means that the conversation was too long."""
     is_full = not failure and "model" not in reply
     return ExportedTurn(
         activity=activity.kind,
@@ -359,17 +358,17 @@ def _turn(activity: _Activity, at: datetime, reply: Mapping[str, Any], failure: 
 
 
 def _whole(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """With what history leaves out."""
+    """Return the outcome with the defaults that history omits."""
     return ToolOutcome.model_validate(outcome).model_dump(mode="json")
 
 
 def _why(event: Event) -> str:
     failure = event.get("failure") or {}
     cause = failure.get("cause") or {}
-    told = [each.get("message") or (each.get("encoded_attributes") or {}).get("message") for each in (failure, cause)]
+    messages = [one.get("message") or (one.get("encoded_attributes") or {}).get("message") for one in (failure, cause)]
     kind = (failure.get("application_failure_info") or {}).get("type", "")
-    words = ": ".join(each for each in [kind, *told] if each)
-    return words or event["type"].removeprefix("activity_task_").replace("_", " ")
+    text = ": ".join(part for part in [kind, *messages] if part)
+    return text or event["type"].removeprefix("activity_task_").replace("_", " ")
 
 
 def _first(values: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What is counted and measured of runs, and under which names.
+"""The metrics of runs: names, help texts, buckets, and labels.
 
-Labels are bounded: no ids, and no word that a model or somebody outside chose.
+Labels are bounded: no ids, and no word that a model or an outside system chose.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,11 +24,11 @@ MODEL_DURATION = "perdure_model_duration"
 MODEL_COST = "perdure_model_cost_usd"
 
 HELP: Mapping[str, str] = {
-    EVENTS: "Structured events, by their name.",
-    RUNS: "Runs that have ended, by how and why.",
-    TOOL_CALLS: "Tool calls that have ended, by what became of them.",
+    EVENTS: "Structured events, by name.",
+    RUNS: "Runs that have ended, by status and reason.",
+    TOOL_CALLS: "Tool calls that have ended, by outcome.",
     TOOL_RETRIES: "Attempts of tool calls beyond the first.",
-    TOKENS: "Tokens that models have read and written.",
+    TOKENS: "Tokens that models read and wrote.",
     TOOL_DURATION: "Seconds that attempts of tool calls took.",
     MODEL_DURATION: "Seconds that attempts of model turns took.",
     MODEL_COST: "US dollars that model turns cost, where the price is known.",
@@ -57,17 +57,17 @@ class Count:
 
 
 def of_event(name: str, figures: Mapping[str, Any]) -> tuple[Count, ...]:
-    """Every event is counted; a retry also by its tool, and the end of a run by how it ended."""
-    told = Count(EVENTS, {"event": name})
+    """Count an event; a retry also by its tool, and the end of a run also by its status."""
+    event = Count(EVENTS, {"event": name})
     if name == "agent.tool.retry":
-        return told, Count(TOOL_RETRIES, {"tool": str(figures["tool"])})
+        return event, Count(TOOL_RETRIES, {"tool": str(figures["tool"])})
     if status := _ENDS.get(name):
-        return told, Count(RUNS, {"status": status, "reason": _one_of(_REASONS, figures.get("reason"))})
-    return (told,)
+        return event, Count(RUNS, {"status": status, "reason": _one_of(_REASONS, figures.get("reason"))})
+    return (event,)
 
 
 def of_call(tool: str, outcome: ToolOutcome) -> tuple[Count, ...]:
-    """A call that was made, as what became of it in the end. A kind of error that was made up outside is `other`."""
+    """Count a finished call by its outcome. An error kind from outside that is not known is `other`."""
     error = _one_of(_FAULTS, outcome.error.kind if outcome.error else "")
     return (Count(TOOL_CALLS, {"tool": tool, "status": outcome.status, "error": error}),)
 

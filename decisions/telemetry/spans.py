@@ -1,6 +1,6 @@
-"""What a span says: by OpenTelemetry's conventions for generative AI as far as they go, the rest under `perdure.`.
+"""The attributes of spans: OpenTelemetry's conventions for generative AI, and `perdure.` for the rest.
 
-Names, numbers and kinds; nothing of the conversation.
+They hold names, numbers and kinds, and no text of the conversation.
 """
 
 import re
@@ -38,36 +38,36 @@ def about_request(activity_type: str, request: Any) -> dict[str, Any]:
     return {}
 
 
-def about_facts(known: Mapping[str, Any]) -> dict[str, Any]:
-    return {_FACTS[name]: value for name, value in known.items() if name in _FACTS}
+def about_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {_FACTS[name]: value for name, value in facts.items() if name in _FACTS}
 
 
 def about_result(result: Any) -> dict[str, Any]:
     if isinstance(result, ToolOutcome):
         error = {"error.type": result.error.kind} if result.error else {}
         return {"perdure.outcome": result.status, **error}
-    told: dict[str, Any] = {"perdure.outcome": "ok"}
+    attributes: dict[str, Any] = {"perdure.outcome": "ok"}
     if isinstance(usage := getattr(result, "usage", None), Usage):
-        told |= {
-            # The convention counts what came from the cache, or went there, as read too.
+        attributes |= {
+            # The convention counts cache reads and writes as input too.
             "gen_ai.usage.input_tokens": usage.input + usage.cache_read + usage.cache_write,
             "gen_ai.usage.output_tokens": usage.output,
             "gen_ai.usage.cache_read.input_tokens": usage.cache_read,
             "gen_ai.usage.cache_creation.input_tokens": usage.cache_write,
         }
     if model := getattr(result, "model", None):
-        told["gen_ai.response.model"] = model
+        attributes["gen_ai.response.model"] = model
     if stop := getattr(result, "stop_reason", None):
-        told["gen_ai.response.finish_reasons"] = (stop,)
+        attributes["gen_ai.response.finish_reasons"] = (stop,)
     if (cost := getattr(result, "cost_usd", None)) is not None:
-        told["perdure.cost_usd"] = cost
-    return told
+        attributes["perdure.cost_usd"] = cost
+    return attributes
 
 
-def about_event(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Of its figures the numbers and single words: a sentence may quote the conversation."""
+def about_event(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the event's numbers and single words. Sentences are left out: they may quote the conversation."""
     return {
         f"perdure.{name}": value
-        for name, value in told.items()
+        for name, value in figures.items()
         if name != "event" and (isinstance(value, int | float) or (isinstance(value, str) and _WORD.fullmatch(value)))
     }

@@ -1,7 +1,7 @@
 """Text for people, and text of others quoted as data.
 
-formatting    what a person reads: summaries, current details, the state view
-plan          The items of a plan, and which of them the run's journal says are done. An item without a tick may be …
-quoting       quotes the text of others as data
-visible_text  text of models and tools as people read it: nothing in it is hidden
+formatting    text about a run: summaries, current details, the state view
+plan          the items of a plan, and those that the run's journal marks as done
+quoting       the text of others, quoted as data
+visible_text  text of models and tools, rendered for people with nothing hidden in it
 """

@@ -1,4 +1,4 @@
-"""What a person reads of a run: summaries in the timeline, current details, the `state` view."""
+"""Text about a run for people: summaries in the timeline, current details, the `state` view."""
 
 import json
 import re
@@ -16,18 +16,18 @@ from decisions.run.question import TEXTUAL, TITLES
 from decisions.text.visible_text import render_arguments, render_line, render_visible
 from decisions.tool_requests import readable_nonce
 
-MAX_APPROVAL = 20_000  # characters of a call as it is shown for approval; a larger one is not asked about
-SHOWN = 64  # characters of a call in the timeline; the Web UI cuts longer labels, and the step with them
+MAX_APPROVAL = 20_000  # characters of a call as shown for approval; a larger one is rejected
+SHOWN = 64  # characters of a call in the timeline; the Web UI truncates longer labels, and the step with them
 
 
 def cut(text: str, length: int) -> str:
-    """One line of at most `length` characters, with nothing hidden in it."""
+    """Return one line of at most `length` characters, with nothing hidden in it."""
     return render_line(text, length)
 
 
-def notice(signal: str, why: str) -> str:
-    """Of a signal that had no effect. Whoever sent it chose its name, and a terminal may be where it is read."""
-    return cut(f"{signal}: {why}", 300)
+def notice(signal: str, reason: str) -> str:
+    """Describe a signal that had no effect. Its sender chose the name, and a terminal may show it."""
+    return cut(f"{signal}: {reason}", 300)
 
 
 def turn_summary(state: RunState) -> str:
@@ -41,12 +41,12 @@ def call_summary(call: Call, *, was_lost: bool = False) -> str:
 
 
 def format_approval(tool: str, arguments: Mapping[str, Any]) -> str:
-    """What an approval asks for: the call in a line, and the whole of its arguments."""
+    """Return the text of an approval: the call in a line, and all of its arguments."""
     return f"{call_line(tool, arguments)}\n\n{render_arguments(arguments)}"
 
 
 def too_large_to_approve(tool: str, arguments: Mapping[str, Any]) -> ToolOutcome | None:
-    """The error of a call whose arguments no person could be shown whole. None: it can be asked about."""
+    """Return the error of a call that is too large to show to a person."""
     size = len(format_approval(tool, arguments))
     if size <= MAX_APPROVAL:
         return None
@@ -57,25 +57,25 @@ def too_large_to_approve(tool: str, arguments: Mapping[str, Any]) -> ToolOutcome
     return failed(ToolFault.too_large, message)
 
 
-def begun(text: str, most: int, whole: str) -> str:
-    """How it begins. Where more follows it says so, and where all of it is: a person decides by what stands here."""
-    if len(text) <= most:
+def begun(text: str, limit: int, whole: str) -> str:
+    """Return the beginning of a text. If more follows, the result says so, and says where to read all of it."""
+    if len(text) <= limit:
         return text
-    return f"{text[:most]} …\n({len(text) - most:,} more characters are not shown; all of it: {whole})"
+    return f"{text[:limit]} …\n({len(text) - limit:,} more characters are not shown; all of it: {whole})"
 
 
 def call_line(tool: str, arguments: Mapping[str, Any]) -> str:
-    """`fetch https://…`: the tool and its most telling argument."""
+    """Format a call as its tool and its most telling argument: `fetch https://…`."""
     if tool == DELEGATE:
         return f"{tool} {cut(call_told(arguments), 100)}"
-    told = next((v for v in arguments.values() if isinstance(v, str) and v.strip()), None)
-    if told is None:
-        told = ", ".join(f"{k}={v}" for k, v in arguments.items() if isinstance(v, int | float))
-    return f"{tool} {cut(told, 100)}".rstrip()
+    argument = next((v for v in arguments.values() if isinstance(v, str) and v.strip()), None)
+    if argument is None:
+        argument = ", ".join(f"{k}={v}" for k, v in arguments.items() if isinstance(v, int | float))
+    return f"{tool} {cut(argument, 100)}".rstrip()
 
 
 def call_trace(key: str, step: int, tool: str, arguments: Mapping[str, Any], outcome: ToolOutcome) -> dict[str, Any]:
-    """The line of a call in `trace.jsonl`."""
+    """Return the `trace.jsonl` entry of a call."""
     error = outcome.error
     return {
         "key": key,
@@ -91,7 +91,7 @@ def call_trace(key: str, step: int, tool: str, arguments: Mapping[str, Any], out
 
 
 def refusal(call: Call) -> dict[str, Any]:
-    """The line of a call that was not made."""
+    """Return the `trace.jsonl` entry of a call that was not made."""
     error = call.outcome.error if call.outcome else None
     return {
         "key": f"refused:{call.tool_use_id}",
@@ -105,19 +105,28 @@ def refusal(call: Call) -> dict[str, Any]:
 
 
 def waiting_for(question: Question) -> str:
-    """The search attribute `WaitingFor`: "human: approve charge"."""
+    """Return the search attribute `WaitingFor`: "human: approve charge".
+
+    It begins with the question's kind, so that words of a model or a sender cannot pass for an approval.
+    """
     about = {
+        QuestionKind.question: f"asks: {question.text}",
+        QuestionKind.choice: f"choose: {question.text}",
         QuestionKind.approval: f"approve {question.tool}",
         QuestionKind.resume_unsafe: f"settle {question.tool}",
         QuestionKind.definition_changed: "settle the changed definition",
         QuestionKind.thrash: "going in circles",
         QuestionKind.recovery: "losing context",
     }
-    return cut(f"human: {about.get(question.kind, question.text)}", 200)
+    return format_wait(about[question.kind])
+
+
+def format_wait(about: str) -> str:
+    return cut(f"human: {about}", 200)
 
 
 def details(state: RunState) -> str:
-    """The Web UI's current details, in Markdown: what needs a person first."""
+    """Render the Web UI's current details, in Markdown, beginning with what needs a person."""
     blocks = [
         _facts(state),
         *_question_lines(state.question, takes_signed=bool(state.answer_keys)),
@@ -125,7 +134,7 @@ def details(state: RunState) -> str:
         *_pending(state),
     ]
     if state.passed_over:
-        instead = "; ".join(f"{each.model} ({cut(each.why, 200)})" for each in state.passed_over)
+        instead = "; ".join(f"{skipped.model} ({cut(skipped.why, 200)})" for skipped in state.passed_over)
         blocks.append(f"**Fallback** {markdown(f'{state.model} answered in place of {instead}')}")
     if state.ending is not None:
         blocks.append(f"**{_ended(state.ending)}** {markdown(cut(state.ending.text, 1000))}")
@@ -157,49 +166,49 @@ def _facts(state: RunState) -> str:
 
 
 def _question_lines(question: Question | None, *, takes_signed: bool) -> list[str]:
-    """The open question, and the JSON that answers it from the dialog "Send an Update"."""
+    """Render the open question, and the JSON that answers it in the dialog "Send an Update"."""
     if question is None:
         return []
     by_text = question.kind in TEXTUAL
     text = begun(render_visible(question.text), 2000, "perdure show RUN") if by_text else render_visible(question.text)
     quoted = "\n".join(f"> {markdown(line)}  " for line in text.splitlines())
-    said = quoted if by_text else _code(text)  # arguments are shown as they are, with no quote made typographic
-    offered = ", ".join(markdown(cut(option, 100)) for option in question.options)
+    body_text = quoted if by_text else _code(text)  # arguments are shown as they are, with no quote made typographic
+    options = ", ".join(markdown(cut(option, 100)) for option in question.options)
     until = f", until {question.expires_at:%Y-%m-%d %H:%M:%S} UTC" if question.expires_at else ""
     heading = f"**Waiting for a person: {TITLES[question.kind]}**, question {question.id}{until}:"
     if takes_signed:
-        return [heading, said, "Only signed answers are taken, and none from here: `perdure show RUN` tells how"]
+        return [heading, body_text, "Only signed answers are taken, and not from here; see `perdure show RUN`"]
     is_free = question.kind is QuestionKind.question
-    choice = f", {'suggested' if is_free else 'one of'}: {offered}" if offered else ""
-    # What has to be decided is not suggested: what stands here is sent as it is.
+    choice = f", {'suggested' if is_free else 'one of'}: {options}" if options else ""
+    # No decision is suggested: the text shown here is sent unchanged.
     chosen = {"text": (*question.options, "…")[0] if is_free else "…"} if by_text else {"decision": "…"}
     about = {"call": question.call} if question.call else {}
     body = {"question_id": question.id, **about, **chosen}
-    told = f"Answer with More Actions → Send an Update → `answer`{choice}"
+    instruction = f"Answer with More Actions → Send an Update → `answer`{choice}"
     return [
         heading,
-        said,
-        told,
+        body_text,
+        instruction,
         _code(json.dumps(body, ensure_ascii=False)),
     ]
 
 
 def _pending(state: RunState) -> list[str]:
-    """What the run has issued: here, and outside. What waits for an answer first is no action yet."""
+    """Render the pending calls, by this worker and outside. A call that awaits an answer is not pending yet."""
     if not state.pending:
         return []
     asked = state.question.step if state.question is not None else None
     steps = {action.step for action in state.pending}
     lines = {call.step: call_line(call.tool, call.arguments) for call in state.calls if call.step in steps}
-    here: list[str] = []
+    running: list[str] = []
     outside: list[str] = []
     for action in state.pending:
         again = f", attempt {action.attempt}" if action.attempt > 1 else ""
         since = f"since {action.since:%H:%M:%S} UTC"
-        line = f"- step {action.step}: {markdown(cut(lines.get(action.step, action.tool), 110))}, {since}{again}"
+        call = markdown(cut(lines.get(action.step, action.tool), 110))
         if action.step != asked:
-            (outside if action.outside else here).append(line)
-    blocks = (("Running", here), ("Waiting for results from outside", outside))
+            (outside if action.outside else running).append(f"- step {action.step}: {call}, {since}{again}")
+    blocks = (("Running", running), ("Waiting for results from outside", outside))
     return [f"**{title}**\n\n" + "\n".join(actions[:8]) for title, actions in blocks if actions]
 
 
@@ -210,17 +219,17 @@ def _ended(ending: Ending) -> str:
 
 
 def markdown(text: str) -> str:
-    """`$` starts a formula there, `<` a tag, `[` a link or an image. Backslashes before them would undo the escape."""
+    """Escape `$`, `<` and `[`, which begin a formula, a tag or a link. Backslashes before them are doubled."""
     return re.sub(r"(\\*)([$<\[])", r"\1\1\\\2", text)
 
 
 def _code(text: str) -> str:
-    """Shown as it is. Indented, because a fence could be closed by the text."""
+    """Render the text unchanged. It is indented, because the text could close a fence."""
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def view(state: RunState) -> RunView:
-    """What the query `state` answers (A8)."""
+    """Return the answer of the query `state` (A8)."""
     open_steps = {p.step for p in state.pending} | {c.step for c in state.calls if c.outcome is None}
     question = state.question
     is_over = state.ending is not None or state.status is RunStatus.cancelled
@@ -268,21 +277,21 @@ def _pending_view(state: RunState, pending: Pending) -> PendingView:
 
 
 def delegation_details(request: DelegationRequest, state: DelegationState) -> str:
-    """The Web UI's current details of a `Delegation`."""
+    """Render the Web UI's current details of a `Delegation`."""
     budget = f"{request.budget.steps} steps" + (f", {request.budget.tokens:,} tokens" if request.budget.tokens else "")
     facts = f"**{state.status}** · for run {request.run_id}, step {request.step} · join {request.join} · {budget}"
-    why = [f"**Failed** {markdown(cut(state.why, 1000))}"] if state.why else []
-    return "\n\n".join([facts, *why, "\n".join(_subtask(each) for each in state.subtasks)])
+    failure = [f"**Failed** {markdown(cut(state.why, 1000))}"] if state.why else []
+    return "\n\n".join([facts, *failure, "\n".join(_subtask(subtask) for subtask in state.subtasks)])
 
 
 def _subtask(state: SubtaskState) -> str:
     used = f", {state.spent.steps} steps, {state.spent.tokens:,} tokens" if state.spent.tokens else ""
-    said = f": {markdown(cut(state.outcome, 200))}" if state.outcome else ""
-    return f"- {state.status} `{state.id}` by {state.agent}{used}{said}"
+    outcome = f": {markdown(cut(state.outcome, 200))}" if state.outcome else ""
+    return f"- {state.status} `{state.id}` by {state.agent}{used}{outcome}"
 
 
 def figures(state: RunState) -> dict[str, Any]:
-    """What an event of the run's end tells of it."""
+    """Return the figures of a run for the event of its end."""
     return {
         "steps": state.step,
         "turns": state.turns,

@@ -1,4 +1,4 @@
-"""The items of a plan, and which of them the run's journal says are done. An item without a tick may be done too."""
+"""The items of a plan, and those that the run's journal marks as done. An unmarked item may be done too."""
 
 import re
 
@@ -13,9 +13,9 @@ _SAID = re.compile(r"^\W*plan\s+(?:item|step)\s+(\d{1,2})\W+(?:is\s+)?(?:done|co
 
 
 def items(plan: str) -> tuple[str, ...]:
-    """The list that the plan is; else the numbers within its first line; else all of it as one item."""
+    """Return the items: of the plan's list; else of numbers in its first line; else the whole plan as one item."""
     lines = [line for line in plan.splitlines() if line.strip()]
-    listed = tuple(found[1].strip() for line in lines if (found := _LISTED.match(line)))
+    listed = tuple(match[1].strip() for line in lines if (match := _LISTED.match(line)))
     if len(listed) > 1:
         return listed[:MOST_ITEMS]
     pieces = _INLINE.split(" ".join(lines))
@@ -25,16 +25,17 @@ def items(plan: str) -> tuple[str, ...]:
 
 
 def done(plan: tuple[str, ...], journal: Journal) -> frozenset[int]:
-    """The numbers, from 1, of items that the journal ticks: "[x] 2. …", "✓ 2", "done: <the item>", "plan item 2 done".
+    """Return the numbers, from 1, of the items that the journal ticks.
 
-    Steps are no items: "step 2 done" may be said of a tool call.
+    A tick is "[x] 2. …", "✓ 2", "done: <the item>" or "plan item 2 done". Steps are not items: "step 2 done" may refer
+    to a tool call.
     """
-    told = (journal.current_state, *journal.verified_findings, *journal.decisions)
+    texts = (journal.current_state, *journal.verified_findings, *journal.decisions)
     by_text = {_same(item): number for number, item in enumerate(plan, 1)}
     ticked: set[int] = set()
-    for line in (line.strip() for text in told for line in text.splitlines()):
-        if found := _TICKED.match(line) or _SAID.match(line):
-            number, text = (*found.groups(), None)[:2]
+    for line in (line.strip() for text in texts for line in text.splitlines()):
+        if match := _TICKED.match(line) or _SAID.match(line):
+            number, text = (*match.groups(), None)[:2]
             ticked.add(int(number) if number else by_text.get(_same(text or ""), 0))
     return frozenset(ticked & set(range(1, len(plan) + 1)))
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 MAX_FENCE = 32  # backticks; a text with a longer run is quoted as JSON, so that fences stay short
-LEFT_OUT = 80  # bytes of the entry that says how many are left out
+LEFT_OUT = 80  # bytes of the entry that counts those left out
 _HEADING = re.compile("((?:\\A|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])[ \t]*)#")
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # JSON may hold these as they are, and some readers end a line there
 

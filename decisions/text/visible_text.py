@@ -1,8 +1,8 @@
-"""Text of models, tools and callers as people are shown it: nothing in it is invisible, and nothing hides the rest.
+"""Text of models, tools and callers, rendered for people: nothing in it is invisible, and nothing hides the rest.
 
 Characters that a screen shows as nothing, as a blank, or that reorder their neighbours become their code point, like
-`[U+202E]`; long runs of blanks and line breaks become their count. Models are shown the same characters of a tool's
-result written out, and all its blanks and line breaks as they are. Programs get the text as it is.
+`[U+202E]`; long runs of blanks and line breaks become their count. A model sees the same characters of a tool's result
+written out, with all blanks and line breaks unchanged. Programs get the text unchanged.
 """
 
 import json
@@ -40,9 +40,9 @@ def render_visible(text: str) -> str:
 
 
 def mark_hidden(text: str) -> str:
-    """Return the text as a model reads it: hidden characters written out, blanks and line breaks left as they are.
+    """Return the text as a model reads it: hidden characters written out, blanks and line breaks unchanged.
 
-    What people do not see in a page, in a mail or in an answer must not speak to the model unseen.
+    Text that people cannot see in a page, mail or answer must not reach the model unseen.
     """
     return _NEITHER_ASCII_NOR_BLANK.sub(lambda part: _render_part(text, part.start(), part.end()), text)
 
@@ -80,7 +80,7 @@ def render_line(text: str, length: int) -> str:
 
 
 def render_values(value: Any) -> Any:
-    """Return a JSON value with its texts and names rendered, for a door that shows it to people."""
+    """Return a JSON value with its texts and names rendered, for an interface that shows it to people."""
     match value:
         case str():
             return render_visible(value)
@@ -93,7 +93,7 @@ def render_values(value: Any) -> Any:
 
 
 def _render_names(values: dict[Any, Any]) -> dict[str, Any]:
-    """A name that is rendered as one that is there already is numbered, so that none takes another's place."""
+    """Render the names. A name that renders like an earlier one gets a number, so that neither is lost."""
     shown: dict[Any, Any] = {}
     for name, inner in values.items():
         plain = render_visible(name) if isinstance(name, str) else name
@@ -123,7 +123,7 @@ def _is_shown(text: str, at: int, kind: str) -> bool:
 
 
 def _is_in_place(text: str, at: int) -> bool:
-    """Whether a joiner or an emoji's style is where a script or an emoji needs it, and stands alone there."""
+    """Return whether a joiner or emoji style stands where a script or an emoji needs it, and alone."""
     before, after = text[at - 1 : at] if at else "", text[at + 1 : at + 2]
     if text[at] == _EMOJI_STYLE:
         return _is_symbol(before)
@@ -136,7 +136,7 @@ def _is_symbol(character: str) -> bool:
 
 
 def _joins(character: str) -> bool:
-    """Whether it is of a script whose letters join or stack: Arabic to Khmer, where joiners change what is read."""
+    """Return whether the character's script joins or stacks: Arabic to Khmer, in which joiners change the reading."""
     return bool(character) and 0x0600 <= ord(character) <= 0x17FF and category(character)[0] in "LM"
 
 

@@ -1,4 +1,4 @@
-"""Conversations: hand a request to a lane, and look into it."""
+"""Conversations: submit a request, read the lane, omit a turn."""
 
 from typing import Annotated
 from urllib.parse import quote
@@ -17,8 +17,8 @@ from settings import ProjectError
 def _can_be_looked_for(conversation_id: str) -> str:
     if not conversation_id.strip():
         raise ValueError("it is empty")
-    if "\0" in conversation_id:  # the server takes it, and no query of it: the lane would never get to work
-        raise ValueError("no id may have a NUL character")
+    if "\0" in conversation_id:  # the server accepts it but cannot be queried for it: the lane would never run
+        raise ValueError("an id has no NUL character")
     return conversation_id
 
 
@@ -32,25 +32,25 @@ router = APIRouter(prefix="/v1/conversations", tags=["conversations"], route_cla
     status_code=202,
     dependencies=[needs(Scope.start)],
     responses=described(400, 401, 403, 408, 409, 413, 415, 422, 429, 500, 503)
-    | {200: {"model": Submitted, "description": "It was handed in before"}},
+    | {200: {"model": Submitted, "description": "It was submitted before"}},
 )
 async def submit_request(
-    here: Here, holder: Holder, conversation_id: ConversationId, request: SubmitRequest, response: Response
+    gateway: Here, holder: Holder, conversation_id: ConversationId, request: SubmitRequest, response: Response
 ) -> Submitted:
-    """Hands in a request; 200 where it was handed in before. 429 where the lane is full.
+    """Submit a request; 200 if it was submitted before, 429 if the lane is full.
 
-    One that answers a question or cancels the turn, by `question_id` or `interrupt`, needs `human:answer` too.
+    A request that answers a question (`question_id`) or cancels the turn (`interrupt`) also needs `human:answer`.
     """
     if request.question_id is not None or request.when_busy is WhenBusy.interrupt:
         require(holder, Scope.answer)
     if request.mailbox is not None:
-        raise Failure(422, "mailbox: only the bridge of a folder names it", field="mailbox")
-    settings = here.session.settings
+        raise Failure(422, "mailbox: only the bridge of a folder may set it", field="mailbox")
+    client, settings = gateway.session.client, gateway.session.settings
     try:
         settings.check_agent(request.agent)
     except ProjectError as error:
         raise Failure(422, str(error), field="agent") from None
-    submitted = await submit(here.session.client, settings.task_queue, conversation_id, request, settings.answer_keys)
+    submitted = await submit(client, settings.task_queue, conversation_id, request, settings.answer_keys)
     response.headers["Location"] = f"/v1/runs/{quote(submitted.run_id, safe='')}"
     if submitted.duplicate:
         response.status_code = 200
@@ -62,9 +62,9 @@ async def submit_request(
     dependencies=[needs(Scope.read)],
     responses=described(400, 401, 403, 404, 408, 409, 413, 422, 500, 503),
 )
-async def read_conversation(here: Here, conversation_id: ConversationId) -> LaneView:
-    """What runs in a conversation, what waits, and how the latest requests ended."""
-    view = await look(here.session.client, conversation_id)
+async def read_conversation(gateway: Here, conversation_id: ConversationId) -> LaneView:
+    """Return a conversation's active turn, its queue and its latest turns."""
+    view = await look(gateway.session.client, conversation_id)
     if view is None:
         raise Failure(503, "no worker answers for this conversation now", headers=AGAIN)
     return view
@@ -76,8 +76,8 @@ async def read_conversation(here: Here, conversation_id: ConversationId) -> Lane
     responses=described(400, 401, 403, 404, 408, 409, 413, 422, 503),
 )
 async def forget_turn(
-    here: Here, conversation_id: ConversationId, run_id: Annotated[str, Path(max_length=MAX_ID_LENGTH)]
+    gateway: Here, conversation_id: ConversationId, run_id: Annotated[str, Path(max_length=MAX_ID_LENGTH)]
 ) -> dict[str, str]:
-    """Leaves a turn that has ended out of the conversation from the next turn on. What it did is not undone."""
-    gone = await forget(here.session.client, conversation_id, run_id)
-    return {"run_id": gone.run_id}  # not what was said in it: the token may not read
+    """Omit an ended turn from the conversation as of the next turn. Its effects are not undone."""
+    forgotten = await forget(gateway.session.client, conversation_id, run_id)
+    return {"run_id": forgotten.run_id}  # without its text: the token may not read

@@ -1,4 +1,4 @@
-"""What happened outside comes in, and meets the task that waits for it."""
+"""External events, which resolve the tasks that wait for them."""
 
 from fastapi import APIRouter
 from pydantic import ConfigDict
@@ -19,7 +19,7 @@ class GivenMessage(PostedMessage):
 
 
 class GivenEvent(Event):
-    """The event `evt.adapter.message.created`; unknown fields are refused here."""
+    """The event `evt.adapter.message.created`, without unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -27,7 +27,7 @@ class GivenEvent(Event):
 
 
 class Published(Value):
-    """By what the event is known when it comes again, and the topic that it was brought to."""
+    """The event's id, by which repeats are recognized, and its topic."""
 
     event: str
     topic: str
@@ -39,9 +39,9 @@ class Published(Value):
     dependencies=[needs(Scope.publish)],
     responses=described(400, 401, 403, 408, 413, 415, 422, 500, 503),
 )
-async def publish_event(here: Here, holder: Holder, event: GivenEvent) -> Published:
-    """Publishes an event of a platform that the token may speak for; sent again it counts once."""
+async def publish_event(gateway: Here, holder: Holder, event: GivenEvent) -> Published:
+    """Publish an event of a platform that the token allows; repeats have no effect."""
     if platform_name(event.data.platform) not in holder.platforms:
-        raise Failure(403, f"token {holder.name} may not speak for this platform", field="data.platform")
-    topic = await publish(here.session.client, here.session.settings.task_queue, event)
+        raise Failure(403, f"token {holder.name} may not publish events of this platform", field="data.platform")
+    topic = await publish(gateway.session.client, gateway.session.settings.task_queue, event)
     return Published(event=event_id(event), topic=topic)

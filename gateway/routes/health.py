@@ -1,4 +1,4 @@
-"""Whether the gateway works, for whoever restarts it or sends it requests."""
+"""Health and readiness, for supervisors and load balancers."""
 
 import asyncio
 
@@ -11,8 +11,8 @@ from gateway.auth import Here
 from gateway.problems import described
 from perdure.session import Session
 
-PATIENCE = 3.0  # seconds for each look
-LOOK_EVERY = 3.0  # seconds; whoever asks in between is told what was seen last
+PATIENCE = 3.0  # seconds for a check
+LOOK_EVERY = 3.0  # seconds that a result is reused
 
 router = APIRouter(tags=["health"], responses=described(500))
 
@@ -22,7 +22,7 @@ class Health(Value):
 
 
 class Readiness(Value):
-    """`worker`: somebody works on our task queue, or did in the last minutes."""
+    """`worker`: a worker polls the task queue, or did in the last minutes."""
 
     ready: bool
     temporal: bool
@@ -31,19 +31,19 @@ class Readiness(Value):
 
 @router.get("/healthz")
 async def health() -> Health:
-    """The process answers."""
+    """Return `ok`: the process answers."""
     return Health(status="ok")
 
 
 @router.get("/readyz", responses={503: {"model": Readiness, "description": "Not ready"}})
-async def readiness(here: Here, response: Response) -> Readiness:
-    """Temporal answers, and a worker is on our task queue; 503 says which is not so. As seen within 3 seconds."""
+async def readiness(gateway: Here, response: Response) -> Readiness:
+    """Return whether Temporal answers and a worker polls the task queue; 503 if not. At most 3 seconds old."""
     now = asyncio.get_running_loop().time
-    async with here.looking:
-        if here.readiness is None or now() - here.readiness[0] >= LOOK_EVERY:
-            seen = await _look(here.session)
-            here.readiness = now(), seen
-    readiness: Readiness = here.readiness[1]
+    async with gateway.looking:
+        if gateway.readiness is None or now() - gateway.readiness[0] >= LOOK_EVERY:
+            seen = await _look(gateway.session)
+            gateway.readiness = now(), seen
+    readiness: Readiness = gateway.readiness[1]
     if not readiness.ready:
         response.status_code = 503
     return readiness

@@ -1,4 +1,4 @@
-"""What waits for people, over all runs and follow-ups, with the exact call where one has to be approved."""
+"""Open questions of all runs and follow-ups, with the exact call of an approval."""
 
 import asyncio
 from contextlib import suppress
@@ -26,13 +26,13 @@ from perdure.client.run_list import Found, listing
 from perdure.client.runs import follow_up_state, state
 
 MOST_LISTED = 200
-AT_ONCE = 10  # queries, each of which a worker has to answer
+AT_ONCE = 10  # concurrent queries, each answered by a worker
 
 router = APIRouter(prefix="/v1", tags=["people"], route_class=Route)
 
 
 class Open(Value):
-    """A question. `question` is null where no worker could tell; `waiting_for` says what the server knows."""
+    """An open question. `question` is null if no worker answered; `waiting_for` is the server's record."""
 
     run_id: str
     agent: str
@@ -47,44 +47,44 @@ class Questions(Value):
 
 
 @router.get("/questions", dependencies=[needs(Scope.read)], responses=described(400, 401, 403, 408, 413, 422, 500, 503))
-async def list_questions(here: Here, limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100) -> Questions:
-    """Everything that waits for a person: answer it at `/v1/runs/{run_id}/answer`."""
-    client, slots = here.session.client, asyncio.Semaphore(AT_ONCE)
+async def list_questions(gateway: Here, limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100) -> Questions:
+    """List all open questions; answer one at `/v1/runs/{run_id}/answer`."""
+    client, slots = gateway.session.client, asyncio.Semaphore(AT_ONCE)
 
-    async def asked(found: Found) -> tuple[Open, ...]:
+    async def read_questions(run: Found) -> tuple[Open, ...]:
         async with slots:
-            return await _asked(client, found)
+            return await _asked(client, run)
 
-    there = [found async for found in listing(client, waiting=True, limit=limit)]
-    opened = await asyncio.gather(*map(asked, there))
-    return Questions(questions=tuple(question for each in opened for question in each)[:limit])
+    runs = [run async for run in listing(client, waiting=True, limit=limit)]
+    groups = await asyncio.gather(*map(read_questions, runs))
+    return Questions(questions=tuple(question for group in groups for question in group)[:limit])
 
 
-async def _asked(client: Client, found: Found) -> tuple[Open, ...]:
+async def _asked(client: Client, run: Found) -> tuple[Open, ...]:
     goal: str | None = None
     views: tuple[QuestionView | None, ...] = (None,)
     with suppress(NoSuchRun):
-        if found.run_id.startswith(ids.FOLLOW_UP):
-            follow_up = await follow_up_state(client, found.run_id, QUERY_PATIENCE)
+        if run.run_id.startswith(ids.FOLLOW_UP):
+            follow_up = await follow_up_state(client, run.run_id, QUERY_PATIENCE)
             if follow_up is not None:
                 goal, views = follow_up.definition.summary, tuple(map(_view, questions(follow_up)))
-        elif (view := await state(client, found.run_id, QUERY_PATIENCE)) is not None:
-            goal, views = view.goal, (view.question,) if view.question else ()
+        elif (state_view := await state(client, run.run_id, QUERY_PATIENCE)) is not None:
+            goal, views = state_view.goal, (state_view.question,) if state_view.question else ()
     return tuple(
         Open(
-            run_id=found.run_id,
-            agent=found.agent,
+            run_id=run.run_id,
+            agent=run.agent,
             goal=render_visible(goal) if goal else goal,
-            waiting_for=found.waiting_for,
-            started_at=found.execution.start_time,
-            question=each,
+            waiting_for=run.waiting_for,
+            started_at=run.execution.start_time,
+            question=view,
         )
-        for each in views
+        for view in views
     )
 
 
 def _view(task: Task) -> QuestionView:
-    kind, given = read(task)
-    asked = kind.asks(given) if kind.asks else Asked(task.description)
-    text = render_visible(asked.text)
-    return QuestionView(id=task.task_id, kind=QuestionKind.question, text=text, options=asked.options)
+    kind, arguments = read(task)
+    question = kind.asks(arguments) if kind.asks else Asked(task.description)
+    text = render_visible(question.text)
+    return QuestionView(id=task.task_id, kind=QuestionKind.question, text=text, options=question.options)

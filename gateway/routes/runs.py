@@ -1,4 +1,4 @@
-"""Runs: start, list, read, follow, answer, cancel, and the results of tools outside."""
+"""Runs: start, list, read, stream, answer, cancel, and results of external tools."""
 
 import asyncio
 import base64
@@ -28,8 +28,8 @@ from perdure.client.runs import answer, cancel, deliver_result, digest_of, ended
 from perdure.client.starter import starter_of
 from settings import ProjectError
 
-QUERY_PATIENCE = timedelta(seconds=1.5)  # of two that a reader waits where no worker is
-CLOSED_PATIENCE = 10.0  # seconds for what the server has
+QUERY_PATIENCE = timedelta(seconds=1.5)  # without a worker a reader waits at most two
+CLOSED_PATIENCE = 10.0  # seconds to read the result of an ended run
 MOST_LISTED = 200
 COMMON = described(400, 401, 403, 404, 408, 409, 413, 415, 422, 500, 503)
 
@@ -37,25 +37,25 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=Route, response
 
 
 class Start(StartEvent):
-    """The event `agentic.start`, whose `type` may be left out here."""
+    """The event `agentic.start`; `type` is optional."""
 
     type: Literal["agentic.start"] = "agentic.start"
 
 
 class Begun(Value):
-    """The run that it is about."""
+    """The id of the run."""
 
     run_id: str
 
 
 class Known(Value):
-    """What the server knows of a run, without asking a worker."""
+    """The server's record of a run, read without a worker."""
 
     run_id: str
     status: str  # as `AgentStatus`
     agent: str
     waiting_for: str  # the open question, in short
-    wedged: bool  # its workflow tasks fail: it cannot go on
+    wedged: bool  # its workflow tasks fail, so it cannot continue
     steps: int
     cost_usd: float | None
     parent: str | None  # the run whose subtask it is
@@ -64,64 +64,64 @@ class Known(Value):
 
 
 class Listed(Value):
-    """A page may hold fewer than `limit`; the list ends where `cursor` is null."""
+    """A page of runs, which may hold fewer than `limit`; on the last one `cursor` is null."""
 
     runs: tuple[Known, ...]
     cursor: str | None  # for the next page
 
 
 class Told(Value):
-    """A run. Where no worker answers, `state` is null, and what the server knows is `age_seconds` old."""
+    """A run. If no worker answers, `state` is null and the server's record is `age_seconds` old."""
 
     known: Known
     answered: bool  # a worker did
     age_seconds: float
     state: RunView | None
-    started_by: SentBy | None = None  # null where the server has forgotten the start
+    started_by: SentBy | None = None  # null if the start is past retention
 
 
 class Result(Value):
-    """How a run ended, as its event `agent.completed` or `agent.escalated`, or as a failure; or that it has not."""
+    """The result of a run: its event `agent.completed` or `agent.escalated`, or a failure; or its open status."""
 
     run_id: str
     status: str
     event: dict[str, Any] | None = None
     kind: str = ""  # of a [failure](failures.md#failed-runs)
-    message: str = ""  # and what it says
-    handoff: str = ""  # how the work stands, where it failed
+    message: str = ""  # the message of the failure
+    handoff: str = ""  # the state of the work at a failure
 
 
 class Answer(Edge):
-    """As `human_input`; who answers is told by the token."""
+    """The body of `human_input`; the token names the person."""
 
     question_id: str | None = None
-    """If given, it must be the open one."""
+    """If given, it must be an open one. Otherwise the answer is for the one that is open when it is received."""
     call: str | None = Field(default=None, max_length=200)
-    """The digest of the call to approve; if given, it must be the one that is asked about."""
+    """The digest of the call to approve; if given, it must be the pending call's."""
     text: str | None = Field(default=None, max_length=200_000)
-    """The answer; of a denial, the reason; with `use_result`, the result."""
+    """The answer; for a denial, the reason; with `use_result`, the result."""
     decision: Decision | None = None
-    """What the [question](events.md#decisions) takes."""
+    """A decision that the [question](events.md#decisions) allows."""
 
 
 class Reason(Edge):
-    """Why a run is cancelled; by whom is told by the token."""
+    """The reason to cancel a run; the token names the person."""
 
     reason: str | None = Field(default=None, max_length=2000)
 
 
-def known(found: Found) -> Known:
+def known(run: Found) -> Known:
     return Known(
-        run_id=found.run_id,
-        status=found.status,
-        agent=found.agent,
-        waiting_for=found.waiting_for,
-        wedged=found.is_wedged,
-        steps=found.steps,
-        cost_usd=found.cost_usd,
-        parent=found.parent,
-        started_at=found.execution.start_time,
-        closed_at=found.execution.close_time,
+        run_id=run.run_id,
+        status=run.status,
+        agent=run.agent,
+        waiting_for=run.waiting_for,
+        wedged=run.is_wedged,
+        steps=run.steps,
+        cost_usd=run.cost_usd,
+        parent=run.parent,
+        started_at=run.execution.start_time,
+        closed_at=run.execution.close_time,
     )
 
 
@@ -129,45 +129,45 @@ def known(found: Found) -> Known:
     "", status_code=202, dependencies=[needs(Scope.start)], responses={200: {"model": Begun, "description": "Known"}}
 )
 async def start_run(
-    here: Here,
+    gateway: Here,
     holder: Holder,
     event: Start,
     response: Response,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=500)] = None,
 ) -> Begun:
-    """Starts a run; 200 where the same key has started it before, 409 where that start said something else.
+    """Start a run; 200 if the same key started it before, 409 if that start had another body.
 
-    An `Idempotency-Key` is this token's own. A `dedupe_key` is shared by all, with `perdure run --dedupe-key` too.
+    An `Idempotency-Key` belongs to this token. A `dedupe_key` is shared by all tokens and `perdure run --dedupe-key`.
     """
     if idempotency_key and event.dedupe_key:
         raise Failure(422, "give either Idempotency-Key or dedupe_key: they mean different runs", field="dedupe_key")
     key = _in_utf8(idempotency_key) if idempotency_key else None
     dedupe_key = ids.start_key(key) if key else event.dedupe_key
-    whole = StartEvent(type=event.type, payload=event.payload, dedupe_key=dedupe_key)
+    start_event = StartEvent(type=event.type, payload=event.payload, dedupe_key=dedupe_key)
     try:
-        here.session.settings.check_agent(event.payload.agent)
+        gateway.session.settings.check_agent(event.payload.agent)
     except ProjectError as error:
         raise Failure(422, str(error), field="payload.agent") from None
     own_id = ids.run_id_for_caller(holder.name, key) if key else None
-    handle = await start(here.session.client, here.session.settings.task_queue, whole, own_id)
+    handle = await start(gateway.session.client, gateway.session.settings.task_queue, start_event, own_id)
     run_id = ids.run_id_of(handle.id)
     if handle.first_execution_run_id is None:
-        await _require_same_start(handle, whole)
+        await _require_same_start(handle, start_event)
         response.status_code = 200
     response.headers["Location"] = f"/v1/runs/{quote(run_id, safe='')}"
     return Begun(run_id=run_id)
 
 
 async def _require_same_start(handle: WorkflowHandle[Any, Any], event: StartEvent) -> None:
-    """Raises Failure 409 if the run that has this key was started with something else."""
+    """Raises Failure 409 if the run with this key was started with another body."""
     first, second = await recorded_digest(handle), digest_of(event)
     if first is not None and first != second:
-        reason = f"the key has started a run with another body: that was {first}, this is {second}; take another key"
+        reason = f"the key started a run with another body: that was {first}, this is {second}; use another key"
         raise Failure(409, reason, kind=Kind.key_reused)
 
 
 def _in_utf8(header: str) -> str:
-    """As the terminal takes the same key; a header is read byte by byte."""
+    """Decode a header as UTF-8, so that a key equals the same key in the terminal. Raises Failure."""
     try:
         return header.encode("latin-1").decode()
     except UnicodeDecodeError:
@@ -176,40 +176,40 @@ def _in_utf8(header: str) -> str:
 
 @router.get("", dependencies=[needs(Scope.read)])
 async def list_runs(
-    here: Here,
-    waiting: Annotated[bool, Query(description="Only what waits for a person, follow-ups and subtasks too.")] = False,
+    gateway: Here,
+    waiting: Annotated[bool, Query(description="Only runs, subtasks and follow-ups that wait for a person.")] = False,
     limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 50,
     cursor: Annotated[str | None, Query(max_length=4000)] = None,
 ) -> Listed:
-    """Runs, the latest first. What a run delegated is listed only where it waits for a person."""
+    """List runs, latest first; subtasks only with `waiting`."""
     try:
-        found = await page(here.session.client, waiting=waiting, limit=limit, after=_token_of(cursor))
+        listed = await page(gateway.session.client, waiting=waiting, limit=limit, after=_token_of(cursor))
     except Refused as error:
         raise Failure(422, str(error), field="cursor") from None
-    following = base64.urlsafe_b64encode(found.next).decode() if found.next else None
-    return Listed(runs=tuple(known(each) for each in found.found), cursor=following)
+    following = base64.urlsafe_b64encode(listed.next).decode() if listed.next else None
+    return Listed(runs=tuple(known(run) for run in listed.runs), cursor=following)
 
 
 def _token_of(cursor: str | None) -> bytes | None:
     try:
         return base64.b64decode(cursor, altchars=b"-_", validate=True) if cursor else None
     except (binascii.Error, ValueError):
-        raise Failure(422, "the cursor is none that was given out", field="cursor") from None
+        raise Failure(422, "invalid cursor", field="cursor") from None
 
 
 @router.get("/{run_id}", dependencies=[needs(Scope.read)])
-async def read_run(here: Here, run_id: RunId) -> Told:
-    """A run as it says of itself; where no worker answers, what the server knows."""
-    client = here.session.client
-    found = await find(client, run_id)
+async def read_run(gateway: Here, run_id: RunId) -> Told:
+    """Return a run's state; if no worker answers, the server's record."""
+    client = gateway.session.client
+    run = await find(client, run_id)
     view = await state(client, run_id, QUERY_PATIENCE)
-    age = 0.0 if view else (datetime.now(UTC) - await grown_at(client, found)).total_seconds()
+    age = 0.0 if view else (datetime.now(UTC) - await grown_at(client, run)).total_seconds()
     return Told(
-        known=known(found),
+        known=known(run),
         answered=view is not None,
         age_seconds=max(age, 0.0),
         state=view,
-        started_by=await starter_of(client, found),
+        started_by=await starter_of(client, run),
     )
 
 
@@ -222,16 +222,16 @@ async def read_run(here: Here, run_id: RunId) -> Told:
     | {200: {"description": "Server-sent events", "content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
 async def follow_run(
-    here: Here,
+    gateway: Here,
     run_id: RunId,
     *,
     last_event_id: Annotated[str | None, Header(max_length=200)] = None,
-    rendered: Annotated[bool, Query(description="write out what is hidden in texts, as people are shown them")] = False,
+    rendered: Annotated[bool, Query(description="make invisible characters in texts visible")] = False,
 ) -> Stream:
-    """What happens in a run, as it happens, to its end. `Last-Event-ID` goes on after that event."""
+    """Stream the events of a run to its end; with `Last-Event-ID`, those after that event."""
     after = position_of(last_event_id)
-    await find(here.session.client, run_id)
-    return followed(here, run_id, after, rendered=rendered)
+    await find(gateway.session.client, run_id)
+    return followed(gateway, run_id, after, rendered=rendered)
 
 
 @router.get(
@@ -240,40 +240,40 @@ async def follow_run(
     responses={202: {"model": Result, "description": "It has not ended yet"}},
 )
 async def read_result(
-    here: Here,
+    gateway: Here,
     run_id: RunId,
     response: Response,
     wait: Annotated[float, Query(ge=0, le=30, description="Seconds to wait for the end.")] = 0,
 ) -> Result:
-    """How a run ended; 202 where it has not."""
-    client = here.session.client
-    found = await find(client, run_id)
+    """Return the result of a run; 202 if it has not ended."""
+    client = gateway.session.client
+    run = await find(client, run_id)
     try:
-        async with asyncio.timeout(wait if found.is_open else CLOSED_PATIENCE):
+        async with asyncio.timeout(wait if run.is_open else CLOSED_PATIENCE):
             return Result(run_id=run_id, **asdict(await ended(client, run_id)))
     except TimeoutError:
         response.status_code, response.headers["Retry-After"] = 202, "1"
-        return Result(run_id=run_id, status=found.status)
+        return Result(run_id=run_id, status=run.status)
 
 
 @router.post("/{run_id}/cancel", status_code=202, dependencies=[needs(Scope.answer)])
-async def cancel_run(here: Here, by: By, run_id: RunId, body: Reason | None = None) -> Begun:
-    """Asks a run to stop; a side effect that is running is finished first."""
-    await find(here.session.client, run_id)
-    await cancel(here.session.client, run_id, CancelRequest(reason=body.reason if body else None, by=by))
+async def cancel_run(gateway: Here, by: By, run_id: RunId, body: Reason | None = None) -> Begun:
+    """Cancel a run; a side effect in progress completes first."""
+    await find(gateway.session.client, run_id)
+    await cancel(gateway.session.client, run_id, CancelRequest(reason=body.reason if body else None, by=by))
     return Begun(run_id=run_id)
 
 
 @router.post("/{run_id}/answer", dependencies=[needs(Scope.answer)])
-async def answer_run(here: Here, by: By, holder: Holder, run_id: RunId, body: Answer) -> Begun:
-    """Answers the open question of a run, or of a follow-up (`wf:…`); 409 with its own reason where it does not fit."""
+async def answer_run(gateway: Here, by: By, holder: Holder, run_id: RunId, body: Answer) -> Begun:
+    """Answer the open question of a run or follow-up (`wf:…`); 409 with the reason if it is rejected."""
     try:
-        said = HumanInput(**body.model_dump(), by=by)
-        await answer(here.session.client, run_id, said, here.session.settings.answer_keys)
+        human_input = HumanInput(**body.model_dump(), by=by)
+        await answer(gateway.session.client, run_id, human_input, gateway.session.settings.answer_keys)
     except AnswerRefused:
         if Scope.read in holder.scopes:
             raise
-        reason = "the answer does not fit what the run asks; a token with runs:read too is told why"
+        reason = "the run rejected the answer; a token that also has runs:read gets the reason"
         raise Failure(409, reason, kind=Kind.refused) from None
     return Begun(run_id=run_id)
 
@@ -282,19 +282,19 @@ async def answer_run(here: Here, by: By, holder: Holder, run_id: RunId, body: An
     "/{run_id}/tool-results",
     status_code=202,
     dependencies=[needs(Scope.result)],
-    responses={200: {"model": Begun, "description": "The run had taken it before"}},
+    responses={200: {"model": Begun, "description": "The run had it already"}},
 )
-async def bring_result(here: Here, run_id: RunId, event: ToolResultEvent, response: Response) -> Begun:
-    """Brings the event `agentic.tool_result` to its run, with the `nonce` of its request.
+async def bring_result(gateway: Here, run_id: RunId, event: ToolResultEvent, response: Response) -> Begun:
+    """Deliver the event `agentic.tool_result` to its run, with the `nonce` of its request.
 
-    409 where the run does not await it: nothing that is sent here ends a run.
+    409 if the run does not await it: a result sent here never ends a run.
     """
     if event.payload.run_id != run_id:
-        raise Failure(422, "payload.run_id is not the run of the address", field="payload.run_id")
+        raise Failure(422, "payload.run_id differs from the run in the address", field="payload.run_id")
     if not event.nonce:
-        raise Failure(422, "nonce: bring back the nonce of the request that this answers", field="nonce")
-    if not (await find(here.session.client, run_id)).is_open:
+        raise Failure(422, "nonce: send the nonce of the tool request", field="nonce")
+    if not (await find(gateway.session.client, run_id)).is_open:
         raise Failure(409, f"run {run_id} has ended", kind=Kind.refused)
-    if not await deliver_result(here.session.client, run_id, event):
+    if not await deliver_result(gateway.session.client, run_id, event):
         response.status_code = 200
     return Begun(run_id=run_id)

@@ -1,7 +1,7 @@
-"""A run as server-sent events: what happens in it, as JSON, each with its place in history, and its end.
+"""A run as server-sent events: its events as JSON, each with its position in history, and its end.
 
-History is what is read, so a stream that broke goes on at any gateway, after the event that was seen last. Nothing is
-kept for a client that reads too slowly: it is cut off, and can come again.
+Events are read from history, so a client can reconnect to any gateway, with the last event it saw. A client that
+reads too slowly is disconnected.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from perdure.client.watch import Position, Watch
 
 V = TypeVar("V")
 
-MOST_STREAMS = 500  # each costs a look at Temporal a second
-KEEP_ALIVE = 15.0  # seconds without a happening until a comment says that the stream lives
-LOOK_EVERY = 1.0  # seconds between looks at the model's partial answer
-PATIENCE = 30.0  # seconds in which a client has to take what was sent
+MOST_STREAMS = 500  # each costs one Temporal request a second
+KEEP_ALIVE = 15.0  # seconds without an event until a comment is sent
+LOOK_EVERY = 1.0  # seconds between polls of the model's partial text
+PATIENCE = 30.0  # seconds for a client to read what was sent
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 FIRST = b"retry: 1000\n\n"
 
 
 def position_of(last_event_id: str | None) -> Position | None:
-    """Raises Failure."""
+    """Parse the header `Last-Event-ID`. Raises Failure."""
     try:
         return Position.read(last_event_id) if last_event_id else None
     except ValueError as error:
@@ -43,7 +43,7 @@ def position_of(last_event_id: str | None) -> Position | None:
 
 
 class Stream(StreamingResponse):
-    """Ends with its client, also with one that is there and does not read."""
+    """A stream that ends if its client leaves or stops reading."""
 
     media_type = "text/event-stream"
 
@@ -61,7 +61,7 @@ class Stream(StreamingResponse):
             self._gateway.streams -= 1
 
     async def stream_response(self, send: Send) -> None:
-        async def patiently(message: Message) -> None:
+        async def send_in_time(message: Message) -> None:
             try:
                 async with asyncio.timeout(self._patience):
                     await send(message)
@@ -71,16 +71,16 @@ class Stream(StreamingResponse):
 
         try:
             async with aclosing(self.body_iterator):  # type: ignore[type-var]  # it is a generator
-                await super().stream_response(patiently)
+                await super().stream_response(send_in_time)
         except TimeoutError:
             return
 
 
 def followed(gateway: Gateway, run_id: str, after: Position | None, *, rendered: bool = False) -> Stream:
-    """The stream; `rendered` shows people what is hidden in its texts. Raises Failure where there are too many."""
+    """Return the stream of a run; `rendered` makes invisible characters visible. Raises Failure at the limit."""
     if gateway.streams >= MOST_STREAMS:
-        why = f"{MOST_STREAMS} runs are followed here already; try again"
-        raise Failure(429, why, kind=Kind.too_many_streams, headers={"Retry-After": "5"})
+        reason = f"this gateway has {MOST_STREAMS} streams, its limit; try again"
+        raise Failure(429, reason, kind=Kind.too_many_streams, headers={"Retry-After": "5"})
     return Stream(_stream(gateway, run_id, after, rendered=rendered), gateway, PATIENCE)
 
 
@@ -90,17 +90,18 @@ async def _stream(gateway: Gateway, run_id: str, after: Position | None, *, rend
     yield FIRST
     try:
         watch = Watch(client, run_id, after=after, look_every=LOOK_EVERY)
-        async with aclosing(watch.positioned()) as happenings, aclosing(_paced(happenings, gateway.stopping)) as paced:
-            async for told in paced:
-                if told is None:
+        async with aclosing(watch.positioned()) as entries, aclosing(_paced(entries, gateway.stopping)) as paced:
+            async for entry in paced:
+                if entry is None:
                     yield b": still here\n\n"
                     continue
-                last = told[0] or last
-                yield format_sse_event(data_str=finish(happening_json(told[1])), id=str(told[0]) if told[0] else None)
+                position, event = entry
+                last = position or last
+                yield format_sse_event(data_str=finish(happening_json(event)), id=str(position) if position else None)
         if not gateway.stopping.is_set():
             end = json.dumps({"run_id": run_id, **asdict(await ended(client, run_id))})
             yield format_sse_event(event="end", data_str=finish(end), id=str(last) if last else None)
-    except (RPCError, OSError, NotReachable, NoSuchRun, Refused):  # Temporal or a store is away: it goes on later
+    except (RPCError, OSError, NotReachable, NoSuchRun, Refused):  # Temporal or a store is down: the client reconnects
         return
 
 
@@ -109,7 +110,7 @@ def _render_json(text: str) -> str:
 
 
 async def _paced(values: AsyncGenerator[V], stopping: asyncio.Event) -> AsyncGenerator[V | None]:
-    """The values as they come, until `stopping`; None where none has come for a while."""
+    """Yield values as they arrive, until `stopping`, with a gap marker after each silent `KEEP_ALIVE`."""
     stop = asyncio.create_task(stopping.wait())
     following: asyncio.Task[V | None] | None = None
     try:
@@ -126,10 +127,10 @@ async def _paced(values: AsyncGenerator[V], stopping: asyncio.Event) -> AsyncGen
                 return
             yield value
     finally:
-        left = [task for task in (stop, following) if task is not None]
-        for task in left:
+        remaining = [task for task in (stop, following) if task is not None]
+        for task in remaining:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*remaining, return_exceptions=True)
 
 
 async def _next(values: AsyncGenerator[V]) -> V | None:

@@ -1,4 +1,4 @@
-"""Events from others, who sign them: nothing is read of a body before its signature and its time are right."""
+"""External events from webhooks, signed by their senders; the signature is checked before the body is read."""
 
 from typing import Annotated
 
@@ -21,7 +21,7 @@ BODY = {"requestBody": {"required": True, "content": {"application/json": {"sche
 
 
 class Taken(Value):
-    """What became of it: published to a topic, or why not; or the answer to Slack's challenge."""
+    """The outcome: published to a topic, or the reason why not; or the answer to Slack's challenge."""
 
     accepted: bool
     event: str | None = sparse(None)
@@ -31,9 +31,9 @@ class Taken(Value):
 
 
 @router.post("/{name}", openapi_extra=BODY, responses=described(400, 401, 403, 404, 408, 413, 422, 500, 503))
-async def take_webhook(here: Here, name: Annotated[str, Path(max_length=64)], request: Request) -> Taken:
-    """Takes what a sender of `[gateway.webhooks.NAME]` has signed, within five minutes; sent again it counts once."""
-    webhook = here.webhooks.get(name)
+async def take_webhook(gateway: Here, name: Annotated[str, Path(max_length=64)], request: Request) -> Taken:
+    """Accept an event signed by the sender of `[gateway.webhooks.NAME]` within five minutes; repeats have no effect."""
+    webhook = gateway.webhooks.get(name)
     if webhook is None:
         raise Failure(404, "there is no webhook of this name in perdure.toml")
     body = await request.body()
@@ -42,8 +42,8 @@ async def take_webhook(here: Here, name: Annotated[str, Path(max_length=64)], re
         read = webhook.read(request.headers, read_json(body))
     except Forged:
         note_refused_login(request.scope, "wrong_signature")
-        why = "the signature is missing, wrong, or of another time"
-        raise Failure(401, why, headers={"WWW-Authenticate": "Signature"}) from None
+        reason = "the signature is missing, wrong or too old"
+        raise Failure(401, reason, headers={"WWW-Authenticate": "Signature"}) from None
     except WrongPlatform as wrong:
         raise Failure(403, str(wrong), field="data.platform") from None
     except Unusable as unusable:
@@ -56,7 +56,7 @@ async def take_webhook(here: Here, name: Annotated[str, Path(max_length=64)], re
             return Taken(accepted=False, why=why)
         case event:
             try:
-                topic = await publish(here.session.client, here.session.settings.task_queue, event)
-            except NotAwaited as why:
-                return Taken(accepted=False, event=event_id(event), why=str(why))
+                topic = await publish(gateway.session.client, gateway.session.settings.task_queue, event)
+            except NotAwaited as error:
+                return Taken(accepted=False, event=event_id(event), why=str(error))
             return Taken(accepted=True, event=event_id(event), topic=topic)

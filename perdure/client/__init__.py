@@ -1,16 +1,16 @@
-"""Runs from outside, through a Temporal client: nothing here makes a worker, or reads a project's settings.
+"""Runs from the outside, through a Temporal client: no module here starts a worker or reads a project's settings.
 
-connection  where Temporal is, and what it must know of us first
-door        where this process sends from: written into all that it sends
-errors      why something could not be done, as whoever asked should hear it
+connection  the connection to Temporal, and the search attributes it needs
+door        the sender that this process writes into all that it sends
+errors      the exceptions of these operations
 export      one run as one record
 history     every event of a run, its payloads decoded
-lanes       the same with a conversation
-publish     what happened outside, to its topic
-run_events  what can
+lanes       conversations: submit, read, forget a turn
+publish     external events, to their topic
+run_events  the events of a run
 run_list    runs as the server lists them
-runs        what is done with one: start, resume, fork, ask, speak to, wait for its end
-schedules   runs that begin by the clock
-starter     who started a run
-watch       a run as a stream of what happens in it
+runs        operations on one run: start, resume, fork, query, answer, signal, wait for its end
+schedules   scheduled runs
+starter     the sender that started a run
+watch       a run as a stream of events
 """

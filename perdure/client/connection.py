@@ -1,4 +1,4 @@
-"""The connection to Temporal: where it is, by which rules it is made, and what the server must know of us first."""
+"""The connection to Temporal: its address and safety rules, and the search attributes the server needs."""
 
 import ipaddress
 import os
@@ -6,7 +6,6 @@ import os
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.client import Client
-from temporalio.common import SearchAttributeIndexedValueType
 from temporalio.converter import StorageDriver
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.service import RPCError
@@ -20,7 +19,7 @@ from perdure.converter import data_converter, encrypting, offloading
 
 
 def configured_address() -> str | None:
-    """The Temporal address from TEMPORAL_* or a profile; None where nothing is configured. Raises NotReachable."""
+    """Return the Temporal address from TEMPORAL_* or a profile, if configured. Raises NotReachable."""
     try:
         return _configured().get("target_host")
     except (RuntimeError, OSError, ValueError) as error:
@@ -30,27 +29,25 @@ def configured_address() -> str | None:
 async def connect(
     address: str | None = None, codec: AesGcmCodec | None = None, payloads: StorageDriver | None = None
 ) -> Client:
-    """A client for the configured Temporal, or for the embedded one at `address`, for which TEMPORAL_* does not hold.
+    """Connect to the configured Temporal, or to the embedded one at `address`, to which TEMPORAL_* does not apply.
 
-    Raises NotReachable. With a codec it encrypts, with `payloads` it keeps there what is large.
+    `codec` encrypts payloads, and `payloads` stores large ones. Raises NotReachable.
     """
     configured_address()
     config = ClientConnectConfig(target_host=address) if address else _configured()
     target = config.setdefault("target_host", "localhost:7233")
     if not _is_loopback(target) and not config.get("tls") and not config.get("api_key"):
-        raise NotReachable(
-            f"{target} is not on this machine: set TEMPORAL_TLS or TEMPORAL_API_KEY before speaking to it"
-        )
+        raise NotReachable(f"{target} is not on this machine: set TEMPORAL_TLS or TEMPORAL_API_KEY to connect to it")
     converter = encrypting(codec) if codec else data_converter
     try:
         return await Client.connect(**config, data_converter=offloading(converter, payloads) if payloads else converter)
     except (RuntimeError, OSError, ValueError, RPCError) as error:
-        why = "connection refused" if "ConnectionRefused" in str(error) else cut(str(error), 200)
-        raise NotReachable(f"no Temporal server answers at {target}: {why}") from None
+        reason = "connection refused" if "ConnectionRefused" in str(error) else cut(str(error), 200)
+        raise NotReachable(f"no Temporal server answers at {target}: {reason}") from None
 
 
 def _configured() -> ClientConnectConfig:
-    """The SDK's core panics at a variable that is not UTF-8, whoever's it is, and takes an empty namespace for one."""
+    """Load Temporal's configuration, without variables that are empty or not UTF-8: the SDK's core panics on those."""
     readable = {name: value for name, value in os.environ.items() if value and is_utf8(name) and is_utf8(value)}
     return ClientConfig.load_client_connect_config(override_env_vars=readable)
 
@@ -66,18 +63,20 @@ def _is_loopback(target: str) -> bool:
 
 
 async def register_search_attributes(client: Client) -> None:
-    """Makes sure that they exist with the right type: an upsert of an unknown one would leave the run stuck.
+    """Add missing search attributes: an upsert of an unknown one would leave the run stuck.
 
-    Raises NotReachable where they are missing and this client may not add them.
+    Raises NotReachable if one has another type, or if this client may not add them.
     """
-    wanted = {key.name: _indexed(key.indexed_value_type) for key in attributes.KEYS}
+    expected = {
+        key.name: IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{key.indexed_value_type.name}") for key in attributes.KEYS
+    }
     known = await client.operator_service.list_search_attributes(
         ListSearchAttributesRequest(namespace=client.namespace)
     )
-    wrong = [name for name, kind in wanted.items() if known.custom_attributes.get(name, kind) != kind]
+    wrong = [name for name, kind in expected.items() if known.custom_attributes.get(name, kind) != kind]
     if wrong:
         raise NotReachable(f"search attribute {wrong[0]} exists with another type in namespace {client.namespace}")
-    missing = {name: kind for name, kind in wanted.items() if name not in known.custom_attributes}
+    missing = {name: kind for name, kind in expected.items() if name not in known.custom_attributes}
     if not missing:
         return
     try:
@@ -88,7 +87,3 @@ async def register_search_attributes(client: Client) -> None:
         names = ", ".join(missing)
         message = f"search attributes are missing in namespace {client.namespace} and cannot be added ({error.message})"
         raise NotReachable(f"{message}; add them: {names}") from None
-
-
-def _indexed(kind: SearchAttributeIndexedValueType) -> IndexedValueType.ValueType:
-    return IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.name}")

@@ -1,4 +1,4 @@
-"""The door of this process, or of one request of it: what is sent from here says so, whatever its caller wrote."""
+"""The sender of this process, or of one request: it replaces whatever sender a caller wrote."""
 
 from contextvars import ContextVar
 from typing import TypeVar
@@ -13,10 +13,10 @@ _sender: ContextVar[Sender | None] = ContextVar("sender", default=None)
 
 
 def speak_as(sender: Sender) -> None:
-    """Set the sender of all that this task, and what it starts from now on, sends."""
+    """Set the sender for this task and the tasks it starts from now on."""
     _sender.set(sender)
 
 
 def stamp(body: B) -> B:
-    """Return the body with its `sender` set to this door; what its caller wrote there is dropped."""
+    """Return the body with the current sender; a sender that the caller wrote is dropped."""
     return body.model_copy(update={"sender": _sender.get()})

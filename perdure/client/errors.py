@@ -1,4 +1,4 @@
-"""Why something could not be done with runs, as whoever asked should hear it."""
+"""Exceptions of operations on runs; each message is one line for the caller."""
 
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -14,43 +14,43 @@ _PASSING = (
 
 
 class NotReachable(Exception):
-    """Temporal does not answer, or must not be spoken to as it is configured."""
+    """Temporal does not answer, or its configuration is not safe to use."""
 
 
 class NoSuchRun(Exception):
-    """There is no run of this id."""
+    """No run has this id."""
 
 
 class Refused(Exception):
-    """The run, or the server, does not take what was sent."""
+    """The run or the server rejected the request."""
 
 
 class TooLarge(Refused):
-    """A run could not begin with as much as this start says."""
+    """The start is too large for a run."""
 
 
 class AnswerRefused(Refused):
-    """The run does not take the answer. The message may quote what it asks."""
+    """The run rejected the answer. The message may quote its question."""
 
 
 class ResultRefused(Refused):
-    """The run does not take a result from outside. `is_conflict`: it has another one for that step."""
+    """The run rejected a result from outside. `is_conflict`: it has another result for that step."""
 
     def __init__(self, reason: str, *, is_conflict: bool) -> None:
         super().__init__(reason)
         self.is_conflict = is_conflict
 
 
-def translated(error: RPCError, named: str) -> Exception:
-    """What Temporal's client says of "run x", or of something else."""
+def translated(error: RPCError, subject: str) -> Exception:
+    """Convert an error of Temporal's client about `named`, such as "run x"."""
     if error.status is RPCStatusCode.NOT_FOUND:
         closed = "already completed" in error.message
-        return Refused(f"{named} has ended") if closed else NoSuchRun(f"there is no {named}")
+        return Refused(f"{subject} has ended") if closed else NoSuchRun(f"there is no {subject}")
     return unanswered(error) or Refused(cut(error.message, 300))
 
 
 def unanswered(error: RPCError) -> NotReachable | None:
-    """Where Temporal did not say no, but is away or too busy: the same may be asked again. It may have been done."""
+    """Return an exception if Temporal is down or busy: the call may be repeated, and may have taken effect."""
     is_too_large = "larger than max" in error.message  # gRPC has no other status for it
     if error.status not in _PASSING or is_too_large:
         return None

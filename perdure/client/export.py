@@ -1,6 +1,6 @@
-"""One run as one record, read from its history, its store and its files.
+"""Export of one run as one record, from its history, its store and its files.
 
-History is the record, so it needs no worker: only the end of the conversation of a run that is still open does.
+Only the latest messages of an open run need a worker.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ from perdure.client.history import History
 from perdure.client.run_list import Found, below, find
 from perdure.client.runs import ended, state
 
-MOST_INLINE = 256 * 1024  # bytes of an artifact that stands in the record itself
+MOST_INLINE = 256 * 1024  # bytes of an artifact whose content is in the record
 MOST_ARTIFACTS = 10_000
 CHUNK = 1024 * 1024
-PATIENCE = timedelta(seconds=10)  # a long run that no worker has in its cache is replayed before it answers
+PATIENCE = timedelta(seconds=10)  # a worker replays a run that it has not cached before it answers
 
 
 @dataclass
 class Exporter:
-    """`workspaces` are the folders with the runs' files. `asks` says whether a worker is there to be asked."""
+    """Exports runs. `workspaces` are the folders with their files; `asks` says whether a worker can be queried."""
 
     client: Client
     stores: Stores
@@ -48,78 +48,78 @@ class Exporter:
     async def export(self, run_id: str) -> Export:
         """Raises NoSuchRun, codec.UnknownKey."""
         missing: list[str] = []
-        found = await find(self.client, run_id)
-        view = await state(self.client, found.run_id, PATIENCE) if self.asks else None
+        run = await find(self.client, run_id)
+        view = await state(self.client, run.run_id, PATIENCE) if self.asks else None
         if view is None:
             missing.append("state: no worker answers")
-        executions = await History(self.client).of(found)
-        if executions[0].execution != found.first_execution:
-            missing.append("executions: the earlier ones are past the retention of the namespace")
-        tale = told(executions)
-        transcript = await self._transcript(found, tale, missing, asks=view is not None)
-        end = None if found.is_open else asdict(await ended(self.client, found.run_id))
+        executions = await History(self.client).of(run)
+        if executions[0].execution != run.first_execution:
+            missing.append("executions: earlier ones are past the namespace's retention")
+        facts = told(executions)
+        transcript = await self._transcript(run, facts, missing, asks=view is not None)
+        end = None if run.is_open else asdict(await ended(self.client, run.run_id))
         return Export(
             exported_at=datetime.now(UTC),
-            run_id=found.run_id,
-            status=found.status,
+            run_id=run.run_id,
+            status=run.status,
             end=end,
-            parent=found.parent,
-            origin=_origin(tale.start),
-            start=tale.start,
-            usage=tale.usage,
-            cost_usd=tale.cost_usd,
-            turns=tale.turns,
-            calls=shown(tale.calls, transcript.parts),
-            questions=tale.questions,
-            notices=tale.notices,
-            received=tale.received,
+            parent=run.parent,
+            origin=_origin(facts.start),
+            start=facts.start,
+            usage=facts.usage,
+            cost_usd=facts.cost_usd,
+            turns=facts.turns,
+            calls=shown(facts.calls, transcript.parts),
+            questions=facts.questions,
+            notices=facts.notices,
+            received=facts.received,
             transcript=transcript,
-            definitions=await self._definitions(found.run_id, tale.definitions, missing),
-            artifacts=await asyncio.to_thread(self._artifacts, found.run_id, _named(end, tale), missing),
-            subtasks=[_subtask(depth, each) for depth, each in await below(self.client, found)],
+            definitions=await self._definitions(run.run_id, facts.definitions, missing),
+            artifacts=await asyncio.to_thread(self._artifacts, run.run_id, _named(end, facts), missing),
+            subtasks=[_subtask(depth, subtask) for depth, subtask in await below(self.client, run)],
             state=view,
             executions=executions,
-            versions=await self._versions(tale),
+            versions=await self._versions(facts),
             missing=missing,
         )
 
-    async def _transcript(self, found: Found, tale: Told, missing: list[str], *, asks: bool) -> ExportedTranscript:
-        """From the stores, and what is not there yet from the run; its hash chain says whether that is all."""
-        page = await self._page(found, 0) if asks else None
-        segments = page.segments if page else await self._left(found.run_id, tale)
-        length, head = (page.total, page.head) if page else (tale.length, tale.head)
+    async def _transcript(self, run: Found, facts: Told, missing: list[str], *, asks: bool) -> ExportedTranscript:
+        """Read the transcript from the stores and the rest from the run; the hash chain proves it complete."""
+        page = await self._page(run, 0) if asks else None
+        segments = page.segments if page else await self._left(run.run_id, facts)
+        length, head = (page.total, page.head) if page else (facts.length, facts.head)
         chain = Transcript()
-        await self._read(chain, found.run_id, segments, missing)
+        await self._read(chain, run.run_id, segments, missing)
         while page is not None and page.start == chain.length < length:
             for part in page.parts:
                 chain.append(part)
-            page = await self._page(found, chain.length)
+            page = await self._page(run, chain.length)
         complete = chain.length == length > 0 and chain.head == head
-        if found.is_open and page is None:
+        if run.is_open and page is None:
             complete = False
-            missing.append("transcript: its end is with the run, and no worker answers")
+            missing.append("transcript: the run holds its end, and no worker answers")
         elif not complete:
-            missing.append(f"transcript: {chain.length} of {length} parts are there, or they are not what was said")
+            missing.append(f"transcript: {chain.length} of {length} parts found, or their hashes do not match")
         return ExportedTranscript(length=length, head=head, complete=complete, parts=chain.parts)
 
-    async def _page(self, found: Found, start: int) -> Page | None:
-        """None where no worker answers any more."""
-        handle = self.client.get_workflow_handle(found.execution.id)
+    async def _page(self, run: Found, start: int) -> Page | None:
+        """Query a page of the transcript, if a worker answers."""
+        handle = self.client.get_workflow_handle(run.execution.id)
         try:
             page: Page = await handle.query("transcript", {"from": start}, result_type=Page, rpc_timeout=PATIENCE)
         except (WorkflowQueryFailedError, RPCError):
             return None
         return page
 
-    async def _left(self, run_id: str, tale: Told) -> tuple[Segment, ...]:
-        """What lies in stores, as history names it. A turn leaves its part in the store of its conversation."""
-        if tale.conversation is not None:
+    async def _left(self, run_id: str, facts: Told) -> tuple[Segment, ...]:
+        """Return the stored segments that history names. A turn's segments are in its conversation's store."""
+        if facts.conversation is not None:
             try:
-                record = await read_record(self.stores.of(tale.conversation), record_name(run_id))
+                turn = await read_record(self.stores.of(facts.conversation), record_name(run_id))
             except (OSError, ValueError):
-                return tuple(tale.segments)
-            return tuple(each.model_copy(update={"owner": tale.conversation}) for each in record.segments)
-        return tuple(tale.segments)
+                return tuple(facts.segments)
+            return tuple(segment.model_copy(update={"owner": facts.conversation}) for segment in turn.segments)
+        return tuple(facts.segments)
 
     async def _read(self, chain: Transcript, run_id: str, segments: Iterable[Segment], missing: list[str]) -> None:
         for segment in segments:
@@ -132,38 +132,38 @@ class Exporter:
                 chain.append(part)
 
     async def _definitions(self, run_id: str, refs: list[str], missing: list[str]) -> dict[str, Definition]:
-        found = {}
+        definitions = {}
         for ref in refs:
             try:
-                found[ref] = await definition_of(self.stores.of(run_id), ref)
+                definitions[ref] = await definition_of(self.stores.of(run_id), ref)
             except (OSError, ValueError) as error:
                 missing.append(f"definition {ref}: {_reason(error)}")
-        return found
+        return definitions
 
     def _artifacts(self, run_id: str, named: Iterable[str], missing: list[str]) -> list[ExportedArtifact]:
-        """Those that lie in the run's folder, and none that was named is left out in silence."""
+        """Read the artifacts in the run's folder; those it named and that are not readable go to `missing`."""
         workspace = self.workspaces.of(run_id).workspace
         try:
-            there = [path for path, _ in workspace.listing(MOST_ARTIFACTS) if path.startswith(f"{ARTIFACTS}/")]
+            paths = [path for path, _ in workspace.listing(MOST_ARTIFACTS) if path.startswith(f"{ARTIFACTS}/")]
         except OSError:
-            there = []
-        found = []
-        for path in dict.fromkeys([*there, *named]):
+            paths = []
+        artifacts = []
+        for path in dict.fromkeys([*paths, *named]):
             try:
-                found.append(_artifact(workspace, path))
+                artifacts.append(_artifact(workspace, path))
             except (OSError, OutsideWorkspace) as error:
                 missing.append(f"artifact {path}: {_reason(error)}")
-        return found
+        return artifacts
 
-    async def _versions(self, tale: Told) -> dict[str, Any]:
+    async def _versions(self, facts: Told) -> dict[str, Any]:
         server = await self.client.workflow_service.get_system_info(GetSystemInfoRequest())
         return {
             "perdure": version("perdure"),
             "temporalio": version("temporalio"),
             "python": platform.python_version(),
             "server": server.server_version,
-            "workers": tale.workers,
-            "builds": tale.builds,
+            "workers": facts.workers,
+            "builds": facts.builds,
         }
 
 
@@ -189,28 +189,28 @@ def _reason(error: OSError | ValueError) -> str:
     return cut(getattr(error, "strerror", None) or str(error), 200)
 
 
-def _named(end: Mapping[str, Any] | None, tale: Told) -> list[str]:
-    """The artifacts that the run has spoken of."""
+def _named(end: Mapping[str, Any] | None, facts: Told) -> list[str]:
+    """Return the artifact paths that the run's end and tool results name."""
     payload = ((end or {}).get("event") or {}).get("payload", {})
-    outcomes = [made.outcome or {} for call in tale.calls.values() for made in call.made]
-    return [*payload.get("artifacts", ()), *(path for each in outcomes for path in each.get("artifacts", ()))]
+    outcomes = [made.outcome or {} for call in facts.calls.values() for made in call.made]
+    return [*payload.get("artifacts", ()), *(path for outcome in outcomes for path in outcome.get("artifacts", ()))]
 
 
 def _origin(start: Any) -> str | None:
-    """The run that it goes on from."""
-    is_heir = isinstance(start, dict) and start.get("type") == "agentic.resume"
-    return str(start["payload"]["run_id"]) if is_heir else None
+    """Return the run that this one resumes or forks."""
+    is_resume = isinstance(start, dict) and start.get("type") == "agentic.resume"
+    return str(start["payload"]["run_id"]) if is_resume else None
 
 
-def _subtask(depth: int, found: Found) -> dict[str, Any]:
+def _subtask(depth: int, run: Found) -> dict[str, Any]:
     return {
-        "run_id": found.run_id,
+        "run_id": run.run_id,
         "depth": depth,
-        "parent": found.parent,
-        "agent": found.agent,
-        "status": found.status,
-        "steps": found.steps,
-        "cost_usd": found.cost_usd,
-        "started_at": found.execution.start_time.isoformat(),
-        "closed_at": found.execution.close_time.isoformat() if found.execution.close_time else None,
+        "parent": run.parent,
+        "agent": run.agent,
+        "status": run.status,
+        "steps": run.steps,
+        "cost_usd": run.cost_usd,
+        "started_at": run.execution.start_time.isoformat(),
+        "closed_at": run.execution.close_time.isoformat() if run.execution.close_time else None,
     }

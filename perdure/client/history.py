@@ -1,4 +1,4 @@
-"""A run's history as plain JSON: every event of every execution, its payloads decoded."""
+"""A run's history as plain JSON: every event of every execution, with decoded payloads."""
 
 import base64
 import json
@@ -21,40 +21,40 @@ from contracts.models import depth
 from contracts.run.export import ExportedExecution
 from perdure.client.run_list import Found, first_kept
 
-MOST_NESTED = 100  # levels of a payload that are told as JSON
+MOST_NESTED = 100  # levels of a payload that is exported as JSON; a deeper one is base64
 
 
 @dataclass(frozen=True)
 class History:
     client: Client
 
-    async def of(self, found: Found) -> list[ExportedExecution]:
-        """All executions of the run that the server still has. Raises codec.UnknownKey."""
-        execution: str | None = await first_kept(self.client, found)
+    async def of(self, run: Found) -> list[ExportedExecution]:
+        """Return all executions of the run that the server still has. Raises codec.UnknownKey."""
+        execution: str | None = await first_kept(self.client, run)
         executions = []
         while execution is not None:
-            handle = self.client.get_workflow_handle(found.execution.id, run_id=execution)
-            events, following = [], None
+            handle = self.client.get_workflow_handle(run.execution.id, run_id=execution)
+            events, successor = [], None
             async for event in handle.fetch_history_events():
                 events.append(await self._event(event))
                 if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
-                    following = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
+                    successor = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
             executions.append(ExportedExecution(execution=execution, events=events))
-            execution = following
+            execution = successor
         return executions
 
     async def _event(self, event: HistoryEvent) -> dict[str, Any]:
-        """As `contracts.run.export.ExportedExecution` has it."""
+        """Convert an event to an entry of `contracts.run.export.ExportedExecution`."""
         kind = EventType.Name(event.event_type).removeprefix("EVENT_TYPE_").lower()
         plain = {"id": event.event_id, "type": kind, "at": event.event_time.ToDatetime(UTC).isoformat()}
         if event.user_metadata.HasField("summary"):
             plain["summary"] = await self._value(event.user_metadata.summary)
         attributes = event.WhichOneof("attributes")
-        said: Mapping[str, Any] = await self._plain(getattr(event, attributes)) if attributes else {}
-        return {**said, **plain}
+        fields: Mapping[str, Any] = await self._plain(getattr(event, attributes)) if attributes else {}
+        return {**fields, **plain}
 
     async def _plain(self, value: Any) -> Any:
-        """A value of Temporal's API as JSON."""
+        """Convert a value of Temporal's API to JSON."""
         plain: Any
         match value:
             case Payload():
@@ -80,17 +80,17 @@ class History:
         if field.enum_type:
             plain: list[Any] = [_name_of(field.enum_type, number) for number in values]
         else:
-            plain = [await self._plain(each) for each in values]
+            plain = [await self._plain(element) for element in values]
         return plain if field.is_repeated else plain[0]
 
     async def _value(self, payload: Payload) -> Any:
-        """Decrypted, and had from the object store where it lies there. Raises codec.UnknownKey, OSError."""
+        """Decode a payload, also from the object store. Raises codec.UnknownKey, OSError."""
         clear: Payload = (await self.client.data_converter.decode([payload], [RawValue]))[0].payload
         try:
             value = json.loads(clear.data) if clear.data else None
             if depth(value) <= MOST_NESTED:
                 return value
-        except (ValueError, RecursionError):  # no JSON, or none that could be written again inside of other values
+        except (ValueError, RecursionError):  # not JSON, or too deep to write inside other values
             pass
         encoding = clear.metadata.get("encoding", b"").decode(errors="replace")
         return {"encoding": encoding, "base64": base64.b64encode(clear.data).decode()}

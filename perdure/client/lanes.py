@@ -1,4 +1,4 @@
-"""Conversations from the outside: submit a request to a lane, and look into it."""
+"""Conversations from the outside: submit a request to a lane, and read its state."""
 
 import asyncio
 import time
@@ -23,34 +23,34 @@ from perdure.client.door import stamp
 from perdure.client.errors import NoSuchRun, NotReachable, Refused, translated, unanswered
 from perdure.client.runs import QUERY_PATIENCE, sign_answer
 
-PATIENCE = 30.0  # seconds in which a submit is tried again
-PAUSE, MOST_PAUSE = 0.25, 4.0  # seconds between tries, which grow: callers of other processes try again too
+PATIENCE = 30.0  # seconds of retries for one submit
+PAUSE, MOST_PAUSE = 0.25, 4.0  # seconds between retries, growing: other processes retry too
 _SILENT = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED, RPCStatusCode.FAILED_PRECONDITION)
 
 
 class NotTaken(Refused):
-    """The lane does not take the request. `kind` is a `LaneFault`, where it is the lane that says so."""
+    """The lane rejected the request. `kind` is its `LaneFault`, if the lane gave one."""
 
-    def __init__(self, why: str, kind: str | None) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, kind: str | None) -> None:
+        super().__init__(reason)
         self.kind = LaneFault(kind) if kind in set(LaneFault) else None
 
 
 async def submit(
     client: Client, task_queue: str, conversation_id: str, request: SubmitRequest, keys: AnswerKeys = NO_KEYS
 ) -> Submitted:
-    """Hands a request to a lane, which is opened where there is none; sent again, it is the same request.
+    """Submit a request to a lane, which is opened if needed. Submitting it again has no effect.
 
-    One that answers a question is signed by one of `keys`, where the running turn wants that.
+    A request that answers a question is signed with one of `keys` if the running turn requires that.
 
-    Raises NotTaken with the lane's reason, Refused by the server, NotReachable where nobody has taken it in time.
+    Raises NotTaken with the lane's reason, Refused by the server, NotReachable if no worker took it in time.
     """
     request = await _sign(client, conversation_id, stamp(request), keys)
-    deadline, why = time.monotonic() + PATIENCE, "no worker took the request: is one running? (perdure worker)"
+    deadline, reason = time.monotonic() + PATIENCE, "no worker took the request: is one running? (perdure worker)"
     pause = PAUSE
-    while (left := deadline - time.monotonic()) > 0:
+    while (remaining := deadline - time.monotonic()) > 0:
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(remaining):
                 return await conversation.submit(client, task_queue, conversation_id, request)
         except WorkflowUpdateFailedError as error:
             cause = error.cause
@@ -60,18 +60,18 @@ async def submit(
         except (WorkflowUpdateRPCTimeoutOrCancelledError, TimeoutError):
             continue
         except RPCError as error:
-            # A lane that continues as new just then fails the precondition. Whether the request was taken is not known:
-            # it is sent again, and the lane knows it by its id.
+            # The precondition fails if the lane continues as new at that moment. The request may have been taken:
+            # it is sent again, and the lane recognizes its id.
             if error.status is not RPCStatusCode.FAILED_PRECONDITION and not unanswered(error):
-                raise Refused(f"the server does not take the request: {cut(error.message, 300)}") from None
-            why = cut(error.message, 200)
-            await asyncio.sleep(min(uniform(pause / 2, pause), left))  # noqa: S311 - nothing secret
+                raise Refused(f"the server rejected the request: {cut(error.message, 300)}") from None
+            reason = cut(error.message, 200)
+            await asyncio.sleep(min(uniform(pause / 2, pause), remaining))  # noqa: S311 - nothing secret
             pause = min(2 * pause, MOST_PAUSE)
-    raise NotReachable(f"{why}; it may have been accepted, and can be sent again with the same request id")
+    raise NotReachable(f"{reason}; it may have been accepted, and can be sent again with the same request id")
 
 
 async def _sign(client: Client, conversation_id: str, request: SubmitRequest, keys: AnswerKeys) -> SubmitRequest:
-    """Raises Refused, NotReachable."""
+    """Sign a request that answers a question. Raises Refused, NotReachable."""
     if request.question_id is None or not keys.public:
         return request.model_copy(update={"signature": None})
     try:
@@ -89,9 +89,9 @@ async def _sign(client: Client, conversation_id: str, request: SubmitRequest, ke
 
 
 async def forget(client: Client, conversation_id: str, run_id: str | None = None) -> Forgotten:
-    """Leave an ended turn, the latest if none is named, out of the conversation from the next turn on.
+    """Omit an ended turn, by default the latest, from the conversation as of the next turn.
 
-    Raises NotTaken with the lane's reason, NoSuchRun if there is no such lane, and NotReachable without a worker.
+    Raises NotTaken with the lane's reason, NoSuchRun if the lane does not exist, NotReachable without a worker.
     """
     handle = client.get_workflow_handle(ids.conversation_workflow_id(conversation_id))
     body = stamp(ForgetRequest(run_id=run_id)).model_dump(mode="json", exclude_none=True)
@@ -109,7 +109,7 @@ async def forget(client: Client, conversation_id: str, run_id: str | None = None
 
 
 async def look(client: Client, conversation_id: str) -> LaneView | None:
-    """What the lane says of itself; None where no worker is there to answer. Raises NoSuchRun."""
+    """Return the lane's state, if a worker answers. Raises NoSuchRun."""
     handle = client.get_workflow_handle(ids.conversation_workflow_id(conversation_id))
     try:
         view: LaneView = await handle.query("lane", result_type=LaneView, rpc_timeout=QUERY_PATIENCE)

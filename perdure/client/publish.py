@@ -1,4 +1,4 @@
-"""Events from outside: published with the door through which they came."""
+"""External events: published with their sender."""
 
 from temporalio.client import Client
 
@@ -8,5 +8,5 @@ from perdure.client.door import stamp
 
 
 async def publish(client: Client, task_queue: str, event: Event) -> str:
-    """Bring an event to its topic and return the topic's workflow id. Raises NotAwaited, RPCError."""
+    """Publish an event to its topic and return the topic's workflow id. Raises NotAwaited, RPCError."""
     return await topic.publish(client, task_queue, stamp(event))

@@ -1,8 +1,8 @@
-"""What can happen in a run, as a person or a program that watches it is told."""
+"""The events of a run, as `perdure watch` and the gateway's stream report them."""
 
 import json
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
@@ -13,23 +13,26 @@ from contracts.run.state import QuestionView
 from contracts.run.turn import ModelTurn
 from contracts.tool import ToolCall, ToolOutcome
 
-# What else is told to the trace, people see anyway: as a call, a summary, a question, or the end.
+# The trace holds more notices; people see the others as a call, a summary, a question or the end.
 TOLD_TO_PEOPLE = ("agent.guardrail.escalated", "agent.exhaustion.soft_limit", "refused")
 
 
 @dataclass(frozen=True)
 class Started:
+    type: ClassVar = "run_started"
     goal: str
 
 
 @dataclass(frozen=True)
 class Thinking:
+    type: ClassVar = "model_call_started"
     phase: str  # plan or reflect
     turn: int
 
 
 @dataclass(frozen=True)
 class Thought:
+    type: ClassVar = "model_replied"
     phase: str
     turn: int
     reply: ModelTurn
@@ -37,47 +40,54 @@ class Thought:
 
 @dataclass(frozen=True)
 class Crowded:
-    """The model was not asked, or refused: the conversation is too long for it."""
+    """The conversation is too long for the model: it was not called, or refused."""
 
+    type: ClassVar = "context_full"
     full: ContextFull
 
 
 @dataclass(frozen=True)
 class Shortened:
-    """A summary stands for the older messages now."""
+    """A summary replaces the older messages."""
 
+    type: ClassVar = "context_compacted"
     summary: Summary
 
 
 @dataclass(frozen=True)
 class Noticed:
-    """What the run did about itself: one of `TOLD_TO_PEOPLE`, with its figures."""
+    """A limit, a loop or a rejected call that the run acted on, with its figures."""
 
+    type: ClassVar = "notice_added"
     event: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Calling:
+    type: ClassVar = "tool_call_started"
     call: ToolCall
 
 
 @dataclass(frozen=True)
 class Called:
+    type: ClassVar = "tool_call_finished"
     call: ToolCall
     outcome: ToolOutcome
 
 
 @dataclass(frozen=True)
 class Delegating:
-    """Subtasks for peers; each becomes a run of its own."""
+    """Subtasks were handed to peers; each becomes a run of its own."""
 
+    type: ClassVar = "delegation_started"
     request: DelegationRequest
 
 
 @dataclass(frozen=True)
 class Delegated:
-    """How all of them ended."""
+    """All subtasks have ended."""
 
+    type: ClassVar = "delegation_finished"
     state: DelegationState
 
 
@@ -85,35 +95,41 @@ class Delegated:
 class Failed:
     """An activity failed for good; the run decides what that means."""
 
-    what: str
-    why: str
+    type: ClassVar = "activity_failed"
+    activity: str
+    error: str
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """The run waits for a person, or for a result from outside. `question` is None where no worker could tell."""
+    """The run waits for a person, or for a result from outside. `question` needs a worker."""
 
+    type: ClassVar = "wait_started"
     status: str
-    about: str
+    waiting_for: str
     question: QuestionView | None = None
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """What the run waited for has come."""
+    """The run no longer waits."""
+
+    type: ClassVar = "wait_ended"
 
 
 @dataclass(frozen=True)
 class Signalled:
     """A signal reached the run."""
 
+    type: ClassVar = "signal_received"
     signal: str
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A person has said something to the open question; by signal, it may have been no answer to it."""
+    """A person replied to the open question; a reply by signal may not have answered it."""
 
+    type: ClassVar = "answer_received"
     answer: HumanInput
 
 
@@ -121,31 +137,39 @@ class Answered:
 class Rotated:
     """The run continued as new."""
 
+    type: ClassVar = "continued_as_new"
+
 
 @dataclass(frozen=True)
 class Live:
     """The model's answer so far; not in history yet."""
 
+    type: ClassVar = "partial_text"
     text: str
 
 
 @dataclass(frozen=True)
 class Held(Live):
-    """The model is not asked yet, and the text says why: a rate limit; not in history yet."""
+    """A rate limit delays the model call, and the text says why; not in history."""
+
+    type: ClassVar = "rate_limited"
 
 
 @dataclass(frozen=True)
 class Retrying:
     """An activity failed and is tried again; not in history yet."""
 
-    what: str
+    type: ClassVar = "activity_retrying"
+    activity: str
     attempt: int
-    why: str
+    error: str
 
 
 @dataclass(frozen=True)
 class Over:
-    """The run has ended. How is told by `runs.ended`."""
+    """The run has ended; `runs.ended` returns how."""
+
+    type: ClassVar = "run_ended"
 
 
 Happening = (
@@ -172,14 +196,13 @@ Happening = (
 )
 
 
-def happening_json(happening: Happening) -> str:
-    """`{"happening": its kind, …}`, in ASCII: other letters may end a line for who reads it (U+2028)."""
+def happening_json(event: Happening) -> str:
+    """Format an event as one line of JSON, in ASCII: other characters may end a line for its reader (U+2028)."""
 
-    def plain(value: Any) -> Any:
+    def to_plain(value: Any) -> Any:
         if isinstance(value, BaseModel):
             return value.model_dump(mode="json")
         return value if isinstance(value, dict) else str(value)
 
-    told = {each.name: getattr(happening, each.name) for each in fields(happening)}
-    kind = Live if isinstance(happening, Live) else type(happening)
-    return json.dumps({"happening": kind.__name__.lower(), **told}, default=plain)
+    values = {field.name: getattr(event, field.name) for field in fields(event)}
+    return json.dumps({"type": event.type, **values}, default=to_plain)

@@ -1,4 +1,4 @@
-"""Runs as the server lists them: one, many, page by page, and those that one has delegated."""
+"""Runs as the server lists them: one, many, page by page, and the subtasks of one."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _TOLD_ENDS = (WorkflowExecutionStatus.COMPLETED, WorkflowExecutionStatus.FAILED,
 
 @dataclass(frozen=True)
 class Found:
-    """A run as the server knows it, without asking a worker."""
+    """The server's record of a run, read without a worker."""
 
     run_id: str
     execution: WorkflowExecution
@@ -33,40 +33,40 @@ class Found:
 
     @property
     def status(self) -> str:
-        """The agent's status; where the run ended without saying so, Temporal's."""
-        said = self.execution.typed_search_attributes.get(attributes.AGENT_STATUS)
+        """The agent's status; Temporal's if the run ended without one."""
+        own = self.execution.typed_search_attributes.get(attributes.AGENT_STATUS)
         if self.is_open:
-            return said or RunStatus.queued
+            return own or RunStatus.queued
         ends = {
-            WorkflowExecutionStatus.COMPLETED: said or RunStatus.completed,
+            WorkflowExecutionStatus.COMPLETED: own or RunStatus.completed,
             WorkflowExecutionStatus.CANCELED: RunStatus.cancelled,
             WorkflowExecutionStatus.TERMINATED: RunStatus.cancelled,
             WorkflowExecutionStatus.TIMED_OUT: RunStatus.timed_out,
-            WorkflowExecutionStatus.FAILED: RunStatus.timed_out if said == RunStatus.timed_out else RunStatus.failed,
+            WorkflowExecutionStatus.FAILED: RunStatus.timed_out if own == RunStatus.timed_out else RunStatus.failed,
         }
         status = self.execution.status
         return ends.get(status, RunStatus.failed) if status else RunStatus.failed
 
     @property
     def first_execution(self) -> str:
-        """The Temporal run id that the run began with, before any continue-as-new."""
+        """The Temporal run id of the first execution, before any continue-as-new."""
         info = getattr(self.execution, "raw_description", None)
         first = info.workflow_execution_info.first_run_id if info is not None else ""
         return first or self.execution.run_id
 
     @property
     def parent(self) -> str | None:
-        """The run that delegated it, or what stands for a long id (`ids.stand_in`)."""
+        """The run that delegated it, or the placeholder of a long id (`ids.stand_in`)."""
         return ids.delegating_run_id(self.execution.parent_id or "")
 
     @property
     def steps(self) -> int:
-        """As of its last change of status."""
+        """The step count at the last change of status."""
         return self.execution.typed_search_attributes.get(attributes.AGENT_STEP) or 0
 
     @property
     def cost_usd(self) -> float | None:
-        """With all that it delegated; None where that is nothing, or not known."""
+        """The cost with all subtasks, if known and not zero."""
         return self.execution.typed_search_attributes.get(attributes.COST_USD)
 
     @property
@@ -75,7 +75,7 @@ class Found:
 
     @property
     def has_told(self) -> bool:
-        """It ended by itself, and what the server lists of it is its last word; a terminated one said nothing more."""
+        """The run ended by itself and wrote its last attributes; a terminated run could not."""
         return self.execution.status in _TOLD_ENDS
 
     @property
@@ -84,16 +84,16 @@ class Found:
 
     @property
     def is_wedged(self) -> bool:
-        """Open, and its workflow tasks fail: code that does not fit its history, or a bug.
+        """The run is open and its workflow tasks fail: its code does not fit its history, or has a bug.
 
-        The server says so after some failures in a row, and takes it back at the first task that succeeds.
+        The server reports it after several failures in a row, until a task succeeds.
         """
         return self.is_open and bool(self._problems)
 
     @property
     def wedged_by(self) -> str:
-        """In the server's words: "NonDeterministicError" is code that does not fit the run's history."""
-        causes = [each.removeprefix(CAUSE) for each in self._problems if each.startswith(CAUSE)]
+        """The cause as the server reports it; "NonDeterministicError" is code that does not fit the run's history."""
+        causes = [problem.removeprefix(CAUSE) for problem in self._problems if problem.startswith(CAUSE)]
         return ", ".join(causes) or ", ".join(self._problems)
 
     @property
@@ -102,14 +102,14 @@ class Found:
 
 
 async def find(client: Client, run_id: str) -> Found:
-    """Raises NoSuchRun, Refused where a follow-up is named."""
+    """Describe a run. Raises NoSuchRun, and Refused for a follow-up."""
     if run_id.startswith(ids.FOLLOW_UP):
-        raise Refused(f"{run_id} is a follow-up, and no run; see it with: perdure show {run_id}")
+        raise Refused(f"{run_id} is a follow-up, not a run; see it with: perdure show {run_id}")
     return await find_any(client, run_id)
 
 
 async def find_any(client: Client, run_id: str) -> Found:
-    """A run, or the follow-up `wf:<workflowId>`. Raises NoSuchRun."""
+    """Describe a run, or the follow-up `wf:<workflowId>`. Raises NoSuchRun."""
     handle = client.get_workflow_handle(ids.addressed(run_id))
     try:
         execution = await handle.describe()
@@ -118,14 +118,14 @@ async def find_any(client: Client, run_id: str) -> Found:
     return Found(ids.run_id_of(execution.id), execution)
 
 
-async def grown_at(client: Client, found: Found) -> datetime:
-    """When the run's history last grew."""
-    if found.execution.close_time is not None:
-        return found.execution.close_time
+async def grown_at(client: Client, run: Found) -> datetime:
+    """Return the time of the run's last history event."""
+    if run.execution.close_time is not None:
+        return run.execution.close_time
     answer = await client.workflow_service.get_workflow_execution_history_reverse(
         GetWorkflowExecutionHistoryReverseRequest(
             namespace=client.namespace,
-            execution=ExecutionId(workflow_id=found.execution.id, run_id=found.execution.run_id),
+            execution=ExecutionId(workflow_id=run.execution.id, run_id=run.execution.run_id),
             maximum_page_size=1,
         )
     )
@@ -133,7 +133,7 @@ async def grown_at(client: Client, found: Found) -> datetime:
 
 
 async def is_kept(client: Client, workflow_id: str, execution: str) -> bool:
-    """Earlier executions of a run that continued as new may be past the namespace's retention."""
+    """Return False if an execution is past the namespace's retention."""
     try:
         await client.get_workflow_handle(workflow_id, run_id=execution).describe()
     except RPCError as error:
@@ -143,32 +143,32 @@ async def is_kept(client: Client, workflow_id: str, execution: str) -> bool:
     return True
 
 
-async def first_kept(client: Client, found: Found) -> str:
-    """The execution with which the run's history begins, as far as it is kept."""
-    there = await is_kept(client, found.execution.id, found.first_execution)
-    return found.first_execution if there else found.execution.run_id
+async def first_kept(client: Client, run: Found) -> str:
+    """Return the earliest execution of the run that the server still has."""
+    has_first = await is_kept(client, run.execution.id, run.first_execution)
+    return run.first_execution if has_first else run.execution.run_id
 
 
 @dataclass(frozen=True)
 class Page:
-    """A part of the list, the latest first. `next` is where the list goes on; None at its end."""
+    """A page of the list, latest first. `next` is the cursor of the next page, if any."""
 
-    found: tuple[Found, ...]
+    runs: tuple[Found, ...]
     next: bytes | None
 
 
 async def page(client: Client, *, waiting: bool, limit: int, after: bytes | None) -> Page:
-    """At most `limit` runs of the list, and fewer where some of them were delegated. Raises Refused, NotReachable."""
+    """Return at most `limit` runs; fewer if the page has subtasks. Raises Refused, NotReachable."""
     listed = client.list_workflows(_query(waiting=waiting), page_size=limit, next_page_token=after)
     try:
         await listed.fetch_next_page()
     except RPCError as error:
-        # A server tells of a token that it cannot read in one way or another, by its store.
+        # The status for an unreadable token depends on the server's store.
         if after and error.status not in (RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED):
-            raise Refused("the cursor is not one of this list") from None
+            raise Refused("invalid cursor") from None
         raise NotReachable(f"the list cannot be read: {cut(error.message, 200)}") from None
-    there = [Found(ids.run_id_of(each.id), each) for each in listed.current_page or () if _is_listed(each)]
-    return Page(tuple(each for each in there if waiting or each.parent is None), listed.next_page_token or None)
+    runs = [Found(ids.run_id_of(row.id), row) for row in listed.current_page or () if _is_listed(row)]
+    return Page(tuple(run for run in runs if waiting or run.parent is None), listed.next_page_token or None)
 
 
 async def listing(
@@ -179,17 +179,17 @@ async def listing(
     follow_ups: bool = False,
     limit: int | None = 50,
 ) -> AsyncIterator[Found]:
-    """Runs, or follow-ups, the latest first; what waits for a person are both.
+    """Yield runs or follow-ups, latest first; `waiting` yields both.
 
-    What a run delegated belongs to it, and is listed only where it needs somebody.
+    Subtasks are listed only if they wait for a person or are wedged.
     """
     query = _query(waiting=waiting, follow_ups=follow_ups)
     if wedged:
         query += f" AND {attributes.PROBLEMS.name} IS NOT NULL AND ExecutionStatus = 'Running'"
     count = 0
-    async for found in _listed(client, query):
-        if waiting or wedged or found.parent is None:
-            yield found
+    async for run in _listed(client, query):
+        if waiting or wedged or run.parent is None:
+            yield run
             count += 1
         if count == limit:
             return
@@ -198,8 +198,8 @@ async def listing(
 def _query(*, waiting: bool, follow_ups: bool = False) -> str:
     if not waiting:
         return f"WorkflowType = '{'FollowUp' if follow_ups else 'AgentRun'}'"
-    who = "WorkflowType IN ('AgentRun', 'FollowUp')"
-    return f"{who} AND AgentStatus = 'waiting_on_human' AND ExecutionStatus = 'Running'"
+    types = "WorkflowType IN ('AgentRun', 'FollowUp')"
+    return f"{types} AND AgentStatus = 'waiting_on_human' AND ExecutionStatus = 'Running'"
 
 
 def _is_listed(execution: WorkflowExecution) -> bool:
@@ -207,14 +207,14 @@ def _is_listed(execution: WorkflowExecution) -> bool:
 
 
 async def below(client: Client, root: Found) -> list[tuple[int, Found]]:
-    """The runs that it delegated, and those that they did, each with its depth below it and after its parent."""
+    """Return all subtasks of a run, each with its depth and after its parent."""
     top = root.execution.root_id or root.execution.id
     children: dict[str, list[Found]] = {}
-    # The root of a turn is its conversation, which may have thousands of others.
+    # The root of a turn is its conversation, which may have thousands of other runs.
     others = f"{named('RootWorkflowId', top)} AND {unlike('ParentWorkflowId', top)}"
-    async for found in _listed(client, f"{others} AND WorkflowType = 'AgentRun'"):
-        if found.parent is not None:
-            children.setdefault(found.parent, []).insert(0, found)
+    async for run in _listed(client, f"{others} AND WorkflowType = 'AgentRun'"):
+        if run.parent is not None:
+            children.setdefault(run.parent, []).insert(0, run)
     return list(_descent(children, root.run_id, 1))
 
 

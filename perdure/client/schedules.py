@@ -1,6 +1,6 @@
-"""Schedules: runs that begin by the clock. Temporal keeps them and starts the runs; here they are made, read and ended.
+"""Schedules of runs, which Temporal stores and triggers: create, list, pause, trigger and remove them.
 
-A schedule of the name `nightly` is Temporal's schedule `schedule:nightly`, and begins runs `nightly-<time>`.
+The schedule `nightly` is Temporal's schedule `schedule:nightly`, and starts runs `nightly-<time>`.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ from perdure.client.errors import NotReachable, Refused, unanswered
 from perdure.client.runs import must_fit
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-# A start that was missed for longer, with the server down, is not made up for.
+# A start that was missed for longer, with the server down, is skipped.
 CATCH_UP = timedelta(minutes=10)
-LOOK_FOR = 15.0  # seconds in which the server does what a trigger asks
+LOOK_FOR = 15.0  # seconds for the server to act on a trigger
 LOOK_EVERY = 0.1
 OVERLAPS = {
     "skip": ScheduleOverlapPolicy.SKIP,
@@ -51,12 +51,12 @@ WHEN = "when"  # of the memo: the server keeps a cron line as a calendar
 
 
 class NoSuchSchedule(Refused):
-    """There is no schedule of this name."""
+    """No schedule has this name."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A schedule to make. `cron` has five fields and is read in `time_zone`; either it or `every` is set."""
+    """A schedule to create, by either `cron` (five fields, read in `time_zone`) or `every`."""
 
     name: str
     event: StartEvent
@@ -74,7 +74,7 @@ class Wanted:
         return f"{self.cron} ({self.time_zone or 'UTC'})"
 
     def checked(self) -> "Wanted":
-        """With the time zone that holds, wherever it was named. Raises Refused for a line that is not taken."""
+        """Return it with the time zone of the cron line or of the option. Raises Refused for an invalid line."""
         if self.cron is None:
             return self
         try:
@@ -87,10 +87,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A schedule as the server has it. `next` is None of one that never comes; `latest` is a run id, as in `at_work`.
+    """A schedule as the server has it. `next` is the next start, if any; `latest` and `at_work` are run ids.
 
-    `when` is as it was given, `words` what that means, `time_zone` the zone that it is read in. `skipped` counts starts
-    that found the run before still at work, `missed` those that came too late.
+    `when` is as the user wrote it, `words` a description, `time_zone` its zone. `skipped` counts starts skipped because
+    the previous run was active, `missed` those outside the catch-up window.
     """
 
     name: str
@@ -108,56 +108,56 @@ class Scheduled:
     time_zone: str
 
 
-async def add(client: Client, task_queue: str, wanted: Wanted) -> Scheduled:
-    """Raises Refused."""
-    if not NAME.fullmatch(wanted.name):
-        name = cut(wanted.name, 110)
-        raise Refused(f"{name!r} is no name of a schedule: letters, digits, - _ and . are taken, up to 100")
-    must_fit(wanted.event)
-    wanted = wanted.checked()
+async def add(client: Client, task_queue: str, spec: Wanted) -> Scheduled:
+    """Create a schedule. Raises Refused."""
+    if not NAME.fullmatch(spec.name):
+        name = cut(spec.name, 110)
+        raise Refused(f"{name!r} is not a valid schedule name: use up to 100 letters, digits, - _ and .")
+    must_fit(spec.event)
+    spec = spec.checked()
     start = ScheduleActionStartWorkflow(
         "AgentRun",
-        wanted.event.model_copy(update={"sender": SCHEDULE}).model_dump(mode="json", exclude_defaults=True),
-        id=ids.run_workflow_id(wanted.name),  # to which the server adds the time
+        spec.event.model_copy(update={"sender": SCHEDULE}).model_dump(mode="json", exclude_defaults=True),
+        id=ids.run_workflow_id(spec.name),  # to which the server adds the time
         task_queue=task_queue,
-        static_summary=markdown(cut(wanted.event.payload.goal, 200)),
+        static_summary=markdown(cut(spec.event.payload.goal, 200)),
     )
     schedule = Schedule(
         action=start,
         spec=ScheduleSpec(
-            intervals=[ScheduleIntervalSpec(every=wanted.every)] if wanted.every else [],
-            cron_expressions=[wanted.cron] if wanted.cron else [],
-            jitter=wanted.jitter,
-            time_zone_name=wanted.time_zone,
+            intervals=[ScheduleIntervalSpec(every=spec.every)] if spec.every else [],
+            cron_expressions=[spec.cron] if spec.cron else [],
+            jitter=spec.jitter,
+            time_zone_name=spec.time_zone,
         ),
-        policy=SchedulePolicy(overlap=OVERLAPS[wanted.overlap], catchup_window=CATCH_UP),
-        state=ScheduleState(paused=wanted.is_paused),
+        policy=SchedulePolicy(overlap=OVERLAPS[spec.overlap], catchup_window=CATCH_UP),
+        state=ScheduleState(paused=spec.is_paused),
     )
     try:
-        handle = await client.create_schedule(ids.schedule_id(wanted.name), schedule, memo={WHEN: wanted.when})
-        made = await _scheduled(client, await handle.describe())
+        handle = await client.create_schedule(ids.schedule_id(spec.name), schedule, memo={WHEN: spec.when})
+        created = await _scheduled(client, await handle.describe())
     except ScheduleAlreadyRunningError:
-        again = f"perdure schedule remove {wanted.name}"
-        raise Refused(f"there is a schedule {wanted.name} already; to make it anew: {again}") from None
+        remove_it = f"perdure schedule remove {spec.name}"
+        raise Refused(f"schedule {spec.name} already exists; to replace it, remove it first: {remove_it}") from None
     except RPCError as error:
-        raise _translated(error, wanted.name) from None
-    if made.next is None:
+        raise _translated(error, spec.name) from None
+    if created.next is None:
         await handle.delete()
-        raise Refused(f"{wanted.when} never comes; the schedule was not made")
-    return made
+        raise Refused(f"{spec.when} never occurs; the schedule was not created")
+    return created
 
 
 async def every(client: Client, task_queue: str) -> AsyncIterator[Scheduled]:
-    """Those of this task queue."""
+    """Yield the schedules of this task queue."""
     try:
-        async for each in await client.list_schedules():
-            if not each.id.startswith(ids.SCHEDULE):
+        async for entry in await client.list_schedules():
+            if not entry.id.startswith(ids.SCHEDULE):
                 continue
             try:
-                described = await client.get_schedule_handle(each.id).describe()
+                described = await client.get_schedule_handle(entry.id).describe()
             except RPCError as error:
                 if error.status is RPCStatusCode.NOT_FOUND:
-                    continue  # somebody has just removed it
+                    continue  # it was just removed
                 raise
             if _action(described).task_queue == task_queue:
                 yield await _scheduled(client, described)
@@ -166,40 +166,41 @@ async def every(client: Client, task_queue: str) -> AsyncIterator[Scheduled]:
 
 
 async def remove(client: Client, task_queue: str, name: str) -> None:
-    """What it has begun goes on. Raises NoSuchSchedule."""
+    """Remove a schedule; its active runs continue. Raises NoSuchSchedule."""
     await (await _found(client, task_queue, name))[0].delete()
 
 
 async def pause(client: Client, task_queue: str, name: str) -> None:
-    """Raises NoSuchSchedule."""
+    """Pause a schedule. Raises NoSuchSchedule."""
     await (await _found(client, task_queue, name))[0].pause(note="paused by perdure")
 
 
 async def resume(client: Client, task_queue: str, name: str) -> None:
-    """Raises NoSuchSchedule."""
+    """Resume a paused schedule. Raises NoSuchSchedule."""
     await (await _found(client, task_queue, name))[0].unpause(note="resumed by perdure")
 
 
 async def trigger(client: Client, task_queue: str, name: str) -> str | None:
-    """Starts a run now, as the overlap policy has it: its id, or None where it waits for the run before it.
+    """Start a run now, if the overlap policy allows. Return its id, unless it waits for the previous run.
 
-    Raises NoSuchSchedule, Refused where the policy skips it, NotReachable where the server does not act.
+    Raises NoSuchSchedule, Refused if the policy skips the run, NotReachable if the server does not act.
     """
     handle, before = await _found(client, task_queue, name)
-    known = {_run_id(each) for each in before.info.recent_actions}
+    known = {_run_id(action) for action in before.info.recent_actions}
     await handle.trigger()
     deadline = asyncio.get_running_loop().time() + LOOK_FOR
     while asyncio.get_running_loop().time() < deadline:
         now = await handle.describe()
-        begun = [_run_id(each) for each in now.info.recent_actions if _run_id(each) not in known]
-        if begun:
-            return begun[-1]
+        new = [run_id for run_id in map(_run_id, now.info.recent_actions) if run_id not in known]
+        if new:
+            return new[-1]
         if now.info.num_actions_skipped_overlap > before.info.num_actions_skipped_overlap:
-            raise Refused(f"not begun: {_at_work(now)} is still at work, and {name} has overlap skip")
+            active = ", ".join(_at_work(now)) or "a run"
+            raise Refused(f"not started: {active} is still active, and the overlap policy of {name} is skip")
         if now.raw_description.info.buffer_size > before.raw_description.info.buffer_size:
             return None
         await asyncio.sleep(LOOK_EVERY)
-    raise NotReachable(f"Temporal has not begun a run within {LOOK_FOR:g} s; see perdure schedule list")
+    raise NotReachable(f"Temporal started no run within {LOOK_FOR:g} s; see perdure schedule list")
 
 
 async def _found(client: Client, task_queue: str, name: str) -> tuple[ScheduleHandle, ScheduleDescription]:
@@ -209,7 +210,7 @@ async def _found(client: Client, task_queue: str, name: str) -> tuple[ScheduleHa
     except RPCError as error:
         raise _translated(error, name) from None
     if _action(described).task_queue != task_queue:
-        raise NoSuchSchedule(f"schedule {name} is of another project: task queue {_action(described).task_queue}")
+        raise NoSuchSchedule(f"schedule {name} belongs to another project: task queue {_action(described).task_queue}")
     return handle, described
 
 
@@ -226,7 +227,7 @@ async def _scheduled(client: Client, described: ScheduleDescription) -> Schedule
         is_paused=schedule.state.paused,
         next=info.next_action_times[0] if info.next_action_times else None,
         latest=_run_id(info.recent_actions[-1]) if info.recent_actions else None,
-        at_work=tuple(ids.run_id_of(each.workflow_id) for each in _started(info.running_actions)),
+        at_work=_at_work(described),
         skipped=info.num_actions_skipped_overlap,
         missed=info.num_actions_missed_catchup_window,
         words=_words(when, zone),
@@ -238,7 +239,7 @@ def _words(when: str, zone: str) -> str:
     line, mark, _ = when.rpartition(" (")
     if not mark:
         return when
-    with suppress(cron.CronError):  # of a schedule that was made elsewhere
+    with suppress(cron.CronError):  # a schedule that another client created may have any line
         line, _ = cron.split_zone(line, None)
     return cron.describe(line, zone)
 
@@ -251,14 +252,10 @@ def _action(described: ScheduleDescription) -> ScheduleActionStartWorkflow:
 
 
 async def _start_payload(client: Client, action: ScheduleActionStartWorkflow) -> Mapping[str, Any]:
-    """What its runs begin with, whoever made the schedule."""
-    given = await client.data_converter.decode([each for each in action.args if isinstance(each, Payload)])
-    payload = given[0].get("payload") if given and isinstance(given[0], dict) else None
+    """Return the payload of the runs' start event; empty if it is not one."""
+    inputs = await client.data_converter.decode([argument for argument in action.args if isinstance(argument, Payload)])
+    payload = inputs[0].get("payload") if inputs and isinstance(inputs[0], dict) else None
     return payload if isinstance(payload, dict) else {}
-
-
-def _started(actions: Any) -> list[ScheduleActionExecutionStartWorkflow]:
-    return [each for each in actions if isinstance(each, ScheduleActionExecutionStartWorkflow)]
 
 
 def _run_id(result: Any) -> str:
@@ -266,12 +263,13 @@ def _run_id(result: Any) -> str:
     return ids.run_id_of(execution.workflow_id) if isinstance(execution, ScheduleActionExecutionStartWorkflow) else ""
 
 
-def _at_work(described: ScheduleDescription) -> str:
-    return ", ".join(ids.run_id_of(each.workflow_id) for each in _started(described.info.running_actions)) or "a run"
+def _at_work(described: ScheduleDescription) -> tuple[str, ...]:
+    starts = (s for s in described.info.running_actions if isinstance(s, ScheduleActionExecutionStartWorkflow))
+    return tuple(ids.run_id_of(start.workflow_id) for start in starts)
 
 
 def _written(every: timedelta) -> str:
-    """As people write it: "1h", "90m", "2d"."""
+    """Format an interval as "1h", "90m" or "2d"."""
     seconds = every.total_seconds()
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= size and seconds % size == 0:
@@ -281,5 +279,5 @@ def _written(every: timedelta) -> str:
 
 def _translated(error: RPCError, name: str) -> Exception:
     if error.status is RPCStatusCode.NOT_FOUND:
-        return NoSuchSchedule(f"there is no schedule {name}; to see which there are: perdure schedule list")
-    return unanswered(error) or Refused(f"the server does not take the schedule: {cut(error.message, 300)}")
+        return NoSuchSchedule(f"there is no schedule {name}; to list all: perdure schedule list")
+    return unanswered(error) or Refused(f"the server rejected the schedule: {cut(error.message, 300)}")

@@ -1,4 +1,4 @@
-"""Who started a run, as the first event of its history has it."""
+"""The sender that started a run, from the first event of its history."""
 
 from temporalio.client import Client
 from temporalio.service import RPCError
@@ -8,13 +8,13 @@ from decisions.sender import sent_by
 from perdure.client.run_list import Found
 
 
-async def starter_of(client: Client, found: Found) -> SentBy | None:
-    """Return None where the server has forgotten the start. Raises codec.UnknownKey."""
-    execution = client.get_workflow_handle(found.execution.id, run_id=found.first_execution)
+async def starter_of(client: Client, run: Found) -> SentBy | None:
+    """Return the sender, unless the start is past retention. Raises codec.UnknownKey."""
+    execution = client.get_workflow_handle(run.execution.id, run_id=run.first_execution)
     try:
-        begun = await anext(execution.fetch_history_events(page_size=1))
+        first = await anext(execution.fetch_history_events(page_size=1))
     except RPCError:
         return None
-    started = begun.workflow_execution_started_event_attributes
-    given = await client.data_converter.decode(started.input.payloads[:1])
-    return sent_by(given[0] if given else None, started.identity)
+    started = first.workflow_execution_started_event_attributes
+    inputs = await client.data_converter.decode(started.input.payloads[:1])
+    return sent_by(inputs[0] if inputs else None, started.identity)

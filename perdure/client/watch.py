@@ -1,7 +1,7 @@
-"""A run as a stream of things that happen, read from its history as it grows.
+"""A run as a stream of events, read from its history as it grows.
 
-History tells each thing once and in order, costs the run nothing, and needs no worker. Only what is not in history
-yet, the model's partial answer and retries, is read from the pending activity.
+History has each event once and in order, and needs no worker. Partial text and retries are not in history, and are
+read from the pending activity.
 """
 
 import asyncio
@@ -59,11 +59,11 @@ from perdure.client.run_events import (
 from perdure.client.run_list import find, first_kept, is_kept
 from perdure.client.runs import state
 
-QUEUED = "queued"  # no name of an activity of ours
-LOOK_EVERY = 0.3  # seconds between looks at what is not in history yet
-GIVEN_UP = "branch tokens"  # of the server's message
+QUEUED = "queued"  # a tool call on another task queue
+LOOK_EVERY = 0.3  # seconds between polls of pending activities
+GIVEN_UP = "branch tokens"  # in the server's message if it ends a long poll
 MOST_GIVEN_UP = 5  # in a row
-MOST_AHEAD = 16  # happenings that are read before somebody takes them: a history may be long, and its reader slow
+MOST_AHEAD = 16  # events read ahead of a slow reader
 
 
 _ENDS = frozenset(
@@ -79,26 +79,26 @@ _ENDS = frozenset(
 
 @dataclass(frozen=True)
 class Position:
-    """Of a happening in a run's history: its Temporal execution, the event, and its number within that.
+    """An event's place in history: the Temporal execution, the history event, and the number within it.
 
-    It means the same to every process that reads the history. As text: `<execution>.<event>.<part>`.
+    It is the same for every reader. As text: `<execution>.<event>.<part>`.
     """
 
     execution: str
     event: int
     part: int
-    time: datetime | None = field(default=None, compare=False)  # when it happened
+    time: datetime | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.execution}.{self.event}.{self.part}"
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Raises ValueError."""
-        found = re.fullmatch(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.(\d{1,9})\.(\d{1,3})", text, re.ASCII)
-        if found is None:
-            raise ValueError("it is none that was given out")
-        return cls(found[1], int(found[2]), int(found[3]))
+        """Parse a position. Raises ValueError."""
+        match = re.fullmatch(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.(\d{1,9})\.(\d{1,3})", text, re.ASCII)
+        if match is None:
+            raise ValueError("invalid event id")
+        return cls(match[1], int(match[2]), int(match[3]))
 
 
 @dataclass
@@ -107,8 +107,8 @@ class Watch:
 
     client: Client
     run_id: str
-    follow: bool = True  # False: only what has happened so far
-    after: Position | None = None  # what was told before is not told again
+    follow: bool = True  # False: only the events so far
+    after: Position | None = None  # the last event that the reader has
     look_every: float = LOOK_EVERY
     _scheduled: dict[int, tuple[str, Any]] = field(default_factory=dict)
     _queue: asyncio.Queue[tuple[Position | None, Happening]] = field(default_factory=lambda: asyncio.Queue(MOST_AHEAD))
@@ -117,13 +117,13 @@ class Watch:
     _is_behind: bool = False  # `after` has not been reached yet
 
     async def happenings(self) -> AsyncIterator[Happening]:
-        """From the run's first event, or from `after`, to its end."""
-        async with aclosing(self.positioned()) as told:
-            async for _, happening in told:
-                yield happening
+        """Yield events from the run's first, or from `after`, to its end."""
+        async with aclosing(self.positioned()) as entries:
+            async for _, run_event in entries:
+                yield run_event
 
     async def positioned(self) -> AsyncGenerator[tuple[Position | None, Happening]]:
-        """The same, each with its position; what is not in history has none."""
+        """Yield events with their positions, if they are in history."""
         await find(self.client, self.run_id)
         tasks = [asyncio.create_task(self._read_history())]
         if self.follow:
@@ -135,8 +135,8 @@ class Watch:
                 if not getting.done():
                     tasks[0].result()  # the reader ends at the end of history, or with an error
                     return
-                told, getting = getting.result(), asyncio.create_task(self._queue.get())
-                yield told
+                entry, getting = getting.result(), asyncio.create_task(self._queue.get())
+                yield entry
         finally:
             for task in (*tasks, getting):
                 task.cancel()
@@ -147,41 +147,41 @@ class Watch:
         return ids.run_workflow_id(ids.run_id_of(self.run_id))
 
     async def _read_history(self) -> None:
-        found = await find(self.client, self.run_id)
-        execution: str | None = await first_kept(self.client, found)
-        # Where the history up to there is not kept any more, all that is left is told.
+        run = await find(self.client, self.run_id)
+        execution: str | None = await first_kept(self.client, run)
+        # If the history up to `after` is past retention, all remaining events are new.
         self._is_behind = self.after is not None and await is_kept(self.client, self._workflow_id, self.after.execution)
         while execution is not None:
-            here, execution = execution, None
-            async with aclosing(self._events(here)) as events:
+            current, execution = execution, None
+            async with aclosing(self._events(current)) as events:
                 async for event in events:
-                    self._is_behind = self._is_behind and not self._is_past(here, event.event_id)
-                    for part, happening in enumerate(await self._read(event)):
-                        at = Position(here, event.event_id, part, event.event_time.ToDatetime(UTC))
+                    self._is_behind = self._is_behind and not self._is_past(current, event.event_id)
+                    for part, run_event in enumerate(await self._read(event)):
+                        at = Position(current, event.event_id, part, event.event_time.ToDatetime(UTC))
                         if not self._is_behind and not self._was_told(at):
-                            await self._queue.put((at, happening))
+                            await self._queue.put((at, run_event))
                     if event.event_type == EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW:
                         execution = event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
 
     async def _events(self, execution: str) -> AsyncGenerator[HistoryEvent]:
-        """Each once. The server gives a long poll up where the run changes in a bad moment: it is read anew then."""
+        """Yield each history event once. If the run changes at a bad moment the server ends the poll; it is retried."""
         handle = self.client.get_workflow_handle(self._workflow_id, run_id=execution)
-        seen, given_up = 0, 0
+        seen, failures = 0, 0
         while True:
             try:
                 async for event in handle.fetch_history_events(wait_new_event=self.follow):
                     if event.event_id > seen:
-                        seen, given_up = event.event_id, 0
+                        seen, failures = event.event_id, 0
                         yield event
                 return
             except RPCError as error:
-                given_up += 1
-                if GIVEN_UP not in error.message or given_up > MOST_GIVEN_UP:
+                failures += 1
+                if GIVEN_UP not in error.message or failures > MOST_GIVEN_UP:
                     raise
             await asyncio.sleep(self.look_every)
 
     def _is_past(self, execution: str, event: int) -> bool:
-        """Whether what follows from here may be new."""
+        """Return whether the events from here on may be new."""
         return self.after is not None and execution == self.after.execution and event >= self.after.event
 
     def _was_told(self, at: Position) -> bool:
@@ -195,8 +195,8 @@ class Watch:
             case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED:
                 started = event.workflow_execution_started_event_attributes
                 self._task_queue = started.task_queue.name
-                given = await self.client.data_converter.decode(started.input.payloads)
-                return [] if started.continued_execution_run_id else [Started(_goal(given))]
+                inputs = await self.client.data_converter.decode(started.input.payloads)
+                return [] if started.continued_execution_run_id else [Started(_goal(inputs))]
             case EventType.EVENT_TYPE_ACTIVITY_TASK_SCHEDULED:
                 return await self._scheduled_event(event)
             case EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED:
@@ -219,8 +219,8 @@ class Watch:
                 return await self._status(dict(upsert.search_attributes.indexed_fields))
             case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED:
                 signalled = event.workflow_execution_signaled_event_attributes
-                said = await self._answered(signalled.input) if signalled.signal_name == "human_input" else []
-                return [Signalled(signalled.signal_name), *said]
+                answers = await self._answered(signalled.input) if signalled.signal_name == "human_input" else []
+                return [Signalled(signalled.signal_name), *answers]
             case EventType.EVENT_TYPE_WORKFLOW_EXECUTION_UPDATE_ACCEPTED:
                 update = event.workflow_execution_update_accepted_event_attributes.accepted_request.input
                 return await self._answered(update.args) if update.name == "answer" else []
@@ -229,8 +229,8 @@ class Watch:
             case _:
                 return [Over()] if event.event_type in _ENDS else []
 
-    async def _answered(self, given: Payloads) -> list[Happening]:
-        values = await self.client.data_converter.decode(given.payloads) if self._waiting else []
+    async def _answered(self, inputs: Payloads) -> list[Happening]:
+        values = await self.client.data_converter.decode(inputs.payloads) if self._waiting else []
         with suppress(ValidationError):
             return [Answered(HumanInput.model_validate(value)) for value in values[:1]]
         return []
@@ -238,7 +238,7 @@ class Watch:
     async def _scheduled_event(self, event: HistoryEvent) -> list[Happening]:
         scheduled = event.activity_task_scheduled_event_attributes
         kind = scheduled.activity_type.name
-        if scheduled.task_queue.name != self._task_queue:  # a tool of the kind `queue`, whatever it is called there
+        if scheduled.task_queue.name != self._task_queue:  # a tool of the kind `queue`
             request = (await self._decoded(scheduled.input, ToolRequestEvent)).payload
             call = ToolCall(step=request.step, tool=request.tool, tool_use_id="", arguments=request.tool_payload)
             self._scheduled[event.event_id] = (QUEUED, call)
@@ -246,8 +246,8 @@ class Watch:
         if kind in ("plan", "reflect"):
             request = await self._decoded(scheduled.input, TurnRequest)
             self._scheduled[event.event_id] = (kind, request)
-            noticed = [Noticed(told) for told in request.told if told["event"] in TOLD_TO_PEOPLE]
-            return [*noticed, Thinking(kind, request.turn)]
+            notices = [Noticed(event) for event in request.told if event["event"] in TOLD_TO_PEOPLE]
+            return [*notices, Thinking(kind, request.turn)]
         if kind == "call_tool":
             call = await self._decoded(scheduled.input, ToolCall)
             self._scheduled[event.event_id] = (kind, call)
@@ -268,46 +268,46 @@ class Watch:
             return [Called(request, ToolOutcome(result=await self._decoded(result, Any) if result.payloads else None))]
         return []
 
-    def _failed(self, scheduled: int, why: str) -> list[Happening]:
+    def _failed(self, scheduled: int, error: str) -> list[Happening]:
         kind, request = self._scheduled.pop(scheduled, ("", None))
-        return [Failed(f"{request.tool} · step {request.step}" if isinstance(request, ToolCall) else kind, why)]
+        return [Failed(f"{request.tool} · step {request.step}" if isinstance(request, ToolCall) else kind, error)]
 
     async def _status(self, fields: dict[str, Payload]) -> list[Happening]:
         if AGENT_STATUS.name not in fields:
             return []
         status = json.loads(fields[AGENT_STATUS.name].data)
         if status not in (RunStatus.waiting_on_human, RunStatus.waiting_on_tool):
-            was, self._waiting = self._waiting, False
-            return [Resumed()] if was else []
+            was_waiting, self._waiting = self._waiting, False
+            return [Resumed()] if was_waiting else []
         self._waiting = True
-        about = json.loads(fields[WAITING_FOR.name].data) if WAITING_FOR.name in fields else "a result from outside"
+        reason = json.loads(fields[WAITING_FOR.name].data) if WAITING_FOR.name in fields else "a result from outside"
         question = None
         if status == RunStatus.waiting_on_human and not self._is_behind:
             with suppress(NoSuchRun):
                 view = await state(self.client, self.run_id)
                 question = view.question if view else None
-        return [Waiting(status, str(about), question)]
+        return [Waiting(status, str(reason), question)]
 
     async def _look_at_pending(self) -> None:
         handle = self.client.get_workflow_handle(self._workflow_id)
-        told: set[tuple[str, int]] = set()
+        reported: set[tuple[str, int]] = set()
         shown = Live("")
         while True:
             await asyncio.sleep(self.look_every)
             with suppress(RPCError):
                 for pending in (await handle.describe()).raw_description.pending_activities:
                     key = (pending.activity_id, pending.attempt)
-                    if pending.attempt > 1 and key not in told:
-                        told.add(key)
-                        why = cut(await self._said(pending.last_failure) or "its worker died", 200)
-                        await self._queue.put((None, Retrying(pending.activity_type.name, pending.attempt, why)))
+                    if pending.attempt > 1 and key not in reported:
+                        reported.add(key)
+                        error = cut(await self._said(pending.last_failure) or "its worker died", 200)
+                        await self._queue.put((None, Retrying(pending.activity_type.name, pending.attempt, error)))
                     live = await self._partial(pending.heartbeat_details)
                     if live.text and live != shown:
                         shown = live
                         await self._queue.put((None, live))
 
     async def _said(self, failure: Failure) -> str:
-        """A failure's message, decrypted where the run is encrypted."""
+        """Return a failure's message, decrypted if the run is encrypted."""
         if not failure.HasField("encoded_attributes"):
             return failure.message
         error = await self.client.data_converter.decode_failure(failure)
@@ -325,9 +325,9 @@ class Watch:
         return (await self.client.data_converter.decode(payloads.payloads, [kind]))[0]
 
 
-def _goal(given: list[Any]) -> str:
-    """Of whatever a run was started with: a bad start has a history too."""
-    start = given[0] if given else None
+def _goal(inputs: list[Any]) -> str:
+    """Return the goal in a run's input, which may be invalid."""
+    start = inputs[0] if inputs else None
     payload = start.get("payload") if isinstance(start, dict) else None
     if not isinstance(start, dict) or not isinstance(payload, dict):
         return ""

@@ -104,7 +104,7 @@ def run_command(
     go(main)
 
 
-@click.command("watch", epilog=examples("watch RUN", "watch RUN --json | jq .happening"))
+@click.command("watch", epilog=examples("watch RUN", "watch RUN --json | jq .type"))
 @run_argument
 @as_json_option
 @async_command()

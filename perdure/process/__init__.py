@@ -1,15 +1,15 @@
-"""What a process is made of: a worker, a bridge, an embedded server, a command with any of them inside.
+"""Parts of a process: a worker, a bridge, an embedded server.
 
-concealing          what a worker keeps from its tools: where Temporal is, and keys
-encryption_marker   who in a task queue holds which keys
-mailbox_bridge      between a folder and its mailbox
-mcp_tools           tools of MCP servers, as they were accepted
-models              a client for each provider
-project             what a project offers its runs: agents, tools, models, limits, where files and messages go
+concealing          hides secrets in the environment from tools
+encryption_marker   the keys that a task queue's workers hold
+mailbox_bridge      delivers files of a folder to its mailbox
+mcp_tools           tools of MCP servers, as accepted in the lock file
+models              a client for each model provider
+project             a project's agents, tools, models and limits, from its settings
 reconcile_schedule  the reconciler's schedule
-shutdown            how a process ends
-streams             the standard streams, which tools do not have
-supervisor          beside an embedded server, which it ends with its last user
-variables           what is written otherwise than our libraries read it
-workflows           a worker that answers for runs and makes no call; every worker has its workflows and its sandbox …
+shutdown            immediate exit of a process
+streams             the standard streams, which tools cannot use
+supervisor          ends an embedded server with its last user
+variables           fixes of environment variables for libraries
+workflows           the workflows, their sandbox, and a worker for queries and updates only
 """

@@ -1,6 +1,6 @@
-"""What a worker takes out of its environment before it loads tools: they run in its process, and start programs.
+"""Secrets that a worker removes from its environment before it loads tools, which run in its process.
 
-Settings, connection and codec have read it by then. A tool that needs such a value is given it under another name.
+Settings, connection and codec have been read by then. A tool that needs such a value gets it under another name.
 """
 
 import re
@@ -12,10 +12,10 @@ CONCEALED = re.compile(r"TEMPORAL_.*|PERDURE_(CODEC_KEYS|ANSWER_KEY|TOKENS)")
 
 @contextmanager
 def concealed(environment: MutableMapping[str, str]) -> Iterator[None]:
-    """Leave out where Temporal is and the keys of answers, payloads and the gateway, for as long as the block runs."""
-    taken = {name: environment.pop(name) for name in list(environment) if CONCEALED.fullmatch(name)}
+    """Hide the Temporal settings and the keys of answers, payloads and the gateway inside the block."""
+    hidden = {name: environment.pop(name) for name in list(environment) if CONCEALED.fullmatch(name)}
     try:
         yield
     finally:
-        for name, value in taken.items():
+        for name, value in hidden.items():
             environment.setdefault(name, value)

@@ -1,6 +1,6 @@
-"""Tools of MCP servers, wired: what `mcp.lock.json` holds becomes tools of a project; `perdure tools` changes it.
+"""Tools of MCP servers: those accepted in `mcp.lock.json` become tools of a project; `perdure tools` changes it.
 
-The MCP SDK takes a second to load, so only what speaks to servers, or offers their tools, loads it.
+The MCP SDK takes a second to load, so functions that need it import it.
 """
 
 import logging
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Offer:
-    """The tools of all pinned servers, and the agents with the tools that they may use by name."""
+    """The tools of all accepted servers, and the agents with their tools written out by name."""
 
     tools: Mapping[str, Tool]
     agents: Mapping[str, Agent]
@@ -37,10 +37,10 @@ class Offer:
 
 @dataclass(frozen=True)
 class Standing:
-    """A server as it is now beside what was accepted. `down` says why it could not be asked.
+    """A server's current tools compared with the accepted ones. `down` is the error if it did not answer.
 
-    `differences` are those of tools that are not as accepted; `added` are the new ones, as the server defines them.
-    `refused` are tools that no model could be offered, and why.
+    `differences` are those of changed tools, `added` the new tools as the server defines them, `refused` the reasons
+    why models do not accept a tool.
     """
 
     server: str
@@ -53,15 +53,15 @@ class Standing:
 
     @property
     def is_settled(self) -> bool:
-        """Whether there is nothing for a person to see to."""
+        """The server is known and up, and no tool needs a person's decision."""
         return self.is_seen and self.down is None and all(state is PinState.pinned for state in self.tools.values())
 
 
 @asynccontextmanager
 async def offering(settings: Settings) -> AsyncIterator[Offer]:
-    """The tools of a worker; its servers end with the block. Raises ProjectError.
+    """Yield the tools of a worker, and stop the servers at the end. Raises ProjectError.
 
-    Only a server that an agent uses and nobody has seen yet is started now: what it says is accepted.
+    A server that an agent uses and that is not in the lock file is started now, and its tools are accepted.
     """
     if not settings.servers:
         yield offer_of(settings)
@@ -78,7 +78,7 @@ async def offering(settings: Settings) -> AsyncIterator[Offer]:
 
 
 def offer_of(settings: Settings) -> Offer:
-    """What is pinned, for looking at: no server is started, and one that nobody has seen offers nothing yet."""
+    """Return the accepted tools without starting a server, for display; a new server offers no tools."""
     if not settings.servers:
         _no_strangers(settings, {})
         return Offer({}, settings.agents)
@@ -87,7 +87,7 @@ def offer_of(settings: Settings) -> Offer:
 
 
 def accepted(settings: Settings) -> Accepted:
-    """What the lock file holds. Raises ProjectError."""
+    """Return the content of the lock file. Raises ProjectError."""
     try:
         return read_lock(lock_of(settings))
     except BadLock as error:
@@ -99,7 +99,7 @@ def lock_of(settings: Settings) -> Path:
 
 
 def _connections(settings: Settings, pins: Accepted | None = None) -> "Connections":
-    """With `pins`, only an accepted program is started."""
+    """Return connections to all servers; with `pins`, they start accepted programs only."""
     from activities.mcp.connection import Connections
 
     return Connections(settings.servers.values(), settings.secrets.redact, None if pins is None else pins.programs)
@@ -111,22 +111,22 @@ def _programs(settings: Settings, names: Iterable[str]) -> dict[str, PinnedProgr
 
 
 def _used(settings: Settings) -> list[str]:
-    """The servers that agents name, in the order of the file."""
-    named = {server_of(tool) for agent in settings.agents.values() for tool in agent.tools}
-    return [name for name in settings.servers if name in named]
+    """Return the servers whose tools agents use, in the order of the file."""
+    used = {server_of(tool) for agent in settings.agents.values() for tool in agent.tools}
+    return [name for name in settings.servers if name in used]
 
 
 async def _first_seen(settings: Settings, connections: "Connections", names: list[str]) -> Accepted:
     from activities.mcp.connection import Unreachable
 
     seen: dict[str, Mapping[str, Pin]] = {}
-    for name, found in (await connections.listed(names)).items():
-        if isinstance(found, Unreachable):
-            raise ProjectError(f"{found}; an agent uses it, and {NAME} does not have its tools yet")
-        seen[name] = found
-        for tool, why in connections[name].refused.items():
-            _log.warning("mcp server %s: its tool %r is not offered: %s", name, tool, why)
-        _log.info("mcp server %s: first seen, its %d tools are accepted as they are", name, len(found))
+    for name, tools in (await connections.listed(names)).items():
+        if isinstance(tools, Unreachable):
+            raise ProjectError(f"{tools}; an agent uses it, and {NAME} does not have its tools yet")
+        seen[name] = tools
+        for tool, reason in connections[name].refused.items():
+            _log.warning("mcp server %s: its tool %r is not offered: %s", name, tool, reason)
+        _log.info("mcp server %s: new, its %d tools are accepted", name, len(tools))
     try:
         return keep_first(lock_of(settings), seen, _programs(settings, seen))
     except BadLock as error:
@@ -138,33 +138,33 @@ def _offer(settings: Settings, connections: "Connections", pins: Pins, *, is_str
 
     tools, left_out = dict[str, Tool](), dict[str, str]()
     for server in settings.servers:
-        for tool, kept in pins.get(server, {}).items():
+        for tool, pin in pins.get(server, {}).items():
             name = tool_name(server, tool)
-            if fault := api_fault(name, kept.description, kept.input_schema):  # of a lock file that is older
-                left_out[name] = f"models do not take it: {fault[1]}"
+            if error := api_fault(name, pin.description, pin.input_schema):  # of an older lock file
+                left_out[name] = f"models do not accept it: {error[1]}"
                 continue
-            tools[name] = McpTool(_route(name, kept, settings), tool, kept, connections[server])
+            tools[name] = McpTool(_route(name, pin, settings), tool, pin, connections[server])
     _no_strangers(settings, {**tools, **left_out})
-    for name, why in left_out.items() if is_strict else ():
-        _log.warning("mcp tool %s is not offered: %s", name, why)
-    there = dict.fromkeys(tools, "") | left_out
+    for name, reason in left_out.items() if is_strict else ():
+        _log.warning("mcp tool %s is not offered: %s", name, reason)
+    known = dict.fromkeys(tools, "") | left_out
     agents = {
-        name: agent.model_copy(update={"tools": tuple(_named(agent, settings, pins, there, is_strict=is_strict))})
+        name: agent.model_copy(update={"tools": tuple(_named(agent, settings, pins, known, is_strict=is_strict))})
         for name, agent in settings.agents.items()
     }
     return Offer(tools, agents)
 
 
-def _route(name: str, kept: Pin, settings: Settings) -> ToolRoute:
+def _route(name: str, pin: Pin, settings: Settings) -> ToolRoute:
     local = settings.file.tools.get(name, McpToolSettings(kind="mcp"))
     if not isinstance(local, McpToolSettings):
-        told = 'it is a tool of an MCP server, so it takes kind = "mcp" only'
-        raise ProjectError(f"{settings.at('tools', name, 'kind')}: {told}")
-    hinted = effect_of(kept.annotations)
+        reason = 'it is a tool of an MCP server, so its kind must be "mcp"'
+        raise ProjectError(f"{settings.at('tools', name, 'kind')}: {reason}")
+    hinted = effect_of(pin.annotations)
     if local.effect is not None and is_looser(local.effect, hinted):
-        told = f"its server's annotations make it {hinted}, and {local.effect} would be looser"
+        reason = f"its server's annotations make it {hinted}, and {local.effect} would be looser"
         at = settings.at("tools", name, "effect")
-        raise ProjectError(f"{at}: {told}; read is loosest, then keyed, then once")
+        raise ProjectError(f"{at}: {reason}; read is loosest, then keyed, then once")
     return ToolRoute(
         name=name,
         kind=ToolKind.mcp,
@@ -177,27 +177,27 @@ def _route(name: str, kept: Pin, settings: Settings) -> ToolRoute:
 
 
 def _no_strangers(settings: Settings, tools: Mapping[str, object]) -> None:
-    """Settings for a tool that no server has would be believed to hold."""
+    """Raises ProjectError if a `[tools.…]` section names a tool that no server has: it would have no effect."""
     for name, local in settings.file.tools.items():
         if not isinstance(local, McpToolSettings):
             continue
         server = server_of(name)
         if server not in settings.servers:
-            told = f"there is no MCP server {server or name!r} in .mcp.json{meant(server or name, settings.servers)}"
-            raise ProjectError(f"{settings.at('tools', name)}: {told}")
-        if name not in tools and any(server_of(each) == server for each in tools):
+            reason = f"there is no MCP server {server or name!r} in .mcp.json{meant(server or name, settings.servers)}"
+            raise ProjectError(f"{settings.at('tools', name)}: {reason}")
+        if name not in tools and any(server_of(tool) == server for tool in tools):
             raise ProjectError(f"{settings.at('tools', name)}: {_no_such(name, server, tools)}")
 
 
 def _named(agent: Agent, settings: Settings, pins: Pins, tools: Mapping[str, str], *, is_strict: bool) -> Iterable[str]:
-    """Its allow-list, with `server__*` written out, and without those of `tools` that say why they are left out."""
+    """Yield an agent's tools, with `server__*` expanded and without `tools` that have a reason to be left out."""
     for name in dict.fromkeys(agent.tools):
         server = server_of(name)
         if server not in settings.servers:
             yield name
         elif name == f"{server}{SEPARATOR}*":
-            own = (each for each, why in tools.items() if server_of(each) == server and not why)
-            yield from (each for each in own if each not in agent.tools)
+            offered = (tool for tool, reason in tools.items() if server_of(tool) == server and not reason)
+            yield from (tool for tool in offered if tool not in agent.tools)
         elif name in tools:
             if not tools[name]:
                 yield name
@@ -206,13 +206,13 @@ def _named(agent: Agent, settings: Settings, pins: Pins, tools: Mapping[str, str
 
 
 def _no_such(name: str, server: str | None, tools: Mapping[str, object]) -> str:
-    there = [each for each in tools if server_of(each) == server]
-    told = f"{NAME} has no {name!r}{meant(name, there)}; of {server} it has: {', '.join(there) or 'none'}"
-    return f"{told} (perdure tools --accept {server} takes what is new)"
+    own = [tool for tool in tools if server_of(tool) == server]
+    line = f"{NAME} has no {name!r}{meant(name, own)}; of {server} it has: {', '.join(own) or 'none'}"
+    return f"{line} (to accept new tools: perdure tools --accept {server})"
 
 
 async def standings(settings: Settings) -> list[Standing]:
-    """Asks all servers at the same time. Raises ProjectError where the lock file cannot be read."""
+    """List the tools of all servers concurrently. Raises ProjectError if the lock file is not readable."""
     pins = accepted(settings)
     connections = _connections(settings, pins)
     try:
@@ -222,26 +222,26 @@ async def standings(settings: Settings) -> list[Standing]:
 
 
 def _compared(
-    connections: "Connections", found: "Mapping[str, Mapping[str, Pin] | Unreachable]", pins: Pins
+    connections: "Connections", listed: "Mapping[str, Mapping[str, Pin] | Unreachable]", pins: Pins
 ) -> list[Standing]:
-    told = []
-    for name, tools in found.items():
-        kept, is_seen = pins.get(name, {}), name in pins
+    statuses = []
+    for name, tools in listed.items():
+        pinned, is_seen = pins.get(name, {}), name in pins
         if not isinstance(tools, Mapping):
-            told.append(Standing(name, is_seen, down=str(tools)))
+            statuses.append(Standing(name, is_seen, down=str(tools)))
             continue
-        now = states(kept, tools)
+        now = states(pinned, tools)
         changed = [tool for tool, state in now.items() if state is not PinState.pinned]
-        differences = {tool: difference(kept.get(tool), tools.get(tool)) for tool in changed}
+        differences = {tool: difference(pinned.get(tool), tools.get(tool)) for tool in changed}
         added = {tool: tools[tool] for tool in changed if now[tool] is PinState.new}
-        told.append(Standing(name, is_seen, None, now, differences, added, connections[name].refused))
-    return told
+        statuses.append(Standing(name, is_seen, None, now, differences, added, connections[name].refused))
+    return statuses
 
 
 async def accept(settings: Settings, what: str | None) -> list[Standing]:
-    """Takes what servers say now: of all, of one (`server`), or of one tool (`server__tool`).
+    """Accept the current tools of all servers, of one (`server`), or one tool (`server__tool`).
 
-    Gives how they stood before. Raises ProjectError; a server that is down keeps what it had.
+    Return the comparison from before. A server that is down keeps its accepted tools. Raises ProjectError.
     """
     server = what and (server_of(what) or what)
     if server and server not in settings.servers:
@@ -254,15 +254,15 @@ async def accept(settings: Settings, what: str | None) -> list[Standing]:
         listed = await connections.listed([server] if server else settings.servers)
     finally:
         await connections.close()
-    before = _compared(connections, listed, accepted(settings))  # of what is taken, nothing else is shown
-    found = {name: tools for name, tools in listed.items() if isinstance(tools, Mapping)}
-    if tool and not any(tool in each.tools for each in before if each.down is None):
-        down = "; ".join(each.down for each in before if each.down)
+    before = _compared(connections, listed, accepted(settings))
+    current = {name: tools for name, tools in listed.items() if isinstance(tools, Mapping)}
+    if tool and not any(tool in status.tools for status in before if status.down is None):
+        down = "; ".join(status.down for status in before if status.down)
         raise ProjectError(down or f"MCP server {server} has no tool {tool!r}, and had none when it was accepted")
 
-    def take(pins: Accepted) -> None:
-        pins.programs |= _programs(settings, found)
-        for name, tools in found.items():
+    def accept_current(pins: Accepted) -> None:
+        pins.programs |= _programs(settings, current)
+        for name, tools in current.items():
             if tool is None:
                 pins[name] = dict(tools)
                 continue
@@ -271,11 +271,9 @@ async def accept(settings: Settings, what: str | None) -> list[Standing]:
                 pins[name][tool] = tools[tool]
 
     try:
-        change_lock(lock_of(settings), take)
+        change_lock(lock_of(settings), accept_current)
     except (BadLock, OSError) as error:
         raise ProjectError(f"{lock_of(settings)}: {getattr(error, 'strerror', None) or error}") from None
-    return before if tool is None else [_only(tool, each) for each in before]
-
-
-def _only(tool: str, standing: Standing) -> Standing:
-    return replace(standing, tools={tool: standing.tools[tool]}, refused={})
+    if tool is None:
+        return before
+    return [replace(status, tools={tool: status.tools[tool]}, refused={}) for status in before]

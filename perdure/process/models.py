@@ -1,4 +1,4 @@
-"""Which model answers: a client for each provider of the project, each asked at its own pace."""
+"""Model clients: one for each provider of the project, each with its own rate limit."""
 
 import re
 from collections.abc import AsyncIterator, Callable
@@ -19,27 +19,26 @@ from settings import ProjectError, ProviderSettings, Settings
 
 NEEDED = {"bedrock": "boto3", "vertex": "google.auth"}  # by the SDK's own clients
 
-
 Client = AsyncAnthropic | AsyncAnthropicBedrock | AsyncAnthropicVertex
 
 
 @asynccontextmanager
 async def model_of(settings: Settings) -> AsyncIterator[Models]:
-    """Raises ProjectError before anything is opened."""
+    """Yield the clients of all providers. Raises ProjectError before it opens one."""
     described = settings.file.model.providers
     async with AsyncExitStack() as stack:
         providers: dict[str, Provider] = {}
         for name, client in clients_of(settings).items():
             await stack.enter_async_context(client)
-            each = described.get(name, ProviderSettings())
-            providers[name] = Provider(MessagesModel(client), Pace(name, each.requests_per_minute))
+            provider = described.get(name, ProviderSettings())
+            providers[name] = Provider(MessagesModel(client), Pace(name, provider.requests_per_minute))
         yield Models(providers)
 
 
 def clients_of(settings: Settings) -> dict[str, Client]:
-    """By provider, with no connection yet. Raises ProjectError.
+    """Return a client for each provider, not yet connected. Raises ProjectError.
 
-    The rehearsal answers for the default provider behind the client's transport.
+    The rehearsal model replaces the transport of the default provider's client.
     """
     settings.check_models()
     clients: dict[str, Client] = {DEFAULT: _default(settings)}
@@ -57,7 +56,7 @@ def _default(settings: Settings) -> AsyncAnthropic:
 
 
 def _messages_client(key: str | None, base_url: str | None) -> AsyncAnthropic:
-    """Local servers ask for no key, the SDK does. Many servers name their address with the `/v1` that the SDK adds."""
+    """Create a client. The SDK requires a key, which local servers do not, and adds the `/v1` of many base URLs."""
     root = re.sub(r"/v1(/messages)?/*$", "", base_url) if base_url else None
     return AsyncAnthropic(api_key=key or "none", base_url=root, max_retries=0, http_client=_http_client())
 
@@ -80,7 +79,7 @@ def _client(name: str, described: ProviderSettings, key: str | None) -> Client:
                 api_key=key, aws_region=described.region, base_url=url, max_retries=0, http_client=_http_client()
             )
         case "vertex":
-            if key is None:  # with a token the client needs nobody to get one
+            if key is None:  # with a token the client fetches none
                 _needs(name, described.kind)
             region, project = described.region or "", described.project or ""
             return AsyncAnthropicVertex(
@@ -95,9 +94,9 @@ def _client(name: str, described: ProviderSettings, key: str | None) -> Client:
 
 def _needs(name: str, kind: str) -> None:
     try:
-        found = find_spec(NEEDED[kind])
-    except ModuleNotFoundError:  # of the package around it
-        found = None
-    if found is None:
-        how = f'pip install "anthropic[{kind}]"'
-        raise ProjectError(f'model.providers.{name}: kind = "{kind}" needs the package {NEEDED[kind]}: {how}')
+        spec = find_spec(NEEDED[kind])
+    except ModuleNotFoundError:  # its parent package
+        spec = None
+    if spec is None:
+        command = f'pip install "anthropic[{kind}]"'
+        raise ProjectError(f'model.providers.{name}: kind = "{kind}" needs the package {NEEDED[kind]}: {command}')

@@ -1,4 +1,4 @@
-"""What a project offers its runs: agents, tools, model settings, limits, and where files and messages go."""
+"""Builds a `Project` from its settings: agents, tools, models, limits, stores and outbox."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -43,13 +43,13 @@ from settings.environment import on_object_store
 
 @asynccontextmanager
 async def looked_at(settings: Settings) -> AsyncIterator[Project]:
-    """What it offers, for looking at only. Raises ProjectError."""
+    """Yield the project for display, without MCP servers. Raises ProjectError."""
     async with httpx.AsyncClient(trust_env=False) as client:
         yield project_of(settings, client)
 
 
 def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None = None) -> Project:
-    """What a worker of this project offers; without `mcp`, for looking at only. Raises ProjectError."""
+    """Build the project; without `mcp` it is for display only. Raises ProjectError."""
     mcp = mcp or offer_of(settings)
     tools = _native_tools(settings)
     for name, described in settings.file.tools.items():
@@ -86,12 +86,12 @@ def project_of(settings: Settings, client: httpx.AsyncClient, mcp: Offer | None 
 
 
 def _claude_priced(settings: Settings) -> frozenset[str]:
-    """The providers that charge Anthropic's prices: Anthropic itself, and the clouds.
+    """Return the providers with Anthropic's prices: Anthropic and the clouds.
 
-    Another server may answer to a Claude model's name, and charges what it likes.
+    Other servers may use a Claude model's name with other prices.
     """
     described = settings.file.model.providers
-    names = {name for name, each in described.items() if each.kind != "messages" or _is_anthropic(each.base_url)}
+    names = {name for name, row in described.items() if row.kind != "messages" or _is_anthropic(row.base_url)}
     return frozenset(names | ({DEFAULT} if not settings.base_url or _is_anthropic(settings.base_url) else set()))
 
 
@@ -101,16 +101,15 @@ def _is_anthropic(url: str | None) -> bool:
 
 
 def _must_be_taken(tool: Tool, settings: Settings) -> None:
-    """Raises ProjectError where no model would take the tool: each request that offers it would fail."""
+    """Raises ProjectError if model APIs reject the tool: each request with it would fail."""
     name, schema = tool.route.name, tool.schema
-    fault = api_fault(name, schema.description, schema.input_schema)
-    why = fault[1] if fault else schema_fault(schema.input_schema)
-    if why:
-        raise ProjectError(f"{settings.at('tools', name)}: models do not take this tool: {why}")
+    error = api_fault(name, schema.description, schema.input_schema)
+    if reason := error[1] if error else schema_fault(schema.input_schema):
+        raise ProjectError(f"{settings.at('tools', name)}: models do not accept this tool: {reason}")
 
 
 def _native_tools(settings: Settings) -> dict[str, Tool]:
-    """What every project has, with the approvals that this one sets."""
+    """Return the built-in tools, with the project's approvals."""
     hosts, gates = settings.file.fetch, _gates(settings)
     only = None if hosts.only_hosts is None else frozenset(hosts.only_hosts)
     tools = FetchTool(frozenset(hosts.allow_hosts), only_hosts=only), ReadFile(), WriteFile(), ListFiles()
@@ -122,13 +121,13 @@ def _native_tools(settings: Settings) -> dict[str, Tool]:
 
 
 def _gates(settings: Settings) -> dict[str, timedelta | None]:
-    """The tools that Perdure brings and a person has to approve, each with the time that this may take."""
-    brought = ((name, tool) for name, tool in settings.file.tools.items() if isinstance(tool, BuiltinToolSettings))
-    return {name: tool.approval_timeout for name, tool in brought if tool.approval is Approval.always}
+    """Return the built-in tools that need approval, with their timeouts."""
+    builtins = ((name, tool) for name, tool in settings.file.tools.items() if isinstance(tool, BuiltinToolSettings))
+    return {name: tool.approval_timeout for name, tool in builtins if tool.approval is Approval.always}
 
 
 def unpriced_budgets(project: Project) -> list[str]:
-    """A line for each agent with a budget in USD that cannot hold, as a price of its models is not known."""
+    """Return a warning for each agent whose USD budget has no effect because a model's price is unknown."""
     lines = []
     for agent in project.agents.values():
         if agent.mailbox or (agent.limits.budget_usd or project.limits.budget_usd) is None:
@@ -136,8 +135,8 @@ def unpriced_budgets(project: Project) -> list[str]:
         models = (agent.model, *agent.fallbacks) if agent.model else (project.model, *project.fallbacks)
         if unknown := [model for model in models if project.price_of(model) is None]:
             table = " and ".join(f'[prices."{model}"]' for model in unknown)
-            why = f"agent {agent.name}: budget_usd does not hold, as the price of {', '.join(unknown)} is not known"
-            lines.append(f"{why}: set {table}, or budget_tokens")
+            reason = f"agent {agent.name}: budget_usd has no effect, as the price of {', '.join(unknown)} is unknown"
+            lines.append(f"{reason}: set {table}, or budget_tokens")
     return lines
 
 
@@ -180,7 +179,7 @@ def _tool(
         case PythonToolSettings():
             folder = str(settings.folder)
             if folder not in sys.path:
-                sys.path.append(folder)  # last, so that a user's module never hides one of ours
+                sys.path.append(folder)  # last, so that a user's module never shadows one of Perdure's
             try:
                 return PythonTool(route, described.target, described.description)
             except BadTarget as error:
@@ -189,8 +188,8 @@ def _tool(
             return HttpTool(route, _schema(name, described), described.url, client, headers)
         case QueueToolSettings():
             if described.task_queue == settings.task_queue:
-                theirs = f"{described.task_queue!r} is the task queue of this project's own worker: name another one"
-                raise ProjectError(f"{settings.at('tools', name, 'task_queue')}: {theirs}")
+                reason = f"{described.task_queue!r} is the task queue of this project's own worker: use another one"
+                raise ProjectError(f"{settings.at('tools', name, 'task_queue')}: {reason}")
             queue = QueueRoute(**described.model_dump(include=set(QueueRoute.model_fields)))
             return QueueTool(route.model_copy(update={"queue": queue}), _schema(name, described))
         case SignalToolSettings():

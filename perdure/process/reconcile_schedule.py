@@ -1,6 +1,6 @@
-"""The reconciler's schedule: a look every five minutes, and one at each worker's start.
+"""The reconciler's schedule: a check every five minutes, and one when a worker starts.
 
-The worker does not wait for it, and works without it where the server has no schedules, or does not let us.
+The worker does not wait for it, and works without it if the server has no schedules or denies access.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ from temporalio.client import (
 )
 
 EVERY = timedelta(minutes=5)
-RECENT = timedelta(minutes=1)  # a look of this age does for a worker that starts
-CATCH_UP = timedelta(seconds=10)  # the least the server takes: a look that was missed is not made up for
+RECENT = timedelta(minutes=1)  # a starting worker triggers no check after one of this age
+CATCH_UP = timedelta(seconds=10)  # the server's minimum: a missed check is skipped
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def schedule_id(task_queue: str) -> str:
 
 @asynccontextmanager
 async def reconciling(client: Client, task_queue: str) -> AsyncIterator[None]:
-    """Sees to the schedule while the block runs, and to nothing else: it is neither waited for nor missed."""
+    """Update the schedule in the background while the block runs."""
     task = asyncio.create_task(_seen_to(client, task_queue))
     try:
         yield
@@ -48,26 +48,26 @@ async def reconciling(client: Client, task_queue: str) -> AsyncIterator[None]:
 async def _seen_to(client: Client, task_queue: str) -> None:
     try:
         await schedule(client, task_queue)
-    except Exception as error:  # noqa: BLE001 - whatever fails here, the worker works without it
+    except Exception as error:  # noqa: BLE001 - the worker works without it
         _log.warning("the reconciler is not scheduled: %s", error)
 
 
 async def schedule(client: Client, task_queue: str) -> None:
-    """Creates the schedule, or brings it up to date; asks for a look now, unless there was one just before."""
-    wanted = _schedule(task_queue)
+    """Create or update the schedule, and trigger a check unless one was recent."""
+    expected = _schedule(task_queue)
     try:
-        await client.create_schedule(schedule_id(task_queue), wanted, trigger_immediately=True)
+        await client.create_schedule(schedule_id(task_queue), expected, trigger_immediately=True)
     except ScheduleAlreadyRunningError:
         handle = client.get_schedule_handle(schedule_id(task_queue))
-        there = await handle.describe()
-        if _differs(there.schedule, wanted):
-            await handle.update(_brought_up_to(wanted))
-        if not there.schedule.state.paused and not _has_looked(there, datetime.now(UTC)):
+        existing = await handle.describe()
+        if _differs(existing.schedule, expected):
+            await handle.update(_brought_up_to(expected))
+        if not existing.schedule.state.paused and not _has_looked(existing, datetime.now(UTC)):
             await handle.trigger(overlap=ScheduleOverlapPolicy.SKIP)
 
 
 async def latest_look(client: Client, task_queue: str) -> datetime | None:
-    """When the reconciler looked last; None where it has not yet. Raises RPCError where it is not scheduled."""
+    """Return the time of the last check, if any. Raises RPCError if it is not scheduled."""
     info = (await client.get_schedule_handle(schedule_id(task_queue)).describe()).info
     return info.recent_actions[-1].started_at if info.recent_actions else None
 
@@ -87,26 +87,26 @@ def _schedule(task_queue: str) -> Schedule:
     )
 
 
-def _differs(there: Schedule, wanted: Schedule) -> bool:
-    """In what we set. A person may have paused it, and it stays so."""
-    return _told(there) != _told(wanted)
+def _differs(existing: Schedule, expected: Schedule) -> bool:
+    """Compare what Perdure sets. A schedule that a person paused stays paused."""
+    return _told(existing) != _told(expected)
 
 
-def _told(each: Schedule) -> tuple[object, ...]:
-    action = each.action
-    started = (action.workflow, action.task_queue) if isinstance(action, ScheduleActionStartWorkflow) else None
-    return started, list(each.spec.intervals), each.policy
+def _told(schedule: Schedule) -> tuple[object, ...]:
+    action = schedule.action
+    start = (action.workflow, action.task_queue) if isinstance(action, ScheduleActionStartWorkflow) else None
+    return start, list(schedule.spec.intervals), schedule.policy
 
 
-def _brought_up_to(wanted: Schedule) -> Callable[[ScheduleUpdateInput], ScheduleUpdate]:
-    def update(there: ScheduleUpdateInput) -> ScheduleUpdate:
-        state = there.description.schedule.state
-        return ScheduleUpdate(Schedule(action=wanted.action, spec=wanted.spec, policy=wanted.policy, state=state))
+def _brought_up_to(expected: Schedule) -> Callable[[ScheduleUpdateInput], ScheduleUpdate]:
+    def update(current: ScheduleUpdateInput) -> ScheduleUpdate:
+        state = current.description.schedule.state
+        return ScheduleUpdate(Schedule(action=expected.action, spec=expected.spec, policy=expected.policy, state=state))
 
     return update
 
 
-def _has_looked(there: ScheduleDescription, now: datetime) -> bool:
-    """A look is under way, or was just made."""
-    info = there.info
-    return bool(info.running_actions) or any(now - each.started_at < RECENT for each in info.recent_actions)
+def _has_looked(existing: ScheduleDescription, now: datetime) -> bool:
+    """Return whether a check is active or recent."""
+    info = existing.info
+    return bool(info.running_actions) or any(now - action.started_at < RECENT for action in info.recent_actions)

@@ -1,8 +1,7 @@
-"""The standard streams belong to the command. Tools, and the programs that they start, have none of them.
+"""The standard streams belong to the command; tools and the programs they start cannot use them.
 
-`guard_streams` puts a stand-in before each stream: it passes on what the main thread writes outside of tools. Once a
-process has a worker (`detach_tools`), the descriptors 0 to 2, which programs inherit, are no longer the command's:
-nothing can be read there, and what is written becomes lines of the log.
+`guard_streams` wraps each stream: only the main thread, outside of tools, reaches it. Once a process has a worker
+(`detach_tools`), the descriptors 0 to 2, which programs inherit, have no input, and their output becomes log lines.
 """
 
 import fcntl
@@ -20,9 +19,9 @@ from typing import Any, TextIO, cast
 from activities.tools.printing import is_in_tool
 from perdure.process.shutdown import leave, own
 
-MIN_OWN = 10  # descriptors from here on are the command's own
+MIN_OWN = 10  # the command's own descriptors begin here
 MAX_LINE = 4000  # bytes of a line that a tool prints
-LEAVES_WITHIN = 40.0  # seconds for calls that are being made when the reader of the output goes away
+LEAVES_WITHIN = 40.0  # seconds for active calls after the reader of the output has closed it
 LOOKS_EVERY = 0.1
 NAMES = ("stdin", "stdout", "stderr")
 
@@ -30,7 +29,7 @@ _log = logging.getLogger("perdure.tools")
 
 
 class GuardedStream:
-    """A standard stream, `own` to the command; tools have `tools` in its place."""
+    """A standard stream: `own` for the command, `tools` for tools."""
 
     def __init__(self, own: TextIO, mode: str) -> None:
         self.own = own
@@ -67,11 +66,11 @@ class GuardedStream:
                 end_unread()
 
 
-_is_busy: list[Callable[[], bool]] = []  # of the worker of this process, if it has one
+_is_busy: list[Callable[[], bool]] = []  # set by this process's worker
 
 
 def open_closed() -> None:
-    """Open the null device where the caller closed a standard stream: the next file would get its number."""
+    """Open the null device for standard streams that the caller closed: another file would get their number."""
     for number, name in enumerate(NAMES):
         try:
             os.fstat(number)
@@ -81,7 +80,7 @@ def open_closed() -> None:
                 os.dup2(null, number)
                 os.close(null)
             os.set_inheritable(number, True)
-        if getattr(sys, name) is None and name != "stdin":  # commands that read say that there is no input
+        if getattr(sys, name) is None and name != "stdin":  # commands that read report missing input
             setattr(sys, name, os.fdopen(number, "w", 1, encoding="utf-8", closefd=False))
 
 
@@ -112,25 +111,25 @@ def detach_tools() -> None:
 def _move(number: int, stream: GuardedStream | None) -> None:
     if stream is None:
         return
-    was, mode = stream.own, "r" if number == 0 else "w"
+    old, mode = stream.own, "r" if number == 0 else "w"
     if mode == "w":
         with suppress(OSError):
-            was.flush()
+            old.flush()
     place = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, MIN_OWN)
     buffering = -1 if mode == "r" else 1
-    moved = os.fdopen(place, mode, buffering, encoding=was.encoding, errors=was.errors, closefd=False)
+    moved = os.fdopen(place, mode, buffering, encoding=old.encoding, errors=old.errors, closefd=False)
     stream.own = cast("TextIO", moved)
 
 
 def _measure_terminal() -> None:
-    """Rich asks the descriptors 0 to 2 how wide the terminal is."""
+    """Let Rich measure the terminal on the moved descriptors instead of 0 to 2."""
     if rich := sys.modules.get("rich.console"):
         streams = (sys.stdin, sys.stdout, sys.stderr)
         vars(rich)["_STD_STREAMS"] = tuple(own(stream).fileno() for stream in streams if stream is not None)
 
 
 def _log_lines(read: int) -> None:
-    """Log what tools print. The log has the secrets taken out."""
+    """Log the output of tools; the log redacts secrets."""
     with os.fdopen(read, "rb") as printed:
         while line := printed.readline(MAX_LINE):
             if text := line.decode("utf-8", "replace").rstrip():
@@ -138,12 +137,12 @@ def _log_lines(read: int) -> None:
 
 
 def count_as_busy(is_busy: Callable[[], bool]) -> None:
-    """While this holds, a call is being made, which is finished before the process ends."""
+    """Set the check for active calls, which the process completes before it exits."""
     _is_busy[:] = [is_busy]
 
 
 def watch_reader() -> None:
-    """From now on, end the command when the reader of its output goes away, also if there is nothing to write."""
+    """Exit when the reader of the output closes it, even if there is no output."""
     with suppress(OSError, ValueError, AttributeError):
         place = fcntl.fcntl(own(sys.stdout).fileno(), fcntl.F_DUPFD_CLOEXEC, MIN_OWN)  # the stream may move
         kind = os.fstat(place).st_mode
@@ -160,9 +159,9 @@ def _await_end(place: int) -> None:
 
 
 def end_unread() -> None:
-    """End the command, as nobody reads its output: at once, or when the calls that are being made have ended.
+    """Exit because the output has no reader: at once, or after the active calls.
 
-    Raises BrokenPipeError, so that no more calls are begun.
+    Raises BrokenPipeError, so that no new call starts.
     """
     if not any(is_busy() for is_busy in _is_busy):
         leave(0)

@@ -1,6 +1,6 @@
-"""The process beside one embedded server, which it ends with its last user; the locks are those of `devserver`.
+"""The process that supervises an embedded server and ends it with its last user; `devserver` holds the locks.
 
-It runs in the server's home, isolated and without site packages: the standard library is all there is.
+It runs in the server's home, isolated and without site packages: it may import the standard library only.
 """
 
 import ctypes
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 STOP_TIMEOUT = 5.0  # seconds from SIGTERM to SIGKILL; a healthy server takes about one
-CRASH_LOOP = 2.0  # a server that dies sooner than this after its start, in seconds, is not started again
+CRASH_LOOP = 2.0  # seconds; a server that dies sooner after its start is not restarted
 
 
 @dataclass
 class Supervisor:
-    """Of one server: `lock` and `reserved` are inherited descriptors, `address` and `ui` what users are told."""
+    """Supervises one server: `lock` and `reserved` are inherited descriptors, `address` and `ui` its addresses."""
 
     command: list[str]
     address: str
@@ -33,12 +33,12 @@ class Supervisor:
     reserved: list[int]
     server: subprocess.Popen[bytes] | None = None
     ending: bool = False
-    turn: threading.Lock = field(default_factory=threading.Lock)  # an end and a restart never cross
+    turn: threading.Lock = field(default_factory=threading.Lock)  # serializes end and restart
 
     def run(self) -> None:
-        """Until nobody uses the server, or somebody ended it, or it cannot live; a crashed one starts again."""
-        for asked in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(asked, lambda *_: _in_background(self.end))
+        """Run the server until it has no users, is stopped, or crashes at its start; restart it after other crashes."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: _in_background(self.end))
         _in_background(self.end_without_users)
         code, lived = -1, CRASH_LOOP
         while code != 0 and lived >= CRASH_LOOP and (server := self.started()):
@@ -65,7 +65,7 @@ class Supervisor:
 
     def end_without_users(self) -> None:
         users = os.open("users.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(users, fcntl.LOCK_EX)  # kept until this process is gone: a new user waits for that
+        fcntl.flock(users, fcntl.LOCK_EX)  # held until this process exits, which a new user waits for
         self.end()
 
     def end(self) -> None:
@@ -81,7 +81,7 @@ class Supervisor:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Atomically: a reader sees the old file or the new one."""
+    """Write a JSON file atomically."""
     draft = path.with_name(f"{path.name}.new")
     with open(draft, "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         file.write(json.dumps(value) + "\n")
@@ -93,12 +93,12 @@ def _in_background(work: Callable[[], None]) -> None:
 
 
 def _die_with_parent() -> None:
-    """A killed supervisor takes its server along, where the kernel knows how (Linux)."""
+    """Kill the server with its supervisor (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG
 
 
 if __name__ == "__main__":
-    if os.fork():  # nobody's child: no user has to reap it, and it does not end with a user's process tree
+    if os.fork():  # detached: no user must reap it, and it outlives a user's process tree
         os._exit(0)
     Supervisor(**json.loads(sys.argv[1])).run()

@@ -1,4 +1,4 @@
-"""Variables that others write otherwise than our libraries read them. It loads nothing: each command begins here."""
+"""Fixes of environment variables that libraries misread. It imports little: each command starts here."""
 
 import re
 from collections.abc import MutableMapping
@@ -8,7 +8,7 @@ _BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\]")
 
 
 def normalize(env: MutableMapping[str, str]) -> None:
-    """Write [::1] in NO_PROXY without its brackets, and drop a size that is not a number."""
+    """Remove brackets, as in [::1], from NO_PROXY, and drop terminal sizes that are not numbers."""
     for name in ("NO_PROXY", "no_proxy"):
         if name in env:
             env[name] = _BRACKETED.sub(r"\1", env[name])

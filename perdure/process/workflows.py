@@ -1,4 +1,4 @@
-"""A worker that answers for runs and makes no call: what every worker has of workflows, and the sandbox they run in."""
+"""The workflows of every worker, their sandbox, and a worker for queries and updates only."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -28,7 +28,7 @@ from workflows.reconcile import Reconcile
 from workflows.sandbox import Sandbox
 from workflows.unknown import Unknown
 
-RECOVERY = timedelta(seconds=1)  # a killed worker's runs are picked up by another after this
+RECOVERY = timedelta(seconds=1)  # another worker takes over a killed worker's runs after this
 
 WORKFLOWS: tuple[type, ...] = (
     AgentRun,
@@ -44,7 +44,7 @@ WORKFLOWS: tuple[type, ...] = (
 
 @asynccontextmanager
 async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
-    """Answers queries and takes updates while the block runs, but makes no call to a model or tool."""
+    """Run a worker inside the block that handles queries and updates, but calls no model or tool."""
     async with Worker(
         client,
         task_queue=task_queue,
@@ -61,9 +61,9 @@ async def answering(client: Client, task_queue: str) -> AsyncIterator[None]:
 
 @cache
 def build_id() -> str:
-    """The code that decides, as Temporal is told of it: 8 hex digits, as history holds them six times a step.
+    """Return the build id: 8 hex digits, a hash of the workflow code. History holds it six times a step.
 
-    The SDK's own, of 32, is made of all that is loaded, and takes a third of a second of a process's start.
+    The SDK's default of 32 digits hashes all loaded modules, which takes a third of a second.
     """
     code = blake2b(digest_size=4)
     for package in ("contracts", "decisions", "workflows"):
@@ -73,7 +73,7 @@ def build_id() -> str:
 
 
 def _modules(package: Traversable) -> Iterator[Traversable]:
-    """The modules of a package and of those in it, in the order of their names."""
+    """Yield the modules of a package and its subpackages, sorted by name."""
     for entry in sorted(package.iterdir(), key=lambda entry: entry.name):
         if entry.is_dir():
             yield from _modules(entry)
@@ -83,17 +83,17 @@ def _modules(package: Traversable) -> Iterator[Traversable]:
 
 @activity.defn(dynamic=True)
 async def _elsewhere(_: Sequence[RawValue]) -> NoReturn:
-    """A run's own files: it asks whichever worker it is with, and then as an activity, which only a real one takes."""
+    """Reject a run's local activity; the run then schedules it as an activity for a full worker."""
     raise ApplicationError("this process only answers; a worker does it", category=ApplicationErrorCategory.BENIGN)
 
 
 def of_runs(client: Client) -> list[Interceptor]:
-    """The interceptors by which runs know what they must know of their worker."""
+    """Return the workflow interceptors: `Confidential` if payloads are encrypted."""
     return [Confidential()] if client.data_converter.payload_codec else []
 
 
 def workflow_runner(converter: DataConverter) -> Sandbox:
-    """Our own modules hold constants only, so they need not be loaded anew for each run."""
-    ours = ("contracts", "decisions", "activities", "workflows", "perdure", "pydantic_core", "cryptography")
+    """Return the sandbox. Perdure's modules pass through: they hold constants only, so runs can share them."""
+    passthrough = ("contracts", "decisions", "activities", "workflows", "perdure", "pydantic_core", "cryptography")
     restrictions = SandboxRestrictions.default
-    return Sandbox(restrictions.with_passthrough_modules(*ours), stores=converter.external_storage is not None)
+    return Sandbox(restrictions.with_passthrough_modules(*passthrough), stores=converter.external_storage is not None)

@@ -109,7 +109,7 @@ def told(event: Happening, width: int | None) -> Told:
             yield Line(f"  [red]✗[/] {escape(cut(activity, 100))}  ", cut(reason, 300))
         case Retrying(activity, attempt, reason):
             yield Line(f"  [yellow]↻[/] {escape(TRIED.get(activity, activity))}, attempt {attempt}: ", cut(reason, 300))
-        case Waiting(about=about):
+        case Waiting(waiting_for=about):
             yield Line("  [yellow]…[/] waiting for ", cut(about, 300))
         case Held(reason):
             yield Line("  [yellow]‖[/] ", cut(reason, 300))

@@ -101,7 +101,7 @@ class Progress:
                 self.doing = {"delegation": (f"{subtasks} · step {request.step}", at)}
             case Failed(activity):
                 self._fails(activity)
-            case Waiting(about=about):
+            case Waiting(waiting_for=about):
                 self.doing["waiting"] = (f"waiting for {about}", at)
             case Held(reason):
                 self.doing["held"] = (reason, at)

@@ -1,4 +1,4 @@
-"""A scripted Messages API on loopback. The answer is a function of the request, so a retried call gets it again."""
+"""A scripted Messages API on loopback. The reply depends on the request only, so a retry gets the same reply."""
 
 import asyncio
 import hashlib
@@ -23,9 +23,9 @@ from activities.demo.sse import TYPE_OF_STATUS, Json, encode_event, encode_strea
 
 @dataclass(frozen=True)
 class Reply:
-    """What the model says and calls. A call's input is a dict, or a string that is streamed as it is.
+    """A model's text and tool calls. A call's input is a dict, or a string that is streamed unchanged.
 
-    `stop_reason` None means `tool_use` where something is called, else `end_turn`.
+    Without a `stop_reason` it is `tool_use` if a tool is called, else `end_turn`.
     """
 
     text: str = ""
@@ -35,7 +35,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Fault:
-    """An HTTP error. With `then`, it is lifted after `times` requests for the same conversation."""
+    """An HTTP error. With `then`, that follows after `times` requests for the same conversation."""
 
     status: int
     type: str
@@ -55,7 +55,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Slow:
-    """A reply whose events are spread over so many seconds."""
+    """A reply whose events are spread over `seconds`."""
 
     reply: Reply
     seconds: float
@@ -66,17 +66,17 @@ Script = Sequence[Answer] | Callable[[Json], Answer]
 
 
 def says(text: str, *, stop_reason: str | None = None) -> Reply:
-    """Text without a call: it ends a run."""
+    """Return a reply with text only, which ends a run."""
     return Reply(text=text, stop_reason=stop_reason)
 
 
 def calls(*uses: tuple[str, Json], text: str = "") -> Reply:
-    """Tool uses, each a name and its input, after an optional text."""
+    """Return a reply with tool calls (name and input) after an optional text."""
     return Reply(text=text, calls=uses)
 
 
 def broken_json(tool: str, raw: str = '{"path": "notes.md", "content": "cut off in mid', *, text: str = "") -> Reply:
-    """A tool use whose arguments are `raw`: no valid JSON. (Some parsers take the default for an empty object.)"""
+    """Return a tool call with invalid JSON arguments. (Some parsers read the default as an empty object.)"""
     return Reply(text=text, calls=((tool, raw),))
 
 
@@ -89,28 +89,27 @@ def fails(
     times: int = 1,
     then: Answer | None = None,
 ) -> Fault:
-    """An HTTP error, for ever; with `then`, only for the first `times` requests of the same conversation."""
-    named = type or TYPE_OF_STATUS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return Fault(status=status, type=named, message=message, retry_after=retry_after, times=times, then=then)
+    """Return an HTTP error; with `then`, only for the first `times` requests of the same conversation."""
+    error_type = type or TYPE_OF_STATUS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return Fault(status=status, type=error_type, message=message, retry_after=retry_after, times=times, then=then)
 
 
 def cut(reply: Reply, *, error: str | None = None) -> Cut:
-    """The stream ends after `message_start`; with `error` ("overloaded_error"), it says so in mid-stream."""
+    """Return a stream that ends after `message_start`, with an `error` event if given ("overloaded_error")."""
     return Cut(reply, error)
 
 
 def slow(reply: Reply, seconds: float) -> Slow:
-    """The reply comes in pieces, over `seconds`."""
+    """Return a reply that is streamed over `seconds`."""
     return Slow(reply, seconds)
 
 
 class ScriptedModel:
     """`with ScriptedModel(script) as model:` serves the script at `model.base_url`.
 
-    `port` is a free one, unless it is named. A list is indexed by turn, which is the number of assistant messages in
-    the request; past its end the server answers 400. A function takes the request's body instead. Conversations that
-    the API would refuse (a `tool_use` without its `tool_result`) are refused here too. The server ends with the `with`
-    block.
+    By default `port` is a free one. A list is indexed by turn: the number of assistant messages in the request; past
+    its end the server answers 400. A function takes the request's body instead. Conversations that the API would
+    reject (a `tool_use` without its `tool_result`) are rejected. The server stops at the end of the `with` block.
     """
 
     def __init__(self, script: Script, *, port: int = 0) -> None:
@@ -123,7 +122,7 @@ class ScriptedModel:
 
     @property
     def requests(self) -> list[Json]:
-        """The bodies received so far, in order, refused and failed ones too."""
+        """The request bodies so far, in order, with rejected and failed ones."""
         with self._lock:
             return list(self._requests)
 
@@ -165,13 +164,13 @@ class ScriptedModel:
             body = await request.json()
         except ValueError:
             return _error(400, "invalid_request_error", "the body is not JSON")
-        except ClientDisconnect:  # a client that was killed: nobody hears this
+        except ClientDisconnect:  # the client was killed; this answer is not read
             return _error(400, "invalid_request_error", "the body is not whole")
         if not isinstance(body, dict):
             return _error(400, "invalid_request_error", "the body is not a JSON object")
         earlier = self._record(body)
-        if fault := refusal(body):
-            return _error(400, "invalid_request_error", fault)
+        if reason := refusal(body):
+            return _error(400, "invalid_request_error", reason)
         turn = sum(message["role"] == "assistant" for message in body["messages"])
         answer = self._answer(body, turn)
         while isinstance(answer, Fault):
@@ -182,7 +181,7 @@ class ScriptedModel:
         return self._reply(answer, body, turn)
 
     def _record(self, body: Json) -> int:
-        """Keep the body; how often this conversation was asked for before."""
+        """Record the body; return the number of earlier requests for this conversation."""
         key = _digest(body.get("messages"))
         with self._lock:
             self._requests.append(body)
@@ -219,9 +218,9 @@ class ScriptedModel:
                     await self._until(start + seconds * number / len(events))
 
     async def _until(self, due: float) -> None:
-        """Wait for a moment of the monotonic clock; at the server's end, no longer."""
-        while (left := due - time.monotonic()) > 0 and not self._closing.is_set():  # noqa: ASYNC110 - set by a thread
-            await asyncio.sleep(min(left, 0.02))
+        """Wait until `due` on the monotonic clock, or until the server stops."""
+        while (remaining := due - time.monotonic()) > 0 and not self._closing.is_set():  # noqa: ASYNC110 - set by a thread
+            await asyncio.sleep(min(remaining, 0.02))
 
 
 def _message(reply: Reply, body: Json, turn: int) -> Json:

@@ -1,4 +1,4 @@
-"""A tool whose behaviour the test writes, and which keeps count of its calls."""
+"""A scripted tool that records its calls."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ Behaviour = Callable[[dict[str, Any], CallContext], Any]
 
 
 class ScriptedTool:
-    """`behaviour` may return a ToolOutcome or any JSON value, plainly or as an awaitable, or raise."""
+    """A tool with a `behaviour` that returns a ToolOutcome or JSON value (or an awaitable of one), or raises."""
 
     def __init__(
         self,

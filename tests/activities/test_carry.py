@@ -282,7 +282,7 @@ async def test_whoever_takes_no_message_holds_up_none_of_the_others(
     orders = (order("take", which), order("write_state", letter(2)))
     async with asyncio.timeout(20):
         assert await carried(folder, *orders, client=Wedged()) == (Done(later=True), Done())
-    assert "take of 1.md: nobody has answered within 0.1 s; it is tried again" in folder.undone
+    assert "take of 1.md: no answer within 0.1 s; it will be retried" in folder.undone
 
 
 async def test_a_take_that_is_called_off_ends_at_once(folder: MailFolder) -> None:

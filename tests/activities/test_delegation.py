@@ -76,8 +76,11 @@ async def test_named_files_are_copied_to_all_who_need_them_and_nothing_else_is(t
     theirs.write("artifacts/x.md", b"x")
     theirs.write("notes.md", b"n")
     (theirs.root / "artifacts" / "link").symlink_to("/etc/hosts")
+    (theirs.root / "other").write_text("a file of another name")
+    (theirs.root / "artifacts" / "hard").hardlink_to(theirs.root / "other")
     (theirs.root / ".secret").write_text("no")
-    names = ("artifacts/x.md", "notes.md", "artifacts/link", ".secret", "../lead/y", "gone.md", "/etc/hosts")
+    links = ("artifacts/link", "artifacts/hard")
+    names = ("artifacts/x.md", "notes.md", *links, ".secret", "../lead/y", "gone.md", "/etc/hosts")
     end = await collected(tmp_path, done(), view(*names))
     assert end.artifacts == ("artifacts/a/x.md", "artifacts/a/notes.md")
     for run in ("lead", "other"):

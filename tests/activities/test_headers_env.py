@@ -123,7 +123,7 @@ SIGNAL = '[tools.t]\nkind = "signal"\ndescription = "x"\ninput_schema = {{ type 
         ("[outbox]\nheaders_env = {env}", '{ A = "B" }', "a log file takes no headers"),
         (SIGNAL, '{ A = "B" }', "needs a url"),
         (OUTBOX, '{ Idempotency-Key = "B" }', "is set by Perdure"),
-        (OUTBOX, '{ A-b = "B", a-B = "C" }', "is there twice"),
+        (OUTBOX, '{ A-b = "B", a-B = "C" }', "duplicate header a-b"),
         (OUTBOX, '{ "A:" = "B" }', "headers_env"),
         (OUTBOX, '{ A = "the value" }', "headers_env"),
         (OUTBOX, '{ A = "BROKEN" }', "BROKEN: expected"),

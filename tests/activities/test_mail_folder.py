@@ -55,7 +55,7 @@ def test_a_folder_belongs_to_one_agent(folder: MailFolder) -> None:
 )
 def test_an_identity_that_is_none_is_told(folder: MailFolder, broken: bytes) -> None:
     (folder.root / ".mailbox.json").write_bytes(broken)
-    with pytest.raises(NotAMailbox, match="no identity of a mailbox"):
+    with pytest.raises(NotAMailbox, match="not a valid mailbox identity"):
         MailFolder(folder.root, "writer").open()
 
 
@@ -71,7 +71,7 @@ def test_of_many_that_open_a_folder_at_once_all_learn_the_same_id(tmp_path: Path
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "box").write_text("")
-    with pytest.raises(NotAMailbox, match="is no folder"):
+    with pytest.raises(NotAMailbox, match="is not a folder"):
         MailFolder(tmp_path / "box", "writer").open()
 
 
@@ -184,7 +184,7 @@ def test_what_is_done_again_is_the_same(folder: MailFolder) -> None:
     assert names(folder, "p", DEAD) == ["a.md", "a.md.reason.json"]
     assert folder.reason("p", got.file) == "so"
     folder.below.write(b"[" * 200_000, "inbox", "p", DEAD, f"{got.file}.reason.json")
-    assert folder.reason("p", got.file) == "nobody has said why"
+    assert folder.reason("p", got.file) == "no reason recorded"
     for _ in range(2):
         folder.restore("p", got.file)
     assert [each.name for each in folder.scan(10)] == ["a.md"]
@@ -431,7 +431,7 @@ def test_the_longest_names_can_be_claimed_and_explained(folder: MailFolder, name
     folder.keep("p", got.file, DEAD, b'{"why": "so"}')
     assert folder.reason("p", got.file) == "so"
     folder.below.write(b"[" * 200_000, "inbox", "p", DEAD, f"{got.file}.reason.json")
-    assert folder.reason("p", got.file) == "nobody has said why"
+    assert folder.reason("p", got.file) == "no reason recorded"
 
 
 def test_plans_that_are_not_looked_at_are_told_of(
@@ -442,7 +442,7 @@ def test_plans_that_are_not_looked_at_are_told_of(
         put(folder, plan, "a.md")
     for _ in range(2):
         assert len({each.plan for each in folder.scan(10)}) == 2
-    assert "move those away" in next(iter(folder.refused.values()))
+    assert "move finished plans away" in next(iter(folder.refused.values()))
     assert len(caplog.records) == 1
     (folder.root / "inbox" / "a").rename(folder.root / "a")
     assert [each.plan for each in folder.scan(10)] == ["b", "c"]

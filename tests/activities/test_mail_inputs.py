@@ -107,6 +107,27 @@ def test_links_and_what_is_not_ready_are_no_inputs(box: Path) -> None:
     assert resolve(Beneath(box), task("*.csv", "a.csv", "sub/*.csv", "**/*.csv")).missing == ("i0", "i1", "i2", "i3")
 
 
+def test_a_hard_link_is_no_input(box: Path) -> None:
+    """It may lead to any file of the same disk that the bridge's user can read."""
+    put(box, "sub/own.csv")
+    (box / "secret.csv").write_text("secret")
+    os.utime(box / "secret.csv", (1, 1))
+    (box / "inputs" / "a.csv").hardlink_to(box / "secret.csv")
+    (box / "inputs" / "sub" / "b.csv").hardlink_to(box / "secret.csv")
+    found = resolve(Beneath(box), task("a.csv", "*.csv", "sub/b.csv", "**/*.csv"))
+    assert (found.chosen, found.missing) == ({"i3": "sub/own.csv"}, ("i0", "i1", "i2"))
+
+
+def test_an_input_that_becomes_a_hard_link_after_the_look_is_not_read(box: Path) -> None:
+    put(box, "a.csv")
+    (path,) = resolve(Beneath(box), task("a.csv")).chosen.values()
+    (box / "secret.csv").write_text("secret")
+    (box / "inputs" / "a.csv").unlink()
+    (box / "inputs" / "a.csv").hardlink_to(box / "secret.csv")
+    with pytest.raises(OSError, match="hard link"):
+        mail_inputs.content(Beneath(box), path)
+
+
 def test_policies_pick_among_several(box: Path) -> None:
     put(box, "a.csv", at=10)
     put(box, "c.csv", at=30)

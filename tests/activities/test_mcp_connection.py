@@ -184,7 +184,7 @@ async def test_a_server_that_refuses_to_list_its_tools_goes_on_with_the_calls_of
     await until(lambda: bool(rig.calls()))
     (rig.state / "refuse").touch()
     with pytest.raises(Unreachable, match="does not say which tools it has: not just now"):
-        await rig.connection.tools(anew=True)
+        await rig.connection.tools(refresh=True)
     assert (await acting).result == "done"
     (rig.state / "refuse").unlink()
     assert (await rig.run("x")).result == "done"
@@ -295,7 +295,7 @@ async def test_answers_to_nothing_are_dropped(rig: Rig) -> None:
 async def test_what_a_server_says_beside_is_logged_cut_and_counted(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         await rig.run("stderr")
-        await until(lambda: "left out" in caplog.text)
+        await until(lambda: "are omitted" in caplog.text)
     lines = [record.getMessage() for record in caplog.records if "noise" in record.getMessage()]
     assert 0 < len(lines) <= 100
     assert max(len(line) for line in lines) < 600
@@ -305,7 +305,7 @@ async def test_secrets_of_a_server_are_not_in_its_failures(tmp_path: Path) -> No
     secrets = Secrets([("HOSTILE_TOKEN", "token-canary-5521")])
     async with rigged(tmp_path, "plain", secrets) as rig:
         await rig.run("blab")
-        await until(lambda: "my key is" in rig.connection._last_words)
+        await until(lambda: "my key is" in rig.connection._last_line)
         with pytest.raises(TransientFailure, match="HOSTILE_TOKEN") as caught:
             await rig.run("die")
         assert "token-canary" not in caught.value.message
@@ -460,7 +460,7 @@ async def test_tools_that_no_model_could_call_are_refused_by_name(rig: Rig) -> N
     assert "lies outside" in refused["outside"]
     assert "anyOf is not supported at the root" in refused["either"]
     assert "names of properties must match" in refused["brackets"]
-    assert "no server's name is short enough" in refused["n" * 62]
+    assert "no server name is short enough" in refused["n" * 62]
 
 
 async def test_more_definitions_than_any_model_takes_are_looked_at_up_to_a_bound(rig: Rig) -> None:

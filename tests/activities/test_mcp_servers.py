@@ -306,7 +306,7 @@ async def test_a_url_that_refuses_to_list_its_tools_goes_on_with_the_calls_of_ot
         await asyncio.wait_for(begun.wait(), 60)
         front.status = status
         with pytest.raises(Unreachable, match="does not say which tools it has"):
-            await client.connection.tools(anew=True)
+            await client.connection.tools(refresh=True)
         released.set()
         assert (await holding).result == {"result": "held"}
         front.status = None

@@ -121,7 +121,7 @@ async def test_a_message_that_is_being_written_down_is_waited_for_and_not_told_a
         return looks[-1]
 
     monkeypatch.setattr(Entry, "record", recorded_late)
-    monkeypatch.setattr(Entry, "found", looking)
+    monkeypatch.setattr(Entry, Entry.found.__name__, looking)
     outbox = LogOutbox(tmp_path / "home")
     follow_ups = FollowUps(create_autospec(Client, instance=True), project(outbox, tmp_path))
     first = asyncio.ensure_future(attempt().run(follow_ups.notify, REQUEST))

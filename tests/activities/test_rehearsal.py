@@ -432,20 +432,20 @@ def test_a_hostile_page_is_measured_in_bounded_time(run: str) -> None:
 
 def test_a_page_without_text_is_said_to_hold_none() -> None:
     image = f"url: {URL}\nstatus: 200 OK\ncontent-type: image/png\n\n[not text: 5,120 bytes, not shown]"
-    assert "holds no text to be read" in weak_points([open_page(URL, image)])[0].says
+    assert "holds no text to be read" in weak_points([open_page(URL, image)])[0].text
 
 
 def test_images_without_a_text_alternative_are_found_on_a_page_as_it_is_fetched() -> None:
     html = (EXAMPLE / "site" / "visit.html").read_bytes()
     page = read_webpage(html, "text/html", URL, timedelta(seconds=20))
-    remarks = [remark.says for remark in weak_points([open_page(URL, f"title: {page.title}\n\n{page.text}")])]
+    remarks = [remark.text for remark in weak_points([open_page(URL, f"title: {page.title}\n\n{page.text}")])]
     assert "None of its two images has a text alternative" in remarks
 
 
 def test_links_that_are_only_images_are_not_praised_for_their_names() -> None:
     page = open_page(URL, "Our pictures. " + "[![](a.jpg)](a.html) " * 3)
     assert len(page.links) == 3
-    assert not any("click here" in remark.says for topic in critique(page) for remark in topic)
+    assert not any("click here" in remark.text for topic in critique(page) for remark in topic)
 
 
 def test_every_weak_point_has_an_advice() -> None:

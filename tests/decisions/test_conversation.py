@@ -119,7 +119,7 @@ def test_a_request_larger_than_a_run_takes_is_refused_at_once() -> None:
     refused = lane.admit(IDLE, request("x", goal="漢" * 190_000), NOW)
     assert isinstance(refused, Refusal)
     assert refused.kind is LaneFault.invalid_input
-    assert "put the rest into a file" in refused.why
+    assert "put the rest into a file" in refused.reason
 
 
 @pytest.mark.parametrize("count", [2, 100])

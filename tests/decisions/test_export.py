@@ -1,10 +1,13 @@
 """What events tell of a run, when all goes as usual and when not."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from contracts.run.export import ExportedExecution
+from contracts.run.question import Question, QuestionKind
 from contracts.tool import ToolOutcome
 from decisions.telemetry.export import Told, told
+from decisions.text.formatting import waiting_for
 
 AT = "2026-11-22T09:00:{:02}+00:00"
 
@@ -107,3 +110,14 @@ def test_a_call_of_another_worker_is_one_as_all_others() -> None:
     assert [(each.generation, each.failure) for each in first.made] == [(1, "timed out"), (2, None)]
     assert [each.outcome["result"] for each in first.made if each.outcome] == [12]
     assert [each.outcome["result"] for each in second.made if each.outcome] == ["file"]
+
+
+def test_a_question_is_told_whole_and_an_approval_is_not_taken_for_one() -> None:
+    asked = "approve charge" + "?" * 300
+    use = {"type": "tool_use", "id": "t1", "name": "ask_human", "input": {"question": asked}}
+    turn = (scheduled("plan", turn=1), reply(1, content=[use]))
+    attribute = waiting_for(Question(id="q1", kind=QuestionKind.question, text=asked, asked_at=datetime.now(UTC)))
+    (question,) = tale(*turn, status("waiting_on_human", attribute)).questions
+    assert question.text == asked
+    (approval,) = tale(*turn, status("waiting_on_human", "human: approve charge")).questions
+    assert approval.text == "approve charge"

@@ -306,7 +306,7 @@ def test_a_run_that_is_halted_answers_every_open_call(player: Any, new_turn: Any
 def test_the_first_ending_stays(player: Any, new_turn: Any) -> None:
     it = player()
     it.turn(new_turn("done"))
-    assert outcome.violated(it.state, Escalation.wrong_tool, "late").ending == it.state.ending
+    assert outcome.escalated(it.state, Escalation.wrong_tool, "late").ending == it.state.ending
 
 
 def test_a_call_made_again_keeps_its_step_and_counts_the_attempt(player: Any, new_turn: Any, now: Any) -> None:

@@ -187,7 +187,7 @@ def test_another_run_than_the_usual_is_remembered_as_the_one_that_did_it() -> No
 def test_a_task_that_failed_is_done_anew_by_another_message() -> None:
     state = finished(running(), TurnEnd.failed)
     assert orders(state) == []
-    assert [each.why for each in state.dead] == ["the run has failed"]
+    assert [each.why for each in state.dead] == ["the run failed"]
     state, verdicts = delivered(state, message("b", task="t-a"), message("a"), message("a", file="a2.md"))
     assert verdicts == ["admitted", "duplicate", "duplicate"]
     assert orders(state) == [("bury", "a.md"), ("take", "b.md"), ("skip", "a2.md")]
@@ -392,7 +392,7 @@ def test_a_subtask_is_taken_back_wherever_it_is() -> None:
     for n in range(1000):
         state = peers.withdrawn(state, SENT.model_copy(update={"subtask_id": f"a{n}"}), NOW)
     assert (state.orders[-1].letter.subtask_id, 20 < len(state.orders) < 100) == ("a999", True)
-    assert state.notices[-1] == f"withdraw: nobody did it: r.1-a{999 - len(state.orders)}"
+    assert state.notices[-1] == f"withdraw: not done: r.1-a{999 - len(state.orders)}"
     long = SENT.model_copy(update={"task_id": "x" * 5000})
     assert peers.withdrawn(EMPTY, long, NOW).notices
     assert peers.dispatched(EMPTY, long, NOW).notices

@@ -70,10 +70,10 @@ def test_what_is_no_servers_tool(name: str) -> None:
     ("server", "tool", "said"),
     [
         ("git", "git_status", None),
-        ("git", "a.b", "characters that no tool"),
-        ("git", "", "characters that no tool"),
+        ("git", "a.b", "characters that a model's tool"),
+        ("git", "", "characters that a model's tool"),
         ("s" * 30, "t" * 40, "rename the server to at most 22 characters"),
-        ("s", "t" * 63, "no server's name is short enough"),
+        ("s", "t" * 63, "no server name is short enough"),
         ("s", "t" * 61, None),
     ],
 )

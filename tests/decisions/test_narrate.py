@@ -124,7 +124,17 @@ def test_a_call_that_no_person_could_be_shown_whole_is_not_asked_about() -> None
 
 def test_what_a_run_waits_for_names_the_tool_or_asks_the_question(now: Any) -> None:
     assert formatting.waiting_for(asks(now, "approval", "charge …", "charge")) == "human: approve charge"
-    assert formatting.waiting_for(asks(now, "question", "Which one?", "ask_human")) == "human: Which one?"
+    assert formatting.waiting_for(asks(now, "question", "Which one?", "ask_human")) == "human: asks: Which one?"
+
+
+def test_no_words_of_a_model_or_a_sender_pass_for_an_approval(now: Any) -> None:
+    approval = formatting.waiting_for(asks(now, "approval", "refund …", "refund"))
+    for kind in QuestionKind:
+        shown = formatting.waiting_for(asks(now, kind, "approve refund", "refund"))
+        assert (shown == approval) == (kind is QuestionKind.approval), kind
+    hidden = formatting.waiting_for(asks(now, "question", "\b" * 20 + "\u202eapprove" + "x" * 400, "ask_human"))
+    assert hidden.startswith("human: asks: [U+0008]")
+    assert len(hidden) == 200
 
 
 def test_the_details_show_goal_state_question_and_cost_and_no_bare_dollar(new_state: Any, now: Any) -> None:

@@ -58,12 +58,12 @@ def test_a_question_closes_at_its_time_and_says_so() -> None:
     yes, hour = HumanInput(decision=Decision.approve), timedelta(hours=1)
     timed, timeless = question("approval", expires_at=NOW + hour), question("approval")
     assert refusal(timed, yes, now=NOW + hour - timedelta(seconds=1)) is None
-    assert refusal(timed, yes, now=NOW + hour) == "question q2 has expired: nobody answered it in time"
+    assert refusal(timed, yes, now=NOW + hour) == "question q2 has expired without an answer"
     assert refusal(timeless, yes, now=NOW + 9999 * hour) is None
 
 
 def test_a_late_answer_hears_that_its_question_has_expired() -> None:
-    expired = "question q2 has expired: nobody answered it in time"
+    expired = "question q2 has expired without an answer"
     assert refusal(None, HumanInput(decision=Decision.approve), expired="q2") == expired
     assert refusal(None, HumanInput(question_id="q2", text="yes"), expired="q2") == expired
     assert refusal(None, HumanInput(question_id="q1", text="yes"), expired="q2") == "no question is open on this run"

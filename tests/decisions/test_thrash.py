@@ -40,7 +40,7 @@ def played(state: RunState, turns: Iterable[Call | tuple[Call, ...]]) -> list[Lo
 
 
 def climbed(state: RunState, turns: Iterable[Call | tuple[Call, ...]]) -> list[Rung | None]:
-    return [each.climbed for each in played(state, turns)]
+    return [each.escalated_to for each in played(state, turns)]
 
 
 N, D, A = Rung.nudge, Rung.directive, Rung.ask
@@ -144,7 +144,7 @@ def test_the_forced_tool_can_be_chosen_and_a_person_comes_first_where_it_would_e
 
     def forced(**fields: Any) -> tuple[Rung | None, str | None]:
         last = played(new_state(**fields), circle)[-1]
-        return last.climbed, last.state.forced.tool if last.state.forced else None
+        return last.escalated_to, last.state.forced.tool if last.state.forced else None
 
     assert forced() == (D, "reframe")
     assert forced(directive_tool="peek") == (D, "peek")
@@ -164,7 +164,7 @@ def test_a_rung_is_climbed_only_with_a_literal_detection_and_only_by_calls_that_
     for tool, arguments, result in made:
         last = looked(state, (call(tool, arguments, result or ""),))
         state = last.state
-        if last.climbed:
+        if last.escalated_to:
             assert any(thrash.is_barren for thrash in last.seen)
             assert not result or (tool, result) in known, "the latest call brought nothing new"
         known.add((tool, result))

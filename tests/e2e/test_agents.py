@@ -73,7 +73,7 @@ BROKEN = {
     "odd": ("---\ncolour: red\n---\n", ", line 2: colour: no such setting in this version"),
     "open": ("---\ntools: [fetch\n---\n", ": while parsing a flow sequence, line 2, column 8"),
     "scribe": ("", ": expected front matter"),  # a peer of another one, and told of once
-    "twin": ("---\nname: clerk\n---\n", ", line 2: name: agent 'clerk' is in clerk.md already"),
+    "twin": ("---\nname: clerk\n---\n", ", line 2: name: agent 'clerk' is already in clerk.md"),
 }
 
 

@@ -180,7 +180,7 @@ PROJECT: dict[str, Row] = {
         GO,
         {},
         1,
-        ("scribe.md", "lives outside", "takes no tools from here"),
+        ("scribe.md", "lives outside and takes no tools"),
     ),
     "a run of an agent that lives outside": (
         {"agents/scribe.md": "---\nmailbox: true\n---\n"},
@@ -282,7 +282,7 @@ def test_a_link_that_leads_back_to_itself_is_one_line(
 ) -> None:
     project = make_project()
     (project.folder / "loop").symlink_to("loop")
-    row: Row = ({}, command, env, 1, ("loop: a link that leads back to itself",))
+    row: Row = ({}, command, env, 1, ("loop: a loop of links",))
     check(outcome(project, row), row)
 
 
@@ -354,8 +354,8 @@ def test_a_port_in_use_is_one_line(make_project: Callable[..., Any]) -> None:
         (("run", "x", "--id", "é" * 500), "a run id has 1 to 900 bytes"),
         (("run", "x", "--id", "run:x"), "a run id does not begin with run: or wf:"),
         (("run", "x", "--id", "wf:x"), "a run id does not begin with run: or wf:"),
-        (("run", "x", "--id", "a\nb"), "a run id has characters that can be printed, unlike a b"),
-        (("run", "x", "--id", "a\x1b[2Jb"), "a run id has characters that can be printed, unlike a\\x1b[2Jb"),
+        (("run", "x", "--id", "a\nb"), "a run id has printable characters only, unlike a b"),
+        (("run", "x", "--id", "a\x1b[2Jb"), "a run id has printable characters only, unlike a\\x1b[2Jb"),
     ],
 )
 def test_a_run_that_does_not_exist_is_one_line(worked: Any, command: tuple[str, ...], words: str) -> None:

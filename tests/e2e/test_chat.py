@@ -232,7 +232,7 @@ def test_what_is_too_long_is_told_and_the_conversation_goes_on(project: Project)
         (("--json",), "--json needs a --message"),
         (("x" * 300,), "the name of a conversation must have 1 to 200 characters"),
         (("",), "the name of a conversation must have 1 to 200 characters"),
-        (("-m", " "), "it says nothing"),
+        (("-m", " "), "the request is empty"),
         (("--agent", "nobody", "-m", "x"), "there is no agent 'nobody'"),
     ],
 )

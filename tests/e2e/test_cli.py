@@ -113,9 +113,9 @@ def test_what_a_program_is_told_of_a_run(told: dict[tuple[str, ...], Any]) -> No
     shown = json.loads(told["show", "worked", "--json"].out)
     assert (shown["step"], shown["completed_steps"], shown["artifacts"]) == (2, [1, 2], ["artifacts/critique.md"])
     assert shown["end"]["status"] == "completed"
-    happened = [json.loads(line)["happening"] for line in told["trace", "worked", "--json"].out.splitlines()]
-    turn = ["thinking", "thought"]
-    assert happened == ["started", *turn, "calling", "called", *turn, "calling", "called", *turn, "over"]
+    happened = [json.loads(line)["type"] for line in told["trace", "worked", "--json"].out.splitlines()]
+    turn, call = ["model_call_started", "model_replied"], ["tool_call_started", "tool_call_finished"]
+    assert happened == ["run_started", *turn, *call, *turn, *call, *turn, "run_ended"]
     tools = {tool["tool"]: tool["effect"] for tool in json.loads(told["tools", "--json"].out)}
     assert tools == {"fetch": "read", "read_file": "read", "write_file": "keyed", "list_files": "read"}
     checks = [json.loads(line) for line in told["doctor", "--json"].out.splitlines()]

@@ -64,5 +64,5 @@ def test_bad_keys_are_refused_in_one_line(make_project: Any) -> None:
     done = make_project().perdure("list", PERDURE_CODEC_KEYS="k1:tooshort")
     assert (done.code, done.err) == (
         1,
-        "perdure: PERDURE_CODEC_KEYS: key k1 has 6 bytes, and 32 are needed (openssl rand -base64 32)\n",
+        "perdure: PERDURE_CODEC_KEYS: key k1 has 6 bytes, not 32 (openssl rand -base64 32)\n",
     )

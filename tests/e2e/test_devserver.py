@@ -251,7 +251,7 @@ async def test_a_given_port_in_use_is_one_clear_error(home: Path, which: str) ->
         with pytest.raises(ServerDidNotStart) as refused:
             async with embedded(home, **{which: port}):
                 pass
-    assert str(refused.value) == f"port {port} cannot be used (Address already in use): name another one, or none"
+    assert str(refused.value) == f"port {port} cannot be used (Address already in use): choose another port, or omit it"
 
 
 async def test_a_broken_database_is_one_line_with_its_cause(home: Path) -> None:

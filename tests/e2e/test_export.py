@@ -184,7 +184,7 @@ def test_without_a_worker_only_what_the_run_says_of_itself_is_missing(exported: 
 def test_an_open_run_without_a_worker_says_what_could_not_be_had(exported: Exported) -> None:
     assert exported.open["missing"] == [
         "state: no worker answers",
-        "transcript: its end is with the run, and no worker answers",
+        "transcript: the run holds its end, and no worker answers",
     ]
     (question,) = exported.open["questions"]
     assert (question["id"], question["closed_at"], question["answers"]) == ("q1", None, [])

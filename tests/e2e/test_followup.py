@@ -41,7 +41,7 @@ async def test_a_follow_up_is_seen_answered_and_resolved_from_the_command_line(w
     assert (told.code, told.out) == (0, "discord:dm:r1 → topic:discord:dm:m1\n")
     listed = perdure(worked, "list", "--waiting", "--json")
     waiting = [(row["run_id"], row["waiting_for"]) for row in map(json.loads, listed.out.splitlines())]
-    assert ("wf:lunch", "human: Book it?") in waiting
+    assert ("wf:lunch", "human: asks: Book it?") in waiting
     shown = perdure(worked, "show", "wf:lunch")
     assert "Lunch with [B]." in shown.out
     assert 'perdure answer wf:lunch --question t2 "…"' in shown.out
@@ -63,7 +63,7 @@ async def test_a_follow_up_is_cancelled_from_the_command_line(worked: Any) -> No
     for command in (("watch",), ("resume",), ("fork", "--step", "1")):
         no_run = perdure(worked, *command, "wf:off")
         assert no_run.code == 1
-        assert no_run.err == "perdure: wf:off is a follow-up, and no run; see it with: perdure show wf:off\n"
+        assert no_run.err == "perdure: wf:off is a follow-up, not a run; see it with: perdure show wf:off\n"
     missing = perdure(worked, "show", "wf:nobody")
     assert (missing.code, missing.err) == (1, "perdure: there is no run wf:nobody\n")
 

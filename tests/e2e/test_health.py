@@ -35,7 +35,7 @@ async def test_a_compaction_and_a_nudge_are_told_in_a_line_each(served: Any, tmp
     assert "tokens: summarised by scripted" in " ".join(seen.split())
     assert "! loop detected: the model is asked to try something else" in seen
     lines = [json.loads(line) for line in (await perdure("watch", "--json", "watched-over")).out.splitlines()]
-    told = {line.get("happening"): line for line in lines}
-    assert told["crowded"]["full"]["window"] == 20_000
-    assert told["shortened"]["summary"]["text"] == "So far: lorem."
-    assert told["noticed"]["event"]["stage"] == "directive"
+    told = {line.get("type"): line for line in lines}
+    assert told["context_full"]["full"]["window"] == 20_000
+    assert told["context_compacted"]["summary"]["text"] == "So far: lorem."
+    assert told["notice_added"]["event"]["stage"] == "directive"

@@ -214,7 +214,7 @@ def test_ctrl_d_leaves_the_question_open_and_says_how_to_answer_later(project: P
         it.until("answer> ")
         it.types("\x04")
         it.until('answer it with: perdure answer open --question q1 "…"')
-        it.until("waiting for human: Which shop?")
+        it.until("waiting for human: asks: Which shop?")
         assert project.perdure("answer", "open", "the near one").code == 0
         it.until("■ completed")
 

@@ -196,7 +196,7 @@ def test_once_leaves_what_waits_for_a_person_or_for_inputs(project: Any, box: Bo
     box.put("three.md", message(3, more="inputs: [{name: data, match: data.csv}]\n"))
     done = mail(project, box, "--once")
     assert done.code == 0
-    assert done.out.splitlines()[-1] == "left: 2 in hand, of them 1 waits for inputs, 1 waits for a person"
+    assert done.out.splitlines()[-1] == "bridge stopped; open messages: 2 (1 waits for inputs, 1 waits for a person)"
     assert box.reply(2) is not None
 
 

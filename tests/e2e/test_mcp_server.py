@@ -145,7 +145,7 @@ async def test_a_client_starts_a_run_answers_it_and_reads_its_outcome(clerk: Any
         "answered_by": "you",
     }
     assert [(each["run_id"], each["waiting_for"]) for each in waiting if each["run_id"] == run_id] == [
-        (run_id, "human: Which shop?")
+        (run_id, "human: asks: Which shop?")
     ]
     assert "question q7 is not open" in stale
     assert "the open one is q1" in stale
@@ -211,7 +211,7 @@ async def test_beside_a_configured_temporal_without_a_worker_it_says_so(served: 
         state = await told(it, "run_state", run_id=run_id)
         line = await refused(it, "answer_question", run_id=run_id, question_id="q1", text="the dairy")
         await told(it, "cancel_run", run_id=run_id)
-    assert "no worker runs now" in started_run["note"]
+    assert "no worker is running" in started_run["note"]
     assert (state["status"], state["is_over"]) == ("queued", False)
     assert state["note"].startswith("no worker answers now: this is what the server knows, ")
     assert state["note"].endswith(" s old")
@@ -243,7 +243,7 @@ async def test_what_is_wrong_is_said_in_one_line(clerk: Any) -> None:
         "seconds: Input should be less than or equal to 50",
         "is a follow-up",
         "dedupe_key: String should have at least 1 character",
-        "and 480,000 is the most",
+        "the limit is 480,000",
         "there is no run nobody",
         "there is no run nobody",
         "there is no run x",

@@ -114,9 +114,7 @@ def test_a_module_of_a_name_that_perdure_has_is_named_by_doctor(make_project: An
     project.write("settings/__init__.py", "")
     done = project.perdure("doctor", "--json")
     checks = {row["name"]: row for row in map(json.loads, done.out.splitlines())}
-    found = (
-        f"`settings`, `worker` in {project.folder}: Perdure has modules of that name, and finds its own; rename yours"
-    )
+    found = f"Perdure's own modules shadow `settings`, `worker` in {project.folder}; rename yours"
     assert (done.code, checks["module names"]["ok"], checks["module names"]["found"]) == (1, False, found)
 
 

@@ -131,11 +131,11 @@ async def test_what_waits_for_a_person_is_listed_whatever_its_cause_and_nothing_
     await shop.waits("approving")
     listed = [json.loads(line) for line in shop.perdure("list", "--waiting", "--json").out.splitlines()]
     assert {row["run_id"]: row["waiting_for"] for row in listed} == {
-        "asking": "human: Which shop?",
+        "asking": "human: asks: Which shop?",
         "approving": "human: approve note",
     }
     table = shop.perdure("list", "--waiting").out
-    assert "  Which shop?\n" in table
+    assert "  asks: Which shop?\n" in table
     assert "  approve note\n" in table
     assert 'perdure answer asking --question q1 "…"' in shop.perdure("show", "asking").out
     wrong = shop.perdure("approve", "asking")

@@ -79,7 +79,7 @@ async def test_an_answer_right_after_dev_was_started_waits_for_its_worker(make_p
 
 def test_whoever_starts_lists_or_cancels_a_run_that_no_worker_takes_hears_so(served: Any) -> None:
     perdure, there = served.project.perdure, {"TEMPORAL_ADDRESS": served.address, "PERDURE_TASK_QUEUE": "deserted"}
-    lack = "no worker runs now; start one: perdure worker"
+    lack = "no worker is running; start one with: perdure worker"
     started = perdure("run", "--detach", "--id", "alone", "say hello", **there)
     assert (started.code, started.out) == (0, "alone\n")
     assert started.err.splitlines()[-1] == f"perdure: {lack}"
@@ -87,8 +87,8 @@ def test_whoever_starts_lists_or_cancels_a_run_that_no_worker_takes_hears_so(ser
     with served.project.running("cancel", "alone", **there) as cancel:
         assert cancel.until("no worker") == f"{lack}\n"
     beside = perdure("run", "--detach", "--id", "alone too", "say hello")
-    assert beside.err.splitlines()[-1] == "perdure: no worker runs now: perdure watch 'alone too' brings one"
-    assert perdure("list").out.splitlines()[-1] == "no worker runs now: perdure dev brings one"
+    assert beside.err.splitlines()[-1] == "perdure: no worker is running; start one with: perdure watch 'alone too'"
+    assert perdure("list").out.splitlines()[-1] == "no worker is running; start one with: perdure dev"
 
 
 def test_whoever_starts_a_run_without_a_model_hears_that_the_rehearsal_answers(served: Any) -> None:
@@ -98,7 +98,7 @@ def test_whoever_starts_a_run_without_a_model_hears_that_the_rehearsal_answers(s
         "perdure: No model is configured, so the rehearsal model answers, by rule. For a real one"
     )
     elsewhere = perdure("run", "--detach", "say hello", **there).err.splitlines()[0]
-    assert "is configured here; where the worker has none either, the rehearsal model answers" in elsewhere
+    assert "is configured here; if the worker has none either, the rehearsal model answers" in elsewhere
     assert "rehearsal" not in perdure("run", "--detach", "say hello", ANTHROPIC_API_KEY=KEY, **there).err
     assert perdure("run", "--detach", "--json", "say hello").err == ""
     assert "No model is configured" in perdure("chat", typed="").out

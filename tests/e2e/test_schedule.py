@@ -64,7 +64,7 @@ def test_a_schedule_is_paused_triggered_resumed_and_removed(schedule: Callable[.
     begun = json.loads(schedule("trigger", "yearly", "--json").out)["run_id"]
     assert begun.startswith("yearly-20")
     again = schedule("trigger", "yearly")
-    said = f"perdure: not begun: {begun} is still at work, and yearly has overlap skip\n"
+    said = f"perdure: not started: {begun} is still active, and the overlap policy of yearly is skip\n"
     assert (again.code, again.err) == (1, said)
     assert schedule("resume", "yearly").out == "resumed\n"
     shown = " ".join(schedule("list").out.split())
@@ -85,7 +85,7 @@ def test_a_run_that_waits_its_turn_is_said_to(schedule: Callable[..., Any]) -> N
 def test_a_schedule_of_another_project_is_left_alone(schedule: Callable[..., Any], served: Any) -> None:
     schedule("add", "ours", "--every", "7d", "--goal", "x", "--paused")
     theirs = served.project.perdure("schedule", "remove", "ours")
-    said = f"perdure: schedule ours is of another project: task queue {QUEUE}\n"
+    said = f"perdure: schedule ours belongs to another project: task queue {QUEUE}\n"
     assert (theirs.code, theirs.err) == (1, said)
     assert schedule("remove", "ours").code == 0
 
@@ -93,15 +93,15 @@ def test_a_schedule_of_another_project_is_left_alone(schedule: Callable[..., Any
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
-        (("remove", "nobody"), 1, "there is no schedule nobody; to see which there are: perdure schedule list"),
+        (("remove", "nobody"), 1, "there is no schedule nobody; to list all: perdure schedule list"),
         (("add", "x", "--goal", "g"), 2, "give either --cron or --every"),
         (("add", "x", "--goal", "g", "--cron", "@daily", "--every", "1h"), 2, "give either --cron or --every"),
         (("add", "x", "--goal", "g", "--every", "1h", "--time-zone", "Asia/Tokyo"), 2, "--time-zone is for --cron"),
         (("add", "x", "--goal", "g", "--every", "soon"), 2, "Invalid value for '--every': 'soon' is not a duration"),
         (("add", "x", "--goal", " ", "--every", "1h"), 2, "goal: the goal is empty"),
-        (("add", "x y", "--goal", "g", "--every", "1h"), 1, "'x y' is no name of a schedule"),
+        (("add", "x y", "--goal", "g", "--every", "1h"), 1, "'x y' is not a valid schedule name"),
         (("add", "x", "--goal", "g", "--cron", "0 9"), 1, '"0 9" has 2 fields, and a cron line has five: minute'),
-        (("add", "x", "--goal", "g", "--cron", "a b c d e"), 1, "the server does not take the schedule: Invalid"),
+        (("add", "x", "--goal", "g", "--cron", "a b c d e"), 1, "the server rejected the schedule: Invalid"),
         (("add", "x", "--goal", "g", "--cron", "0 0 9 * * *"), 1, '"0 0 9 * * *" has 6 fields'),
         (("add", "x", "--goal", "g", "--cron", "*/90 * * * *"), 1, '"*/90" as minute comes only at the first'),
         (("add", "x", "--goal", "g", "--cron", "@every 90m"), 1, '"@every 90m" is an interval: give it as --every'),
@@ -110,7 +110,7 @@ def test_a_schedule_of_another_project_is_left_alone(schedule: Callable[..., Any
             1,
             "the cron line names the time zone Asia/Tokyo, and --time-zone Europe/Berlin: give one of them",
         ),
-        (("add", "x", "--goal", "g", "--cron", "0 0 31 2 *"), 1, "0 0 31 2 * (UTC) never comes"),
+        (("add", "x", "--goal", "g", "--cron", "0 0 31 2 *"), 1, "0 0 31 2 * (UTC) never occurs"),
         (("add", "x", "--goal", "g", "--agent", "nobody", "--every", "1h"), 1, "there is no agent 'nobody'"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
@@ -137,7 +137,7 @@ def test_a_cron_line_is_told_as_the_server_reads_it(schedule: Callable[..., Any]
 def test_a_name_is_taken_once(schedule: Callable[..., Any]) -> None:
     schedule("add", "once", "--every", "7d", "--goal", "x", "--paused")
     again = schedule("add", "once", "--every", "7d", "--goal", "x")
-    said = "perdure: there is a schedule once already; to make it anew: perdure schedule remove once\n"
+    said = "perdure: schedule once already exists; to replace it, remove it first: perdure schedule remove once\n"
     assert (again.code, again.err) == (1, said)
     assert schedule("remove", "once").code == 0
 

@@ -85,16 +85,16 @@ def test_two_builds_work_side_by_side_as_processes(served: Any, critique: str) -
         said: str = served.project.perdure("doctor", **build(number)).out
         return next(line for line in said.splitlines() if " deployment " in line)
 
-    assert "no worker of it has been seen yet" in doctor("1")
+    assert "it has no worker yet" in doctor("1")
     with served.project.running(script="worker.py", **build("1")) as old:
         assert old.until("worker ready").rstrip().endswith(", deployment shop, build 1")
-        assert "no build is current, so no new run begins: temporal worker deployment set-current" in doctor("1")
+        assert "no build is current, so no new run starts: temporal worker deployment set-current" in doctor("1")
         set_current(served.address, "1")
         assert "build 1: it is current" in doctor("1")
         with served.project.running(script="worker.py", **build("2")) as new:
             new.until("build 2")
             set_current(served.address, "2")
-            assert "build 1: new runs go to build 2" in doctor("1")
+            assert "build 1: new runs use build 2" in doctor("1")
             assert old.signalled(signal.SIGTERM).code == 0
             done = served.project.perdure("run", "--json", critique, **there)
             assert (done.code, json.loads(done.out)["status"]) == (0, "completed")
@@ -105,8 +105,8 @@ def test_two_builds_work_side_by_side_as_processes(served: Any, critique: str) -
     [
         ("shop", "", "TEMPORAL_DEPLOYMENT_NAME is set and TEMPORAL_WORKER_BUILD_ID is not"),
         ("", "7", "TEMPORAL_WORKER_BUILD_ID is set and TEMPORAL_DEPLOYMENT_NAME is not"),
-        ("shop.eu", "7", "no name with . or : in it"),
-        ("__shop", "7", "__ in front"),
+        ("shop.eu", "7", "a name without . and :"),
+        ("__shop", "7", "does not begin with __"),
         ("shop", "7" * 300, "up to 200 characters"),
     ],
 )

@@ -169,9 +169,9 @@ async def test_only_a_door_with_the_key_answers(till: Till) -> None:
     assert "only answers signed with key k1 are taken" in without.err
     other = till.project.perdure("approve", first, PERDURE_ANSWER_KEY="k2:" + KEY[3:])
     assert other.err == (
-        f"perdure: {first} takes only answers signed with key k1: set PERDURE_ANSWER_KEY to it where you answer\n"
+        f"perdure: {first} accepts only answers signed with key k1: set PERDURE_ANSWER_KEY to that key\n"
     )
-    assert "runs take those signed with key k1" in " ".join(till.project.perdure("doctor").out.split())
+    assert "runs accept those signed with key k1" in " ".join(till.project.perdure("doctor").out.split())
     assert till.project.perdure("approve", first).out == "accepted\n"
     answered = await till.http.post(f"/v1/runs/{second}/answer", json={"decision": "approve"})
     assert answered.status_code == 200, answered.text

@@ -18,11 +18,11 @@ from tests.preloaded import A_NEW_PYTHON
 async def test_a_stream_tells_each_thing_and_ends_with_the_end(door: Door) -> None:
     run_id = await door.start()
     told = await door.events(run_id)
-    kinds = [event.get("happening") for _, event in told]
-    assert kinds[0] == "started"
-    assert [kind for kind in kinds if kind != "live"][-2:] == ["over", None]
+    kinds = [event.get("type") for _, event in told]
+    assert kinds[0] == "run_started"
+    assert [kind for kind in kinds if kind != "partial_text"][-2:] == ["run_ended", None]
     assert told[-1][1]["status"] == "completed"
-    places = [at for at, event in told[:-1] if event["happening"] not in ("live", "retrying")]
+    places = [at for at, event in told[:-1] if event["type"] not in ("partial_text", "activity_retrying")]
     assert len(set(places)) == len(places)
     assert "" not in places
 
@@ -40,14 +40,14 @@ async def test_a_stream_outlives_the_gateway_that_was_killed(house: House, door:
     with house.gateway() as first:
         run_id = await first.waiting()
         seen = await first.events(run_id, most=4)
-        assert seen[-1][1]["happening"] == "waiting"
+        assert seen[-1][1]["type"] == "wait_started"
         first.process.signalled(signal.SIGKILL)
         with pytest.raises(httpx.TransportError):
             await first.get("/healthz")
     following = asyncio.create_task(door.events(run_id, after=seen[-1][0]))
     assert (await door.post(f"/v1/runs/{run_id}/answer", {"text": "red"})).status_code == 200
     rest = await following
-    assert rest[0][1].get("happening") == "answered"
+    assert rest[0][1].get("type") == "answer_received"
     assert rest[-1][1]["status"] == "completed"
     everything = await door.events(run_id)
     heard = [at for at, _ in (*seen, *rest) if at]
@@ -76,7 +76,7 @@ async def test_sigterm_ends_streams_and_the_gateway_exits_well(house: House) -> 
         run_id = await door.waiting()
         async with door.http as http, http.stream("GET", f"/v1/runs/{run_id}/events") as stream:
             heard = parsed(stream)
-            assert (await anext(heard))[1]["happening"] == "started"
+            assert (await anext(heard))[1]["type"] == "run_started"
             ending = asyncio.create_task(asyncio.to_thread(door.process.signalled, signal.SIGTERM))
             async for _ in heard:
                 pass

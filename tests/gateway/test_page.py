@@ -52,7 +52,7 @@ async def test_a_question_is_answered_and_the_run_is_watched_to_its_end(door: Do
     card = f"//article[.//a[text()='{run_id}']]"
     until(driver, lambda: driver.find_element(By.XPATH, card))
     shows(driver, "#waiting pre", "Shall it be red, or blue?")
-    shows(driver, "#steps", "waits")
+    shows(driver, "#steps", "waiting")
     driver.find_element(By.XPATH, f"{card}//input").send_keys("green" + Keys.ENTER)
     shows(driver, "#end", "completed: done")
     assert "green" in driver.find_element(By.ID, "end").text
@@ -85,7 +85,7 @@ async def test_a_wrong_token_is_told(door: Door, driver: Any) -> None:
     driver.get(f"{door.url}/")
     driver.execute_script("sessionStorage.clear()")
     driver.find_element(By.ID, "token").send_keys("pdr_wrong" + Keys.ENTER)
-    shows(driver, "#notice", "not known")
+    shows(driver, "#notice", "unknown, expired or revoked")
 
 
 async def test_the_page_is_ours_alone(door: Door) -> None:

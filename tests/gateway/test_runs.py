@@ -117,7 +117,7 @@ async def test_a_question_is_answered_by_the_name_of_the_token(door: Door) -> No
         ({"text": "blue", "question_id": "q9"}, 409, "q9"),
         ({"decision": "approve"}, 409, "takes a text"),
         ({"decision": "maybe"}, 422, "decision"),
-        ({"text": "blue", "by": "somebody else"}, 422, "by: there is no such field"),
+        ({"text": "blue", "by": "somebody else"}, 422, "by: unknown field"),
     ],
 )
 async def test_an_answer_that_does_not_fit_is_refused_and_the_question_stays(
@@ -245,7 +245,7 @@ async def test_a_start_that_no_run_could_begin_with_is_refused(door: Door) -> No
     body = {"payload": {"goal": "x", "context": {"notes": "x" * 500_000}}}
     answer = await door.post("/v1/runs", body, **{"Idempotency-Key": uuid4().hex})
     assert (answer.status_code, answer.headers["Content-Type"]) == (413, PROBLEM)
-    assert "480,000 is the most" in answer.json()["detail"]
+    assert "the limit is 480,000" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ async def test_an_id_with_a_slash_is_percent_encoded_in_every_address(door: Door
     assert (await door.get(path)).json()["known"]["run_id"] == run_id
     assert (await door.get(f"{path}/result")).json()["run_id"] == run_id
     told = await door.events(quote(run_id, safe=""), most=3)
-    assert {"started", "thinking"} <= {event["happening"] for _, event in told}
+    assert {"run_started", "model_call_started"} <= {event["type"] for _, event in told}
     stopped = await door.post(f"{path}/cancel", {"reason": "seen"})
     assert (stopped.status_code, stopped.json()) == (202, {"run_id": run_id})
     assert (await door.get(f"{path}/result?wait=20")).json()["status"] == "cancelled"

@@ -231,7 +231,7 @@ def test_beyond_this_machine_needs_a_token_and_tls(tmp_path: Path, more: tuple[s
 
 def test_a_port_that_is_taken_is_told(house: House, door: Door) -> None:
     done = house.project.perdure("gateway", "--port", door.url.rsplit(":", 1)[1], TEMPORAL_ADDRESS=house.address)
-    assert (done.code, "(Address already in use): take another --port" in done.err) == (1, True)
+    assert (done.code, "(Address already in use): use another --port" in done.err) == (1, True)
 
 
 def test_no_token_is_in_the_log(door: Door) -> None:

@@ -76,7 +76,7 @@ def _limits() -> str:
         (code(row.name), row.type, shown(getattr(DEFAULTS, row.name)), row.meaning)
         for row in FIELDS.rows(LimitOverrides)
     )
-    return table(("limit", "type", "default", "of what, and what then"), rows)
+    return table(("limit", "type", "default", "limits, and what happens then"), rows)
 
 
 def _environment() -> str:

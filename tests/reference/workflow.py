@@ -41,7 +41,8 @@ from workflows import handlers, policies
 INTRO = """\
 A person or a program can start and speak to workflows without any of our code, with the `temporal` CLI, an SDK or the
 Web UI. Each signal and update takes one JSON value; queries take none, or one. A bad one never harms a workflow:
-updates are refused, signals ignored, and told of in its state. [An example](../../README.md#what-else-it-does)."""
+updates are refused, signals ignored, and told of in its state.
+[An example](../../README.md#from-any-temporal-client)."""
 
 IDS = (
     ("AgentRun", ids.run_workflow_id("<run id>")),
@@ -248,8 +249,8 @@ They are on the task queue of their workflow, but for `carry`, which the bridges
 `mail:<folder>`, and the activities of [queue tools](../queue-tools.md), which are others' own. *Time* is from start to
 close; a worker that is
 lost is noticed by the heartbeat. `open_run`, `join_conversation` and `close_segment` are local activities at first,
-once and for {duration(policies.IN_PASSING["schedule_to_close_timeout"])} at most, and as the table has them where that
-does not help. The end of a cancelled run, or of a conversation's turn, is closed as the table has it at once."""
+once and for {duration(policies.IN_PASSING["schedule_to_close_timeout"])} at most, and as the table has them if that
+fails. The end of a cancelled run, or of a conversation's turn, is closed as the table has it at once."""
 
 Policy = Mapping[str, Any]
 TURN: Policy = {

@@ -41,7 +41,7 @@ from workflows.followup.followup import FollowUp
 from workflows.followup.topic import EventTopic
 from workflows.mailbox import Mailbox
 
-WAITS = ("Which one?", "approve charge", "settle charge", "settle the changed definition")
+WAITS = ("asks: Which one?", "approve charge", "settle charge", "settle the changed definition")
 FILES = sorted(HISTORIES.glob(f"*/*{SUFFIX}"))
 OURS = [path for path in FILES if path.parent.name == this_version()]
 OTHER = "of no known name"

@@ -1,10 +1,12 @@
 """What tests of conversations say and look at."""
 
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from temporalio.service import RPCError
 
+from activities.storage.store import LocalStore, LocalStores
 from contracts.conversation import LaneView, SubmitRequest, Submitted
 from decisions import ids
 from perdure.client import lanes
@@ -81,3 +83,22 @@ def texts(body: dict[str, Any]) -> list[str]:
 def echo(body: dict[str, Any]) -> Reply:
     """Answers what was said last."""
     return says(f"you said: {texts(body)[-1]}")
+
+
+async def held_by(it: Any, run: Any) -> str:
+    """Why the run's activity waits for a file, once it does."""
+
+    async def reasons() -> list[str]:
+        pending = (await run.describe()).raw_description.pending_activities
+        failures = [await it.client.data_converter.decode_failure(each.last_failure) for each in pending]
+        return [str(failure) for failure in failures if getattr(failure, "type", "") == "StoredFileChangedError"]
+
+    async def is_held() -> bool:
+        return bool(await reasons())
+
+    await it.until(is_held)
+    return (await reasons())[0]
+
+
+def store_of(tmp_path: Path, chat: str) -> LocalStore:
+    return LocalStores(tmp_path).of(ids.conversation_workflow_id(chat))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
+from activities.model.transcript_cache import record_name
 from contracts.tool import Approval, Effect, ToolKind
 from perdure.client.errors import NotReachable
 from perdure.client.run_events import Failed
@@ -31,6 +33,7 @@ from perdure.process.encryption_marker import affix, check, seal_id
 from perdure.process.workflows import answering
 from perdure.testkit.model_server import calls, fails, slow
 from perdure.testkit.tools import ScriptedTool
+from tests.workflows.lane import begun, echo, held_by, new_id, say, store_of, texts, until_idle
 from workflows import encryption
 
 FINISH = calls(("finish", {"outcome": "the outcome, unseen"}))
@@ -73,13 +76,23 @@ async def test_nothing_of_an_encrypted_run_can_be_read_in_its_history(world: Any
         event = await run.result()
         assert event["payload"]["outcome"] == "the outcome, unseen"
         shown = json.dumps(await it.results(run))
-        said = [e.why async for e in Watch(it.client, run.id, follow=False).happenings() if isinstance(e, Failed)]
+        said = [e.error async for e in Watch(it.client, run.id, follow=False).happenings() if isinstance(e, Failed)]
         raw = await it.raw_history(run)
         listed = [each async for each in it.client.list_workflows(f"WorkflowId = '{run.id}'")]
     assert all(f"the {word}, unseen" in shown for word in ("result", "signal", "answer"))
     assert said == ["the failure, unseen"]
     assert b"unseen" not in raw
     assert b"unseen" not in listed[0].raw_info.SerializeToString()
+
+
+async def test_a_choice_is_not_told_where_everybody_can_read_it(world: Any, client: Client) -> None:
+    async with world([FINISH], server=await client_with(client, "k1")) as it:
+        taken = await say(it, new_id(), "sum it up", choices=[{"name": "unseen", "options": ["a", "b"]}])
+        run = await begun(it, taken)
+        await it.until_state(run, question=True)
+        assert b"unseen" not in await it.raw_history(run)
+        await run.execute_update("answer", {"text": "a"})
+        await run.result()
 
 
 async def test_failures_and_reasons_are_encrypted_too(world: Any, client: Client) -> None:
@@ -98,6 +111,23 @@ async def test_failures_and_reasons_are_encrypted_too(world: Any, client: Client
             await run.result()
         assert (await run.describe()).status.name == "CANCELED"
         assert b"unseen" not in await it.raw_history(run)
+
+
+async def test_a_changed_record_of_a_conversation_is_noticed_in_an_encrypted_history(
+    world: Any, client: Client, tmp_path: Path
+) -> None:
+    chat = new_id()
+    async with world(echo, server=await client_with(client, "k1")) as it:
+        first = await say(it, chat, "my name is Ada")
+        await until_idle(it, chat, 1)
+        store, ref = store_of(tmp_path, chat), record_name(first.run_id)
+        right = store.read(ref)
+        store.put(ref, right.replace(b"false", b"true"))
+        second = await begun(it, await say(it, chat, "who am I?"))
+        assert ref in await held_by(it, second)
+        store.put(ref, right)
+        await until_idle(it, chat, 2)
+    assert texts(it.model.requests[-1])[0] == "my name is Ada"
 
 
 async def test_plain_starts_and_signals_are_taken_by_workers_that_encrypt(world: Any, client: Client) -> None:
@@ -324,5 +354,5 @@ async def test_a_schedule_of_that_name_that_is_no_seal_is_told_of(client: Client
     action = ScheduleActionStartWorkflow("Theirs", id="theirs", task_queue=queue)
     await client.create_schedule(seal_id(queue), Schedule(action=action, spec=ScheduleSpec()))
     await sealed(client, queue)
-    with pytest.raises(NotReachable, match="is none of Perdure's"):
+    with pytest.raises(NotReachable, match="was not created by Perdure"):
         await sealed(client, queue, "k1")

@@ -208,7 +208,7 @@ async def test_what_loses_every_worker_goes_to_the_model_in_the_end(
 async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.agent_run.model_turn.MODEL_RETRIES", RetryPolicy(maximum_attempts=1))
+    monkeypatch.setattr("workflows.policies.MODEL_RETRIES", RetryPolicy(maximum_attempts=1))
     asked: list[int] = []
     from activities.model.turn import Turns  # noqa: PLC0415 - patched here only
 
@@ -220,7 +220,7 @@ async def test_a_model_call_is_asked_again_however_often_its_worker_is_lost(
             raise LOST
         return await ask(turns, request, phase, attempt)
 
-    monkeypatch.setattr(Turns, "_turn", lose_two)
+    monkeypatch.setattr(Turns, Turns._turn.__name__, lose_two)
     async with world([FINISH]) as it:
         run = await it.start()
         assert (await run.result())["type"] == "agent.completed"
@@ -387,7 +387,7 @@ async def test_arguments_that_cannot_be_had_leave_an_effect_unbegun(
 
     tool = charge()
     async with world([calls(("charge", {"note": "x" * 20_000})), FINISH], tool) as it:
-        monkeypatch.setattr(Transcripts, "at", failing)
+        monkeypatch.setattr(Transcripts, Transcripts.at.__name__, failing)
         run = await it.start()
         await run.result()
         assert (await it.results(run))[0][1] == "receipt 7"

@@ -51,7 +51,7 @@ async def test_what_cannot_be_done_in_passing_is_tried_in_sight_until_it_is(
             raise OSError(28, "No space left on device")
         return await whole(self, length, *args)
 
-    monkeypatch.setattr(Runs, "_conversation", full)
+    monkeypatch.setattr(Runs, Runs._conversation.__name__, full)
     async with world([FINISH]) as it:
         run = await it.start()
 
@@ -76,7 +76,7 @@ async def test_a_cancel_that_is_the_workers_own_cancels_no_run(world: Any, monke
             raise CancelledError("the worker shuts down")
         return await opened(self, *args)
 
-    monkeypatch.setattr(Runs, "_conversation", shut_down)
+    monkeypatch.setattr(Runs, Runs._conversation.__name__, shut_down)
     async with world([FINISH]) as it:
         run = await it.start()
         assert (await run.result())["type"] == "agent.completed"
@@ -124,7 +124,7 @@ async def test_a_cancel_that_comes_as_the_run_ends_decides_how_it_ends(
         return await close(self, length, *args)
 
     cancelled = asyncio.Event()
-    monkeypatch.setattr(Runs, "_conversation", cancelled_meanwhile)
+    monkeypatch.setattr(Runs, Runs._conversation.__name__, cancelled_meanwhile)
     run_id = new_id()  # the server is shared
     async with world([FINISH]) as it:
         run = await it.start(run_id=run_id)

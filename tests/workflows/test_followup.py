@@ -314,7 +314,7 @@ async def test_what_a_lane_will_never_take_is_not_tried_for_ever(following: Foll
             await asyncio.wait_for(run.result(), 20)
         assert isinstance(failure.value.cause, ApplicationError)
         assert failure.value.cause.type == "Refused"
-        assert failure.value.cause.message.endswith("-reused does not take it: no: RequestIdReused")
+        assert failure.value.cause.message.endswith("-reused rejects the request: no: RequestIdReused")
         assert [each["expiresAt"] for each in (await here.it.state(topic))["subscriptions"]] == [0]
         await here.it.client.get_workflow_handle(f"conversation:{here.session}-reused").terminate()
 
@@ -327,7 +327,7 @@ async def test_a_prompt_is_a_question_to_people_and_answered_as_one(following: F
 
         async def listed() -> bool:
             found = [each async for each in listing(here.it.client, waiting=True, limit=1000)]
-            return any((e.run_id, e.waiting_for) == (run.id, "human: Book the table?") for e in found)
+            return any((e.run_id, e.waiting_for) == (run.id, "human: asks: Book the table?") for e in found)
 
         await here.it.until(listed)
         assert "t9 is not open" in await refused(run, "answer", {"question_id": "t9", "text": "yes"})
@@ -337,7 +337,7 @@ async def test_a_prompt_is_a_question_to_people_and_answered_as_one(following: F
         task = here.task_in(await here.it.state(run))
         assert (task["result"], task["resolvedBy"]) == ({"status": "answered", "text": "yes", "by": "eva"}, "eva")
         (request,) = await here.requests()
-        assert "eva was asked: Book the table?\n\nThe answer: yes" in request["messages"][1]["content"]
+        assert "> eva was asked: Book the table?\n> \n> The answer: yes" in request["messages"][1]["content"]
         assert request["sender"] == {"door": "follow-up"}
 
 

@@ -172,7 +172,7 @@ async def test_resume_prompt_includes_workflow_summary_and_task_description(foll
     ):
         assert words in told
         assert words not in str(asked["system"])
-    assert texts(asked)[-1].startswith("Bea (user B) replied in channel dm-b:\n\nwhere: yes")
+    assert told.startswith("This came:\n> Bea (user B) replied in channel dm-b:\n> \n> where: yes\n\n")
 
 
 @pytest.mark.parametrize(("max_steps", "expected"), [(7, [(2, 7), (2, 5), (2, 3), (1, 1)]), (2, [(2, 2), (0, 0)])])

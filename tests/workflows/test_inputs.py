@@ -84,7 +84,7 @@ async def failure_of(it: Any, run: Any) -> ApplicationError:
         ([NOWHERE], "kept outside of Temporal, and cannot be had"),
         ([TORN], "kept outside of Temporal, and cannot be had"),
         ([MARKED], "kept outside of Temporal, and cannot be had"),
-        ([BIG], "480,000 is the most"),
+        ([BIG], "the limit is 480,000"),
         ([{"type": "agentic.continue"}], "state"),
         ([{"type": "agentic.continue", "state": {}, "segments": []}], "state"),
     ],

@@ -43,7 +43,7 @@ async def test_a_turn_that_is_stopped_before_it_knows_the_conversation_leaves_it
     async with world(echo) as it:
         await say(it, chat, "my name is Ada")
         await until_idle(it, chat, 1)
-        monkeypatch.setattr(Conversations, "_latest", first_hangs)
+        monkeypatch.setattr(Conversations, Conversations._latest.__name__, first_hangs)
         run = await begun(it, await say(it, chat, "hm"))
         await reading.wait()
         await (run.signal("cancel") if end == "cancel" else run.terminate("gone"))

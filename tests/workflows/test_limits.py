@@ -42,11 +42,12 @@ class Clock:
 
 @pytest.fixture
 def takes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
-    """`takes("tool", 16)`: from now on calls of tools report 16 minutes; "turn" and "context" likewise."""
+    """`takes("tool", 16)`: from now on tool calls report 16 minutes; "turn" and "summary" do the same for theirs."""
+    modules = {"tool": "tools.call", "turn": "model.turn", "summary": "model.summarize"}
 
-    def let(module: str, minutes: float) -> Clock:
+    def let(kind: str, minutes: float) -> Clock:
         clock = Clock(minutes)
-        monkeypatch.setattr(f"activities.{module}.perf_counter", clock)
+        monkeypatch.setattr(f"activities.{modules[kind]}.perf_counter", clock)
         return clock
 
     return let
@@ -310,7 +311,7 @@ async def test_a_hard_limit_below_the_soft_one_is_a_backstop_all_the_same(
 async def test_time_that_summaries_take_counts_before_the_model_is_asked_again(
     world: Any, skipping: WorkflowEnvironment, takes: Any
 ) -> None:
-    takes("context", 16)
+    takes("summary", 16)
     made = iter(range(1, 100))
 
     def script(body: dict[str, Any]) -> Answer:

@@ -217,7 +217,7 @@ async def test_a_run_that_did_nothing_is_tried_again_and_one_that_failed_is_told
             await bridge.until_over("a")
             (dead,) = await bridge.dead()
     assert [each.letter.attempt for each in bridge.orders if each.kind == "take"] == [1, 2, 3]
-    assert (dead.message_id, dead.attempt, dead.why) == ("a", 3, "the run has failed")
+    assert (dead.message_id, dead.attempt, dead.why) == ("a", 3, "the run failed")
     alerts = [vars(each)["event"] for each in caplog.records if each.msg.startswith("agent.mail.dead_letter")]
     assert [(each["agent"], each["message_id"], each["attempt"]) for each in alerts] == [(bridge.agent, "a", 3)]
 

@@ -21,11 +21,12 @@ from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError
 
 from activities.tools.call import ToolCalls
-from contracts.run.signals import HumanInput
+from contracts.run.signals import Decision, HumanInput
 from contracts.tool import Approval, Effect, ToolKind
 from decisions.builtin_tools import gated_routes
 from decisions.ids import call_digest
-from perdure.client.errors import NotReachable
+from perdure.client import runs
+from perdure.client.errors import AnswerRefused, NotReachable
 from perdure.client.run_list import listing
 from perdure.client.runs import answer
 from perdure.testkit.model_server import calls
@@ -185,6 +186,52 @@ async def test_an_approval_names_its_call_and_is_used_once(world: Any) -> None:
         await run.result()
 
 
+SAME = calls(("charge", {"eur": 5}), ("charge", {"eur": 5}))
+
+
+async def test_an_answer_that_names_no_question_is_for_the_one_that_was_open_when_it_was_given(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charge, send = guarded(), runs._update
+    async with world([SAME, FINISH], charge) as it:
+        run = await it.start()
+        await it.until(partial(_asks, it, run, "q1"))
+
+        async def late(*args: Any) -> None:
+            """Another answer is faster, and the run asks about the next call."""
+            await run.execute_update("answer", {"question_id": "q1", "decision": "deny"})
+            await it.until(partial(_asks, it, run, "q2"))
+            await send(*args)
+
+        monkeypatch.setattr(runs, "_update", late)
+        with pytest.raises(AnswerRefused, match="question q1 is not open; the open one is q2"):
+            await answer(it.client, run.id, HumanInput(decision=Decision.approve))
+        assert await _asks(it, run, "q2")
+        await run.execute_update("answer", {"question_id": "q2", "decision": "deny"})
+        await run.result()
+    assert charge.calls == []
+
+
+async def test_of_two_answers_without_a_name_that_come_at_once_the_second_answers_no_later_question(
+    world: Any,
+) -> None:
+    charge = guarded()
+    async with world([SAME, FINISH], charge, works=False) as it:
+        async with it.worker():
+            run = await it.start()
+            await it.until(partial(_asks, it, run, "q1"))
+        for _ in range(2):
+            await run.signal("human_input", {"decision": "deny"})
+        async with it.worker():
+            await it.until(partial(_asks, it, run, "q2"))
+            state = await it.state(run)
+            await run.execute_update("answer", {"question_id": "q2", "decision": "deny"})
+            await run.result()
+            await it.replay()
+    assert state["ignored"] == ["human_input: no question is open on this run"]
+    assert charge.calls == []
+
+
 async def test_a_call_that_is_too_large_to_be_shown_whole_is_not_put_to_a_person(world: Any) -> None:
     charge = guarded()
     async with world([calls(("charge", {"note": "x" * 21_000})), FINISH], charge) as it:
@@ -221,7 +268,7 @@ async def test_an_approval_that_nobody_gives_in_time_is_denied_and_a_late_one_re
         question = (await it.until_state(run, question=True))["question"]
         assert "expires_at" in question
         await it.until_pending(run, 2)
-        expired = "question q1 has expired: nobody answered it in time"
+        expired = "question q1 has expired without an answer"
         assert await refused(run, {"question_id": "q1", "decision": "approve"}) == expired
         await run.signal("human_input", {"decision": "approve"})
         state = await it.state(run)
@@ -328,7 +375,7 @@ async def test_every_open_question_is_listed_whatever_its_cause_and_no_answered_
             ours = {run.id: goal for goal, run in runs.items()}
             return {ours[each.execution.id]: each.waiting_for for each in found if each.execution.id in ours}
 
-        told = {"ask": "human: Which one?", "approve": "human: approve charge", "doubt": "human: settle pay"}
+        told = {"ask": "human: asks: Which one?", "approve": "human: approve charge", "doubt": "human: settle pay"}
 
         async def lists(*goals: str) -> bool:
             return await waiting() == {goal: told[goal] for goal in goals}

@@ -19,7 +19,6 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.effects.ledger import Claim, Owner
-from activities.reconcile import queries, stores
 from activities.reconcile.reconcile import Reconciliations
 from contracts.reconcile import Problem, ReconcileReport, Repair
 from contracts.tool import Effect, ToolKind
@@ -223,7 +222,7 @@ async def test_a_claim_whose_outcome_history_has_is_not_named(world: Any) -> Non
 
 
 async def test_a_claim_is_not_judged_without_its_run(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "MOST_ASKED", 0)
+    monkeypatch.setattr("activities.reconcile.queries.MOST_ASKED", 0)
     async with world([ASK]) as it:
         run = await waiting(it)
         claim(it, run)
@@ -373,7 +372,7 @@ async def test_a_store_that_was_not_seen_here_with_its_run_is_left_alone(world: 
 
 
 async def test_the_stores_are_gone_through_a_stretch_at_a_time(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "MOST_STORES", 2)
+    monkeypatch.setattr("activities.reconcile.stores.MOST_STORES", 2)
     async with world([]) as it:
         for number in range(5):
             (it.project.workspaces / f"run-{number}" / ".store").mkdir(parents=True)
@@ -420,7 +419,7 @@ async def test_a_worker_that_stops_does_not_wait_for_a_look(world: Any, monkeypa
 
     async with world([], works=False) as it, asyncio.timeout(20):
         async with it.worker():
-            monkeypatch.setattr(Reconciliations, "look", endless)
+            monkeypatch.setattr(Reconciliations, Reconciliations.look.__name__, endless)
             handle = await it.client.start_workflow("Reconcile", id=f"reconcile:{it.queue}", task_queue=it.queue)
             await begun.wait()
         monkeypatch.undo()

@@ -151,7 +151,7 @@ async def test_a_run_that_only_has_the_name_of_the_next_one_is_not_taken_for_it(
         run = await it.start("count them", run_id=name)
         await failed(run)
         await failed(await it.start("count others", run_id=f"{name}.r2"))
-        with pytest.raises(Refused, match=f"run {name}.r2 is there already, and does not go on with {name}"):
+        with pytest.raises(Refused, match=f"run {name}.r2 exists and does not continue {name}"):
             await resumed(it, run)
 
 

@@ -226,8 +226,8 @@ async def test_run_and_cache_hold_the_same_redacted_conversation(world: Any, mon
         asked.append(wanted.length)
         await load(self, conversation, wanted)
 
-    monkeypatch.setattr(Transcripts, "_follow", at_first)
-    monkeypatch.setattr(Transcripts, "_load", counted)
+    monkeypatch.setattr(Transcripts, Transcripts._follow.__name__, at_first)
+    monkeypatch.setattr(Transcripts, Transcripts._load.__name__, counted)
     script = [calls(("look", {}), text=ALL), calls(("look", {"n": 1})), says("done")]
     look = ScriptedTool("look", lambda _, __: {ALL: [ALL]})
     async with world(script, look, secrets=secrets_of(ENVIRONMENT)) as it:

@@ -1,18 +1,24 @@
 """What a run keeps by its hash is compared with it. A changed file holds the run up until the right one is back."""
 
 from datetime import timedelta
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus
+from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
+from temporalio.service import RPCError, RPCStatusCode
 
+from activities.conversation import LATEST
 from activities.model.transcript_cache import digest_of_record, keep_segment, read_record, read_segment, record_name
 from activities.storage.store import LocalStore, StoredFileChangedError
 from activities.storage.workspace import Workspace
 from contracts.conversation import TurnRecord
-from contracts.run.transcript import Segment
-from perdure.testkit.model_server import calls, says, slow
+from contracts.run.transcript import Part, Segment
+from decisions.run.transcript import Transcript
+from perdure.client.lanes import forget
+from perdure.testkit.model_server import Reply, calls, says, slow
+from tests.workflows.lane import asking, begun, echo, held_by, lane_of, new_id, run_of, say, store_of, texts, until_idle
 
 FINISH = calls(("finish", {"outcome": "done"}))
 
@@ -58,6 +64,180 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore(workspace)
 
 
+async def forge(store: LocalStore, run_id: str, *, named: str | None = None) -> tuple[str, bytes]:
+    """A record that fits to itself, of a conversation in which Ada is Eve; returns the right one."""
+    ref = record_name(run_id)
+    right = store.read(ref)
+    record = TurnRecord.model_validate_json(right)
+    whole = Transcript()
+    for segment in record.segments:
+        for part in await read_segment(store, segment):
+            whole.append(Part.model_validate_json(part.model_dump_json().replace("Ada", "Eve")))
+    segments = (await keep_segment(store, whole.parts, 0, whole.head),)
+    forged = record.model_copy(update={"segments": segments, "run_id": named or run_id})
+    store.put(record_name(forged.run_id), forged.model_dump_json().encode())
+    return ref, right
+
+
+async def test_a_changed_record_of_the_last_turn_holds_the_next_one_up(world: Any, tmp_path: Path) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        first = await say(it, chat, "my name is Ada")
+        await until_idle(it, chat, 1)
+        store = store_of(tmp_path, chat)
+        ref, right = await forge(store, first.run_id)
+        second = await begun(it, await say(it, chat, "who am I?"))
+        why = await held_by(it, second)
+        assert f"{ref} was changed: its hash is " in why
+        assert digest_of_record(TurnRecord.model_validate_json(right)) in why
+        store.put(ref, right)
+        await until_idle(it, chat, 2)
+    assert texts(it.model.requests[-1]) == ["my name is Ada", "you said: my name is Ada", "who am I?"]
+    assert "Eve" not in str(it.model.requests)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "failed"])
+async def test_so_does_that_of_a_turn_without_a_result(world: Any, tmp_path: Path, end: str) -> None:
+    chat = new_id()
+
+    def script(body: Any) -> Reply:
+        return calls(("ask_human", {"question": "who?"})) if texts(body)[-1] == "my name is Ada" else echo(body)
+
+    async with world(script) as it:
+        first = await say(it, chat, "my name is Ada", **({"agent": "nobody"} if end == "failed" else {}))
+        if end == "cancelled":
+            await asking(it, first)
+            await run_of(it, first).signal("cancel", {"reason": "enough"})
+        await until_idle(it, chat, 1)
+        store = store_of(tmp_path, chat)
+        ref, right = await forge(store, first.run_id)
+        store.put(ref, right.replace(b"false", b"true"))
+        second = await begun(it, await say(it, chat, "who am I?", agent="default"))
+        assert ref in await held_by(it, second)
+        store.put(ref, right)
+        await until_idle(it, chat, 2)
+
+
+async def test_a_record_that_is_planted_for_a_terminated_turn_counts_for_nothing(world: Any, tmp_path: Path) -> None:
+    chat = new_id()
+
+    def script(body: Any) -> Reply:
+        return calls(("ask_human", {"question": "who?"})) if texts(body)[-1] == "hm" else echo(body)
+
+    async with world(script) as it:
+        first = await say(it, chat, "my name is Ada")
+        second = await say(it, chat, "hm")
+        await asking(it, second)
+        await forge(store_of(tmp_path, chat), first.run_id, named=second.run_id)
+        await run_of(it, second).terminate("gone")
+        await say(it, chat, "who am I?")
+        await until_idle(it, chat, 3)
+    said = texts(it.model.requests[-1])
+    assert (said[0], said[-1]) == ("my name is Ada", "who am I?")
+    assert "Eve" not in str(it.model.requests)
+
+
+@pytest.mark.parametrize("named", ["the turn before", "a run that never was"])
+async def test_a_lane_that_begins_again_goes_on_from_no_other_turn_than_the_last(
+    world: Any, tmp_path: Path, named: str
+) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        first = await say(it, chat, "my name is Ada")
+        second = await say(it, chat, "and I live in London")
+        await until_idle(it, chat, 2)
+        await it.until(lambda: is_listed(it, second.run_id))
+        await lane_of(it, chat).terminate("by an operator")
+        store = store_of(tmp_path, chat)
+        right = store.read(LATEST)
+        other = first.run_id if named == "the turn before" else "never-was"
+        if other == "never-was":
+            await forge(store, first.run_id, named=other)
+        store.put(LATEST, record_name(other).encode())
+        third = await begun(it, await say(it, chat, "who am I?"))
+        why = await held_by(it, third)
+        assert f"latest was changed: it names {record_name(other)}, and history has {right.decode()}" in why
+        store.put(LATEST, right)
+        await until_idle(it, chat, 1)
+    assert texts(it.model.requests[-1])[::2] == ["my name is Ada", "and I live in London", "who am I?"]
+
+
+async def is_listed(it: Any, run_id: str) -> bool:
+    """The server's index knows that it has ended."""
+    query = f"WorkflowId = 'run:{run_id}' AND ExecutionStatus = 'Completed'"
+    return [run.id async for run in it.client.list_workflows(query)] != []
+
+
+async def test_a_lane_that_begins_again_takes_no_changed_record(world: Any, tmp_path: Path) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        first = await say(it, chat, "my name is Ada")
+        await until_idle(it, chat, 1)
+        await lane_of(it, chat).terminate("by an operator")
+        store = store_of(tmp_path, chat)
+        ref, right = await forge(store, first.run_id)
+        second = await begun(it, await say(it, chat, "who am I?"))
+        assert ref in await held_by(it, second)
+        store.put(ref, right)
+        await until_idle(it, chat, 1)
+    assert "Eve" not in str(it.model.requests)
+
+
+async def test_a_turn_is_left_out_by_its_own_record_alone(world: Any, tmp_path: Path) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        first = await say(it, chat, "my name is Ada")
+        second = await say(it, chat, "hm")
+        await until_idle(it, chat, 2)
+        store = store_of(tmp_path, chat)
+        ref, right = record_name(second.run_id), store.read(record_name(second.run_id))
+        assert (await forget(it.client, chat, first.run_id)).run_id == first.run_id
+        other = TurnRecord.model_validate_json(right).model_copy(update={"run_id": first.run_id})
+        own = store.read(record_name(first.run_id))
+        store.put(record_name(first.run_id), other.model_dump_json().encode())
+        third = await begun(it, await say(it, chat, "who am I?"))
+        assert record_name(first.run_id) in await held_by(it, third)
+        store.put(record_name(first.run_id), own)
+        await until_idle(it, chat, 3)
+    assert store.read(ref) == right
+    assert "Ada" not in str(it.model.requests[-1]["messages"])
+
+
+async def test_a_record_counts_as_it_stands_where_the_server_has_forgotten_its_turn(
+    world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat, describe = new_id(), WorkflowHandle.describe
+    gone: list[str] = []
+
+    async def describes(handle: Any, **options: Any) -> Any:
+        if handle.id in gone:
+            raise RPCError("past the retention", RPCStatusCode.NOT_FOUND, b"")
+        return await describe(handle, **options)
+
+    monkeypatch.setattr(WorkflowHandle, "describe", describes)
+    async with world(echo) as it:
+        first = await say(it, chat, "my name is Ada")
+        await until_idle(it, chat, 1)
+        gone.append(run_of(it, first).id)
+        await forge(store_of(tmp_path, chat), first.run_id)
+        await say(it, chat, "who am I?")
+        await until_idle(it, chat, 2)
+    assert texts(it.model.requests[-1])[0] == "my name is Eve"
+
+
+async def test_a_turn_that_an_earlier_version_closed_is_gone_on_from(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = new_id()
+    async with world(echo) as it:
+        monkeypatch.setattr("activities.run.files.digest_of_record", lambda _: None)
+        await say(it, chat, "my name is Ada")
+        await until_idle(it, chat, 1)
+        await say(it, chat, "who am I?")
+        await until_idle(it, chat, 2)
+    assert texts(it.model.requests[-1])[0] == "my name is Ada"
+
+
 async def test_a_changed_segment_is_named(store: LocalStore) -> None:
     segment = await keep_segment(store, [], 0, "head")
     assert await read_segment(store, segment) == []
@@ -75,6 +255,17 @@ async def test_a_changed_record_is_named_and_so_is_one_of_another_turn(store: Lo
     store.put(ref, record.model_copy(update={"shows_journal": True}).model_dump_json().encode())
     with pytest.raises(StoredFileChangedError, match=whole.digest):
         await read_segment(store, whole)
+    store.put(ref, b"no record")
+    with pytest.raises(StoredFileChangedError, match=whole.digest):
+        await read_segment(store, whole)
     store.put(record_name("r2"), record.model_dump_json().encode())
     with pytest.raises(StoredFileChangedError):
         await read_record(store, record_name("r2"))
+
+
+async def test_a_record_that_was_written_otherwise_is_known_by_its_bytes_and_by_what_it_says(store: LocalStore) -> None:
+    record = TurnRecord(segments=(), run_id="r1", journal=None, shows_journal=False)
+    data = record.model_dump_json(indent=1).encode()
+    store.put(record_name("r1"), data)
+    for digest in (blake2b(data, digest_size=16).hexdigest(), digest_of_record(record)):
+        assert await read_record(store, record_name("r1"), digest) == record

@@ -49,7 +49,7 @@ def test_a_place_is_read_as_it_was_written() -> None:
 
 @pytest.mark.parametrize("text", ["", "12.1", "01a20447-8e85-70c6-8e1a-b9a93636b7e7.-1.0", "x" * 36 + ".1.0"])
 def test_what_is_no_place_is_not_read(text: str) -> None:
-    with pytest.raises(ValueError, match="given out"):
+    with pytest.raises(ValueError, match="invalid event id"):
         Position.read(text)
 
 

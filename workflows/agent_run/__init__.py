@@ -1,15 +1,16 @@
 """`AgentRun`: the durable loop of one run.
 
-agent_run       `AgentRun`: plan, act, reflect, until there is an ending
-compaction      what is done when the window is full
-context         a run while a worker has it in memory
-delegate        a call of `delegate`: a child workflow, and what it brings
+agent_run       `AgentRun`: plan, act, reflect, until the run ends
+approval        a person's approval of a call
+compaction      recovery of a run whose context is full
+context         a run in a worker's memory
+delegate        the tool `delegate`: a child workflow, and its outcome
 events          the structured events of a run
 followup_tools  the `workflow_*` tools
-local_first     what a run does with its own files, in passing or in sight
-model_turn      a model call, whatever stands in its way
-queue_tool      a call that is an activity of another worker
-start           how a run begins: what it goes on from, the snapshot of its agent
-tool_calls      carrying out the calls of a turn
-turn            The edges of a turn: what a user says meanwhile, what a person is asked, its close, and its failure
+model_turn      a model call and its failures
+queue_tool      the tool kind `queue`: an activity of another worker
+start           the start of a run: its input, its origin, the snapshot of its agent
+tool_calls      the tool calls of a turn, and their recovery
+turn            the edges of a turn: a user's messages, its close, its failure
+waiting         waits for a person's answer, and for results from outside
 """

@@ -1,7 +1,7 @@
-"""`AgentRun`: plan, act, reflect, until there is an ending.
+"""`AgentRun`: plan, act, reflect, until the run ends.
 
-The loop asks `decisions.run.loop` for the next move and makes it. Handlers validate signals and updates and append
-their content to the run's context, where the loop waits for it.
+The loop asks `decisions.run.loop` for the next move and makes it. Handlers validate signals and updates and store their
+content in the run's context. The loop waits for it there.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from activities.run.files import Runs
@@ -28,57 +27,51 @@ from decisions.run.transcript import note_part
 from decisions.text import formatting
 from workflows import cancellation
 from workflows.agent_run import events
-from workflows.agent_run.context import LiveRun, StillWaiting, begin
-from workflows.agent_run.local_first import filed, filed_in_sight
+from workflows.agent_run.context import LiveRun
 from workflows.agent_run.model_turn import think
-from workflows.agent_run.start import join_at_last, open_run
+from workflows.agent_run.start import begin, join_at_last, open_run
 from workflows.agent_run.tool_calls import act
 from workflows.agent_run.turn import close_turn, listen
-from workflows.handlers import ignoring_refusals, invalid, read, read_optional
+from workflows.agent_run.waiting import StillWaiting
+from workflows.execution import execute_activity, execute_locally_first
+from workflows.handlers import ValidatedWorkflow, cancel_reason, ignoring_refusals, invalid, read, read_optional
 
 
 class _HistoryIsLong(Exception):
-    """The run goes on in another execution."""
+    """The run continues as new."""
 
 
 @workflow.defn
-class AgentRun:
+class AgentRun(ValidatedWorkflow[LiveRun]):
     """A run from goal to outcome. Input: the `agentic.start` event. Result: `agent.completed` or `agent.escalated`.
 
     Cancelled runs end Canceled; failed ones with an ApplicationError whose type is a `RunFailure`.
     """
 
+    UNKNOWN_SIGNAL = "no such signal; there are tool_result, human_input, steer and cancel"
+
     @workflow.init
     def __init__(self, *args: Any) -> None:
-        try:
-            self._live: LiveRun | ApplicationError = begin(args)
-        except ApplicationError as refused:
-            self._live = refused
+        super().__init__(begin, args)
 
     @workflow.run
     async def run(self, *args: Any) -> dict[str, Any]:  # noqa: ARG002 - read by __init__; Temporal wants both alike
-        run = self._run
+        run = self.context
         try:
-            await run.halt.outlast(self._work(run), cancellation.MOST_WAIT)
+            await run.cancellation.outlast(self._work(run), cancellation.MOST_WAIT)
         except asyncio.CancelledError:
             run.state = call_state.halted(run.state, run.effects, workflow.now())
         except _HistoryIsLong:
-            if run.halt.reason is None:
+            if run.cancellation.reason is None:
                 workflow.continue_as_new(Continuation(state=run.state, segments=run.segments, said=tuple(run.said)))
             run.state = call_state.halted(run.state, run.effects, workflow.now())
-        return await run.halt.outlast(self._end(run))
-
-    @property
-    def _run(self) -> LiveRun:
-        if isinstance(self._live, ApplicationError):
-            raise self._live
-        return self._live
+        return await run.cancellation.outlast(self._end(run))
 
     async def _work(self, run: LiveRun) -> None:
-        """Moves until there is an ending. Raises CancelledError at a halt, and _HistoryIsLong."""
+        """Make moves until the run ends. A cancel, and the need to continue as new, end this by an exception."""
         await open_run(run)
         while True:
-            run.halt.check()
+            run.cancellation.check()
             match loop.next_move(run.state, history_is_long=run.is_long, is_spoken_to=bool(run.said)):
                 case loop.Listen():
                     await listen(run)
@@ -106,15 +99,15 @@ class AgentRun:
             await self._rotate(run)
 
     async def _rotate(self, run: LiveRun) -> None:
-        """Raises _HistoryIsLong, unless something has come meanwhile that another execution would not know."""
+        """Continue as new by an exception, unless something has arrived that another execution would not get."""
         if run.archived < run.transcript.length:
             await self._archive(run)
-        run.halt.check()
+        run.cancellation.check()
         if not run.has_news:
             raise _HistoryIsLong
 
     async def _archive(self, run: LiveRun, **end: Any) -> None:
-        """Closes the live stretch of the transcript into the run's store."""
+        """Close the open segment of the transcript in the run's store."""
         request = CloseRequest(
             start=run.archived,
             length=run.transcript.length,
@@ -124,16 +117,16 @@ class AgentRun:
             **end,
         )
         summary = "finish the run's files" if end else "archive the transcript"
-        # In passing, the server could not cancel the run, and it may refuse this end: a steered turn would go on, and
-        # what it leaves to its conversation must be its last word.
-        must_stand = request.cancel is not None or request.turn is not None
-        close = filed_in_sight if must_stand else filed
-        closed = await close(Runs.close_segment, request, summary)
+        # During a local activity the server could not cancel the run, and could refuse its end: a steered turn would
+        # continue, and what it leaves to its conversation must be final.
+        is_final = request.cancel is not None or request.turn is not None
+        close = execute_activity if is_final else execute_locally_first
+        closed = await close(run.cancellation, Runs.close_segment, request, summary)
         if closed.segment is not None:
             run.segments = (*run.segments, closed.segment)
 
     async def _end(self, run: LiveRun) -> dict[str, Any]:
-        """Tells the ending once, and ends as Temporal should show it."""
+        """Report the ending once, and return or raise it as Temporal should show it."""
         if run.is_to_join:
             await join_at_last(run)
         close_turn(run)
@@ -141,11 +134,11 @@ class AgentRun:
         ending = run.state.ending
         journal = shown(run.state.journal, "", run.state.last_finding)
         events.emit(run, ended_event(ending), **formatting.figures(run.state))
-        # A halt leaves the question that it interrupted.
+        # A cancel leaves the question that it interrupted.
         run.set_status(RunStatus.cancelled if ending is None else ending.status, question=None)
         if ending is None:
             native = workflow.cancellation_reason() is not None
-            await self._archive(run, journal=journal, cancel=None if native else run.halt.reason)
+            await self._archive(run, journal=journal, cancel=None if native else run.cancellation.reason)
             raise asyncio.CancelledError
         if ending.status in (RunStatus.failed, RunStatus.timed_out):
             await self._archive(run, journal=journal)
@@ -157,15 +150,13 @@ class AgentRun:
     @workflow.signal(description="A tool's result from outside: the agentic.tool_result event")
     @ignoring_refusals
     def tool_result(self, *args: Any) -> None:
-        self._run.take_result(read(ToolResultEvent, args))
+        self.context.take_result(read(ToolResultEvent, args))
 
-    @workflow.update(
-        description="The same, with the nonce of its request: refused with the reason where it does not fit"
-    )
+    @workflow.update(description="The same, with the nonce of its request: refused with the reason if it does not fit")
     def deliver_result(self, *args: Any) -> dict[str, Any]:
         event = self._checked_result(args)
-        self._run.take_result(event)
-        return {"run_id": self._run.state.run_id, "step": event.payload.step, "accepted": True}
+        self.context.take_result(event)
+        return {"run_id": self.context.state.run_id, "step": event.payload.step, "accepted": True}
 
     @deliver_result.validator
     def _result_fits(self, *args: Any) -> None:
@@ -173,32 +164,30 @@ class AgentRun:
 
     def _checked_result(self, args: Sequence[Any]) -> ToolResultEvent:
         event = read(ToolResultEvent, args)
-        verdict = self._run.judge_at_door(event)
+        verdict = self.context.judge_at_door(event)
         if verdict is not tool_results.Verdict.accepted:
-            reason = tool_results.format_reason(verdict, self._run.state, event.payload)
+            reason = tool_results.format_reason(verdict, self.context.state, event.payload)
             raise ApplicationError(reason, type=verdict, non_retryable=True)
         return event
 
     @workflow.signal(description='Stop the run: {"reason"?, "by"?}; what is running is finished first')
     @ignoring_refusals
     def cancel(self, *args: Any) -> None:
-        request = read_optional(CancelRequest, args)
-        by = f" by {request.by}" if request.by else ""
-        self._run.halt.request((request.reason or "cancel signal") + by)
+        self.context.cancellation.request(cancel_reason(read_optional(CancelRequest, args), "cancel signal"))
 
     @workflow.signal(description='Answer the open question: {"text"} or {"decision"}, with "question_id"?, "by"?')
     @ignoring_refusals
     def human_input(self, *args: Any) -> None:
-        self._run.take_answer(self._checked_answer(args))
+        self.context.answer = self._checked_answer(args)
 
     @workflow.update(
-        description='Answer the open question: {"text"} or {"decision"}; refused with the reason where it does not fit'
+        description='Answer the open question: {"text"} or {"decision"}; refused with the reason if it does not fit'
     )
     def answer(self, *args: Any) -> dict[str, Any]:
         answer = self._checked_answer(args)
-        question = self._run.state.question
-        self._run.take_answer(answer)
-        return {"run_id": self._run.state.run_id, "question_id": question.id if question else None, "accepted": True}
+        question = self.context.state.question
+        self.context.answer = answer
+        return {"run_id": self.context.state.run_id, "question_id": question.id if question else None, "accepted": True}
 
     @answer.validator
     def _answer_fits(self, *args: Any) -> None:
@@ -206,30 +195,25 @@ class AgentRun:
 
     def _checked_answer(self, args: Sequence[Any]) -> HumanInput:
         answer = read(HumanInput, args)
-        if reason := self._run.refusal(answer):
+        if reason := self.context.refusal(answer):
             raise invalid(reason)
         return answer
 
     @workflow.signal(description='Say something to the run at work, for its next model call: {"request_id", "text"}')
     @ignoring_refusals
     def steer(self, *args: Any) -> None:
-        self._run.hear(read(SteerRequest, args))
+        self.context.hear(read(SteerRequest, args))
 
-    @workflow.signal(dynamic=True)
-    def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
-        self.ignore(formatting.cut(name, 80), "no such signal; there are tool_result, human_input, steer and cancel")
-
-    def ignore(self, signal: str, why: str) -> None:
-        if isinstance(self._live, LiveRun):
-            self._live.ignore(signal, why)
+    def ignore(self, signal: str, reason: str) -> None:
+        self.context.ignore(signal, reason)
 
     @workflow.query(description="Status, step, pending actions, open question, usage")
     def state(self, *_: Any) -> RunView:
-        return formatting.view(self._run.state)
+        return formatting.view(self.context.state)
 
     @workflow.query(description='All that decides how the run goes on, with the turn\'s calls in pages: {"from"}?')
     def snapshot(self, *args: Any) -> Snapshot:
-        asked, run = read_optional(SnapshotQuery, args), self._run
+        asked, run = read_optional(SnapshotQuery, args), self.context
         return Snapshot(
             state=run.state.model_copy(update={"calls": paged(run.state.calls, asked.start)}),
             segments=run.segments,
@@ -240,17 +224,17 @@ class AgentRun:
 
     @workflow.query(description="The run journal, section by section")
     def journal(self, *_: Any) -> Journal:
-        state = self._run.state
+        state = self.context.state
         return shown(state.journal, state.goal, state.last_finding)
 
     @workflow.query(description='The conversation, in pages: {"from", "limit"}?')
     def transcript(self, *args: Any) -> Page:
-        asked, run = read_optional(TranscriptQuery, args), self._run
+        asked, run = read_optional(TranscriptQuery, args), self.context
         return run.transcript.page(asked.start, asked.limit, run.segments)
 
     @workflow.query(description="The large result of another worker, while it is made an artifact")
     def result(self, *args: Any) -> Any:
         step = read(LargeResult, args).step
-        if step not in self._run.handed_on:
+        if step not in self.context.handed_on:
             raise invalid(f"no result of step {step} is kept here")
-        return self._run.handed_on[step]
+        return self.context.handed_on[step]

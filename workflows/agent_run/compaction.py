@@ -1,11 +1,10 @@
-"""What a run does when its context is full: the rungs of `decisions.run.recovery`, one at a time (B5)."""
+"""Recovery of a run whose context is full, one stage of `decisions.run.recovery` at a time (B5)."""
 
-from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 from activities.model.summarize import Summaries
 from contracts.failures import RunFailure
-from contracts.run.compaction import ContextFull, Recovery, Summary, SummaryRequest
+from contracts.run.compaction import ContextFull, Recovery, SummaryRequest
 from contracts.run.question import QuestionKind
 from contracts.run.state import Forced
 from decisions.builtin_tools import ASK_HUMAN
@@ -17,12 +16,13 @@ from decisions.run.resume import journal_of
 from decisions.run.transcript import note_part
 from workflows.agent_run import events
 from workflows.agent_run.context import LiveRun
-from workflows.agent_run.turn import ask_in_its_place, fail
-from workflows.policies import FILES, SUMMARY_MARGIN, WAIT_FOR_END
+from workflows.agent_run.turn import fail
+from workflows.agent_run.waiting import ask_in_its_place
+from workflows.policies import summary_policy
 
 
 async def make_room(run: LiveRun, full: ContextFull) -> None:
-    """Climbs one rung; the model is asked again afterwards, unless the run has ended."""
+    """Apply the next stage; the model is called again afterwards, unless the run has ended."""
     if full.was_refused:
         run.update(window=full.window)
     stage = next_recovery(run.state.recoveries, run.state.turns)
@@ -42,8 +42,12 @@ async def make_room(run: LiveRun, full: ContextFull) -> None:
 
 
 async def _summarise(run: LiveRun, *, is_deep: bool) -> None:
+    request = _request(run, is_deep=is_deep)
+    kind = "deep prune" if is_deep else "compact"
     try:
-        summary = await run.halt.stoppable(_summary(run, is_deep=is_deep))
+        summary = await run.execute(
+            Summaries.summarize, request, f"{kind} · turn {run.state.turns}", summary_policy(run.state.limits)
+        )
     except ActivityError as error:
         fail(run, error, RunFailure.model_unavailable)
         return
@@ -58,9 +62,9 @@ async def _summarise(run: LiveRun, *, is_deep: bool) -> None:
         events.emit(run, "agent.compaction.run", **figures)
 
 
-async def _summary(run: LiveRun, *, is_deep: bool) -> Summary:
+def _request(run: LiveRun, *, is_deep: bool) -> SummaryRequest:
     limits = run.state.limits
-    request = SummaryRequest(
+    return SummaryRequest(
         length=run.transcript.length,
         head=run.transcript.head,
         definition=run.state.definition,
@@ -71,18 +75,10 @@ async def _summary(run: LiveRun, *, is_deep: bool) -> Summary:
         limit=turn_limit(limits),
         told=events.untold(run),
     )
-    kind = "deep prune" if is_deep else "compact"
-    return await workflow.execute_activity_method(
-        Summaries.summarize,
-        request,
-        cancellation_type=WAIT_FOR_END,
-        summary=f"{kind} · turn {run.state.turns}",
-        **FILES | {"start_to_close_timeout": turn_limit(limits) + SUMMARY_MARGIN},
-    )
 
 
 async def _ask(run: LiveRun, full: ContextFull) -> None:
-    """The model asks, since it knows what it is at; where the provider takes nothing any more, the runtime does."""
+    """Let the model ask a person, as it knows its work; ask in its place if the provider takes no more requests."""
     events.emit(run, "agent.recovery.fired", stage=Recovery.ask, before_tokens=full.tokens)
     forced = Forced(tool=ASK_HUMAN, asks=QuestionKind.recovery, text=QUESTION)
     if full.was_refused:

@@ -1,4 +1,4 @@
-"""A call of `delegate`: a child workflow that outlives a restart of the run, and what it brings."""
+"""The tool `delegate`: a child workflow that outlives a restart of the run, and its outcome."""
 
 from temporalio import workflow
 from temporalio.common import WorkflowIDReusePolicy
@@ -15,21 +15,21 @@ from decisions.run import loop
 from decisions.run.resume import origin_of
 from decisions.text import formatting
 from workflows.agent_run.context import LiveRun
+from workflows.execution import watch_or_cancel
 from workflows.policies import FILES
-from workflows.watching import watch
 
 
 async def delegate(run: LiveRun, call: Call) -> ToolOutcome:
-    """What the subtasks bring; or why nothing was delegated, or what failed it. What they used counts in each case."""
+    """Return the outcome of the subtasks, or the error. Their usage counts in each case."""
     origin = origin_of(run.state, call.step or 0)
     request = delegation.planned(run.state, call, origin.run_id if origin else run.state.run_id)
     if isinstance(request, ToolOutcome):
         return request
-    run.halt.levels = request.max_depth - request.depth
-    state = await run.halt.stoppable(_joined(request, formatting.call_summary(call)))
-    run.halt.levels = 0
+    run.cancellation.levels = request.max_depth - request.depth
+    state = await run.cancellation.stoppable(_joined(request, formatting.call_summary(call)))
+    run.cancellation.levels = 0
     if state is None:
-        run.halt.check()  # perhaps it was never begun
+        run.cancellation.check()  # it may never have begun
         run.state = loop.delegated(run.state, delegation.all_of(request.budget))
         return failed(ToolFault.subtask_failed, "the delegation is gone, and nobody knows what became of its subtasks")
     run.state = loop.delegated(run.state, delegation.committed(state))
@@ -37,10 +37,7 @@ async def delegate(run: LiveRun, call: Call) -> ToolOutcome:
 
 
 async def _joined(request: DelegationRequest, summary: str) -> DelegationState | None:
-    """How it ended. One that is there already, of the run that this one goes on from, is waited for (D7).
-
-    None where that cannot be told.
-    """
+    """Run the delegation, or wait for the one that the run's origin has started (D7). Return its end, if known."""
     workflow_id = ids.delegation_workflow_id(request.named, request.step)
     try:
         joined: DelegationState = await workflow.execute_child_workflow(
@@ -54,10 +51,9 @@ async def _joined(request: DelegationRequest, summary: str) -> DelegationState |
         )
         return joined
     except WorkflowAlreadyStartedError:
-        await watch(workflow_id, "wait for the delegation that was begun before")
+        await watch_or_cancel(workflow_id, "wait for the delegation that was begun before")
     except ChildWorkflowError:
-        pass  # cut short: what its subtasks used counts all the same
-    found: DelegationState | None = await workflow.execute_activity_method(
+        pass  # cut short: the usage of its subtasks counts all the same
+    return await workflow.execute_activity_method(
         Delegations.find_delegation, workflow_id, summary="what became of the delegation", **FILES
     )
-    return found

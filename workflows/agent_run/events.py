@@ -1,4 +1,4 @@
-"""The structured events of a run (B12): one log line each, with its figures, and a count; a replay tells none twice."""
+"""The structured events of a run (B12): a log line with figures, a count and a trace line, not repeated by a replay."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +16,9 @@ MOST_REFUSED = 20  # calls of a turn
 
 
 def emit(run: LiveRun, name: str, *, is_traced: bool = True, **figures: Any) -> None:
-    """`name` is one of the requirement's: `agent.tool.retry`, `agent_run.resume_unsafe`, ...
+    """Log and count the event `name` of the requirements: `agent.tool.retry`, `agent_run.resume_unsafe`, ...
 
-    What the trace is told goes through history, as an activity's input: a thing that goes on is told when it begins.
+    Trace lines are part of an activity's input, and so of history: trace a lasting condition when it begins.
     """
     event = {"event": name, "run_id": run.state.run_id, **figures}
     workflow.logger.info(name, extra={"event": event})
@@ -26,14 +26,14 @@ def emit(run: LiveRun, name: str, *, is_traced: bool = True, **figures: Any) -> 
     if not is_traced:
         return
     number = run.state.events + 1
-    told = {"key": f"event:{number}", "at": workflow.now().isoformat(timespec="milliseconds"), **event}
-    run.update(events=number, untold=(*run.state.untold, told))
+    line = {"key": f"event:{number}", "at": workflow.now().isoformat(timespec="milliseconds"), **event}
+    run.update(events=number, untold=(*run.state.untold, line))
 
 
 def refused(run: LiveRun, calls: Sequence[Call]) -> None:
-    """Calls of a turn that were not made are told to the trace alone: of those that were, their activities tell it.
+    """Trace the calls of a turn that were refused; calls that were made are traced by their activities.
 
-    Through history, as all that the trace is told: so of a flood, only its beginning.
+    The lines enter history, so only the first ones are traced.
     """
     at = workflow.now().isoformat(timespec="milliseconds")
     lines = [{"at": at, **formatting.refusal(call)} for call in calls[:MOST_REFUSED]]
@@ -43,7 +43,7 @@ def refused(run: LiveRun, calls: Sequence[Call]) -> None:
 
 
 def untold(run: LiveRun) -> tuple[dict[str, Any], ...]:
-    """What the trace has not been told yet; whoever asks is to write it there."""
+    """Return the trace lines that are not written yet, and forget them: the caller hands them to an activity."""
     events = run.state.untold
     if events:
         run.update(untold=())
@@ -52,3 +52,7 @@ def untold(run: LiveRun) -> tuple[dict[str, Any], ...]:
 
 def count_call(call: Call, outcome: ToolOutcome) -> None:
     count(workflow.metric_meter(), metrics.of_call(call.tool, outcome))
+
+
+def call_figures(call: Call) -> dict[str, Any]:
+    return {"step": call.step, "tool": call.tool, "tool_use_id": call.tool_use_id}

@@ -1,6 +1,4 @@
-"""A model call, whatever stands in its way: a full window, a lost worker, a definition that has changed."""
-
-from typing import Any
+"""A model call, and what to do if the context is full, the worker is lost, or the agent's definition has changed."""
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
@@ -10,9 +8,8 @@ from contracts.failures import RunFailure, Stop
 from contracts.run.compaction import ContextFull
 from contracts.run.question import QuestionKind
 from contracts.run.signals import Decision
-from contracts.run.turn import TURN_MARGIN, ModelTurn, TurnRequest
+from contracts.run.turn import ModelTurn, TurnRequest
 from decisions.run import call_state
-from decisions.run.limits import turn_limit
 from decisions.run.recovery import is_used_up
 from decisions.run.reply import take_turn
 from decisions.run.transcript import note_part, reply_part
@@ -21,14 +18,14 @@ from workflows.agent_run import events
 from workflows.agent_run.compaction import make_room
 from workflows.agent_run.context import LiveRun
 from workflows.agent_run.start import take_snapshot
-from workflows.agent_run.turn import ask_in_its_place, close_turn, fail
-from workflows.encryption import readable
+from workflows.agent_run.turn import close_turn, fail
+from workflows.agent_run.waiting import ask, ask_in_its_place
 from workflows.failures import Fate, fate
-from workflows.policies import HEARTBEAT, MODEL_RETRIES, MOST_LOST, WAIT_FOR_END
+from workflows.policies import MOST_LOST, model_turn_policy
 
 
 async def think(run: LiveRun) -> None:
-    """One model call, and what it makes of the run."""
+    """Call the model once, and apply its reply to the run."""
     run.tell()
     turn = await _reply(run)
     if turn is None:
@@ -41,33 +38,36 @@ async def think(run: LiveRun) -> None:
         run.transcript.append(reply_part(turn))
     if taken.note:
         run.transcript.append(note_part(taken.note))
-    if run.halt.reason is not None:
-        run.update(ending=ending)  # a run that is to stop is not ended by what it says
-        run.halt.check()
+    if run.cancellation.reason is not None:
+        run.update(ending=ending)  # a reply does not end a run that is to stop
+        run.cancellation.check()
     if forced is not None and forced.asks and run.state.forced is None and run.state.ending is None:
-        # It was to ask a person and did something else: some providers force nothing.
+        # It was to ask a person and did something else: some providers do not enforce a forced tool.
         run.state = call_state.refused_before(run.state, "not made: a person is asked first", workflow.now())
         close_turn(run)
         await ask_in_its_place(run, forced)
 
 
 async def _reply(run: LiveRun) -> ModelTurn | None:
-    """None where the run has changed instead: it failed, a person decided what its definition is, or room was made.
+    """Return the reply, unless the run has changed instead: it failed, or its definition or context has changed.
 
-    What made room has cost tokens and time, so the limits are looked at before the model is asked again.
+    Compaction costs tokens and time, so the loop checks the limits before the next call.
     """
     reply = await _answered(run)
     if not isinstance(reply, ContextFull):
         return reply
-    run.halt.check()
+    run.cancellation.check()
     await make_room(run, reply)
     return None
 
 
 async def _answered(run: LiveRun) -> ModelTurn | ContextFull | None:
+    activity = Turns.plan if run.state.turns == 0 else Turns.reflect
     for _ in range(MOST_LOST):
+        run.cancellation.check()  # before the request takes the trace lines
+        summary, policy = formatting.turn_summary(run.state), model_turn_policy(run.state.limits)
         try:
-            return await run.halt.stoppable(_asked(run))
+            return await run.execute(activity, _request(run), summary, policy)
         except ActivityError as error:
             last = error
         if fate(last) is not Fate.lost:
@@ -80,10 +80,10 @@ async def _answered(run: LiveRun) -> ModelTurn | ContextFull | None:
     return None
 
 
-async def _asked(run: LiveRun) -> ModelTurn | ContextFull:
+def _request(run: LiveRun) -> TurnRequest:
     state = run.state
     forced = state.forced
-    request = TurnRequest(
+    return TurnRequest(
         turn=state.turns + 1,
         length=run.transcript.length,
         head=run.transcript.head,
@@ -97,31 +97,18 @@ async def _asked(run: LiveRun) -> ModelTurn | ContextFull:
         turn_timeout=state.limits.turn_timeout,
         told=events.untold(run),
     )
-    what: Any = Turns.plan if state.turns == 0 else Turns.reflect
-    return await readable(
-        run.halt,
-        lambda: workflow.execute_activity_method(
-            what,
-            request,
-            start_to_close_timeout=turn_limit(state.limits) + TURN_MARGIN,
-            heartbeat_timeout=HEARTBEAT,
-            retry_policy=MODEL_RETRIES,
-            cancellation_type=WAIT_FOR_END,
-            summary=formatting.turn_summary(state),
-        ),
-    )
 
 
 async def _settle_definition(run: LiveRun, new: str, difference: str) -> None:
-    """The agent is defined otherwise than when the run began: a person decides, nobody guesses (B10)."""
+    """Let a person decide, as the agent's definition has changed since the run began (B10)."""
     events.emit(run, "agent_run.resume_unsafe", definition=new)
-    answer = await run.ask(QuestionKind.definition_changed, difference)
+    answer = await ask(run, QuestionKind.definition_changed, difference)
     run.update(interrupted=False)
     match answer.decision:
         case Decision.use_new:
             await take_snapshot(run, new)
-            run.update(interrupted=run.state.definition != new)  # the project has moved on: ask again
+            run.update(interrupted=run.state.definition != new)  # it has changed again: ask again
         case Decision.stop:
-            run.halt.request(f"stopped by {answer.by or 'a person'}: the definition has changed")
+            run.cancellation.request(f"stopped by {answer.by or 'a person'}: the definition has changed")
         case _:
             run.update(refused_definition=new)

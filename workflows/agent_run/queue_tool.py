@@ -1,6 +1,6 @@
-"""The kind `queue`: an activity of somebody else's worker, in any language, takes the request and returns the result.
+"""The tool kind `queue`: an activity of another worker, in any language, takes the request and returns the result.
 
-There is no ledger over there: of a `once` call that was lost or came to no end, only a person can tell.
+That worker has no ledger: only a person can settle a `once` call that was lost or timed out.
 """
 
 import asyncio
@@ -16,31 +16,34 @@ from activities.tools.call import INLINE_BYTES, sound
 from activities.tools.queue import QueueResults
 from contracts.failures import ToolFault
 from contracts.models import Undecodable
-from contracts.run.events import ToolRequestEvent, ToolRequestPayload
+from contracts.run.events import ToolRequestPayload
 from contracts.run.state import Call
-from contracts.tool import MOST_ERROR, Effect, LargeResult, QueueRoute, ToolOutcome, ToolRoute, failed
+from contracts.tool import MOST_ERROR, Effect, LargeResult, QueueRoute, ToolOutcome, failed
 from decisions.ids import request_key, result_key
 from decisions.run.resume import key_id_of
 from decisions.text import formatting
 from decisions.tool_requests import request_event
 from workflows.agent_run.context import LiveRun
-from workflows.encryption import readable
+from workflows.agent_run.waiting import awaiting_outside
 from workflows.failures import Fate, fate, told
-from workflows.policies import KEEPING, TOOL_RETRIES, WAIT_FOR_END
+from workflows.policies import KEEPING, queue_call_policy
 
 
-async def queued(run: LiveRun, call: Call, route: ToolRoute) -> ToolOutcome | None:
-    """The call's outcome; None where only a person can tell."""
+async def queued(run: LiveRun, call: Call) -> ToolOutcome | None:
+    """Return the call's outcome, unless only a person can settle it."""
+    route = run.route(call)
     if route.queue is None:
         raise AssertionError(f"{route.name} has no queue")
     if call.effect is Effect.once and call.tool_use_id in run.effects:
         return None  # begun by the run that this one resumes
-    run.halt.check()
+    run.cancellation.check()
     run.in_flight(call)
     began = workflow.now()
-    with run.awaiting_outside():
+    activity: Any = route.queue.activity
+    policy = queue_call_policy(route, route.queue, call.effect)
+    with awaiting_outside(run):
         try:
-            result = await run.halt.stoppable(_scheduled(run, call, route, route.queue))
+            result = await run.execute(activity, _request(run, call), formatting.call_summary(call), policy)
         except ActivityError as error:
             outcome = _failed(run, call, route.queue, error)
         else:
@@ -52,33 +55,15 @@ async def queued(run: LiveRun, call: Call, route: ToolRoute) -> ToolOutcome | No
 
 
 def _trace(run: LiveRun, call: Call, outcome: ToolOutcome, took: timedelta) -> None:
-    """The line that `call_tool` writes of its calls; the next activity of the run writes this one."""
+    """Add the trace line that `call_tool` writes for other calls; the run's next activity writes this one."""
     key = result_key(run.state.key_id or run.state.run_id, call.step or 0, call.generation)
-    told = formatting.call_trace(key, call.step or 0, call.tool, call.arguments, outcome)
+    figures = formatting.call_trace(key, call.step or 0, call.tool, call.arguments, outcome)
     ms = round(took / timedelta(milliseconds=1))
-    line = {**told, "at": workflow.now().isoformat(timespec="milliseconds"), "ms": ms}
+    line = {**figures, "at": workflow.now().isoformat(timespec="milliseconds"), "ms": ms}
     run.update(untold=(*run.state.untold, line))
 
 
-async def _scheduled(run: LiveRun, call: Call, route: ToolRoute, queue: QueueRoute) -> Any:
-    request = _request(run, call).model_dump(mode="json")
-    return await readable(
-        run.halt,
-        lambda: workflow.execute_activity(
-            queue.activity,
-            request,
-            task_queue=queue.task_queue,
-            schedule_to_start_timeout=route.timeout,
-            start_to_close_timeout=route.timeout,
-            heartbeat_timeout=queue.heartbeat,
-            retry_policy=TOOL_RETRIES[call.effect],
-            cancellation_type=WAIT_FOR_END,
-            summary=formatting.call_summary(call),
-        ),
-    )
-
-
-def _request(run: LiveRun, call: Call) -> ToolRequestEvent:
+def _request(run: LiveRun, call: Call) -> dict[str, Any]:
     step = call.step or 0
     key = request_key(key_id_of(run.state, step), step, call.generation)
     payload = ToolRequestPayload(
@@ -88,11 +73,11 @@ def _request(run: LiveRun, call: Call) -> ToolRequestEvent:
         tool_payload=call.arguments,
         requested_at=workflow.now(),
     )
-    return request_event(payload, key)
+    return request_event(payload, key).model_dump(mode="json")
 
 
 def _failed(run: LiveRun, call: Call, queue: QueueRoute, error: ActivityError) -> ToolOutcome | None:
-    """What the model is told; None where only a person can tell. Raises CancelledError."""
+    """Return the error for the model, unless only a person can settle the call. Raises CancelledError."""
     end, cause = fate(error), error.cause
     was_taken = error.started_event_id != 0
     if end is Fate.cancelled:
@@ -102,7 +87,7 @@ def _failed(run: LiveRun, call: Call, queue: QueueRoute, error: ActivityError) -
     if isinstance(cause, TimedOut) and cause.type is TimeoutType.SCHEDULE_TO_START:
         run.landed(call)
         return _unreachable(call, queue)
-    if isinstance(cause, ServerError):  # it refused what the activity returned
+    if isinstance(cause, ServerError):  # it rejected the activity's result
         run.landed(call)
         return failed(ToolFault.too_large, f"the call was made, but its result cannot be had: {cause.message}")
     if end is Fate.in_doubt or (call.effect is Effect.once and end in (Fate.lost, Fate.late)):
@@ -113,12 +98,12 @@ def _failed(run: LiveRun, call: Call, queue: QueueRoute, error: ActivityError) -
 
 def _unreachable(call: Call, queue: QueueRoute) -> ToolOutcome:
     earlier = "; an earlier attempt of it may have happened" if call.effect is Effect.keyed else ""
-    why = f"no worker took the call from task queue {queue.task_queue!r} in time{earlier}"
-    return failed(ToolFault.unreachable, why, retryable=True)
+    reason = f"no worker took the call from task queue {queue.task_queue!r} in time{earlier}"
+    return failed(ToolFault.unreachable, reason, retryable=True)
 
 
 def _named(outcome: ToolOutcome, cause: BaseException | None) -> ToolOutcome:
-    """With a kind that the model knows: over there types are names of exceptions."""
+    """Replace an error kind that the model does not know: another worker's types are names of exceptions."""
     error = outcome.error
     if error is None or not isinstance(cause, ApplicationError):
         return outcome
@@ -128,7 +113,7 @@ def _named(outcome: ToolOutcome, cause: BaseException | None) -> ToolOutcome:
 
 
 async def _outcome(run: LiveRun, call: Call, result: Any) -> ToolOutcome:
-    """The result as the run can keep it; a large one becomes an artifact."""
+    """Return the result as the run can store it; a large one becomes an artifact."""
     if isinstance(result, Undecodable):
         return failed(ToolFault.tool_error, f"the call was made, but what it returned is no JSON: {result.reason}")
     try:
@@ -142,7 +127,7 @@ async def _outcome(run: LiveRun, call: Call, result: Any) -> ToolOutcome:
 
 
 async def _kept(run: LiveRun, call: Call, outcome: ToolOutcome) -> ToolOutcome:
-    """The activity asks the run for it: as an input it would enter history a second time."""
+    """Store a large result. The activity queries the run for it: as an input it would enter history a second time."""
     large = LargeResult(step=call.step or 0, tool=call.tool)
     with run.handing_on(large.step, outcome):
         try:
@@ -150,5 +135,5 @@ async def _kept(run: LiveRun, call: Call, outcome: ToolOutcome) -> ToolOutcome:
                 QueueResults.keep_result, large, summary=f"keep the result of {call.tool} · step {call.step}", **KEEPING
             )
         except ActivityError as error:
-            why = formatting.cut(str(error.cause), 200)
-            return failed(ToolFault.too_large, f"the call was made, but its result could not be kept: {why}")
+            reason = formatting.cut(str(error.cause), 200)
+            return failed(ToolFault.too_large, f"the call was made, but its result could not be kept: {reason}")

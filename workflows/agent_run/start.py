@@ -1,31 +1,102 @@
-"""How a run begins: what it goes on from, if anything, and the snapshot of its agent that it keeps."""
+"""The start of a run: its input, the run or conversation that it continues, and the snapshot of its agent."""
 
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
+from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 from activities.conversation import Conversations
 from activities.run.files import Runs
 from activities.run.fork import Inheritances
-from contracts.agent import Opening, OpeningRequest
+from contracts.agent import DEFAULT_AGENT, OpeningRequest
 from contracts.conversation import Choice, Joined, JoinRequest
 from contracts.failures import RunFailure
-from contracts.run.events import ResumePayload
+from contracts.run.events import BeginEvent, ResumeEvent, ResumePayload, StartEvent, StartPayload
+from contracts.run.limits import limits_in
 from contracts.run.question import QuestionKind
-from contracts.run.state import Inherited, InheritRequest, RunStatus
-from decisions.run.limits import format_excess, in_force, with_requested
+from contracts.run.state import Continuation, InheritRequest, RunState, RunStatus
+from contracts.sender import Sender
+from decisions import ids
+from decisions.run.limits import DEFAULTS, format_excess, in_force, set_in, with_requested
 from decisions.run.resume import journal_of
-from decisions.run.transcript import Transcript, note_part
+from decisions.run.transcript import Transcript, brief_part, goal_part, note_part, too_large
 from decisions.text import formatting
 from workflows.agent_run import events
 from workflows.agent_run.context import LiveRun
-from workflows.agent_run.local_first import filed, filed_in_sight
 from workflows.agent_run.turn import fail
+from workflows.agent_run.waiting import ask
+from workflows.execution import execute_locally_first
+from workflows.handlers import invalid, must_continue, read, type_of_start
+
+
+def begin(args: Sequence[Any]) -> LiveRun:
+    """Return the run of a start event or of an earlier execution. Raises ApplicationError `InvalidInput`."""
+    match type_of_start(args):
+        case "agentic.continue":
+            carried = read(Continuation, args)
+            must_continue()
+            last = carried.segments[-1]
+            run = LiveRun(carried.state, Transcript(last.end, last.head), carried.segments)
+            run.said.extend(carried.said)
+            return run
+        case "agentic.resume":
+            event = read(ResumeEvent, args)
+            state = _new(StartPayload(goal=f"go on from {event.payload.run_id}"), event.sender)
+            return LiveRun(state, Transcript(), (), event.payload)
+        case "agentic.begin":
+            return _begun(read(BeginEvent, args))
+        case _:
+            start = read(StartEvent, args)
+            return _begun(BeginEvent(type="agentic.begin", payload=start.payload, sender=start.sender))
+
+
+def _begun(event: BeginEvent) -> LiveRun:
+    payload = event.payload
+    requested = {**set_in(limits_in(payload.context)), **set_in(payload.limits)}
+    changes = {
+        "requested": requested,
+        "headers": event.headers,
+        "is_turn": event.is_turn,
+        "assignment": event.assignment,
+        "share": event.share,
+        "choices": event.choices,
+    }
+    parts = [brief_part(event.brief)] if event.brief else []
+    parts.append(goal_part(payload.goal, payload.context))
+    transcript = Transcript()
+    for part in parts:
+        transcript.append(part)
+    if reason := too_large(parts):
+        raise invalid(reason)
+    state = _new(payload, event.sender).model_copy(update=changes)
+    run = LiveRun(state.model_copy(update={"limits": in_force(state, DEFAULTS)}), transcript, ())
+    run.after, run.forget, run.opening = event.after, event.forget, tuple(parts)
+    return run
+
+
+def _new(payload: StartPayload, sender: Sender | None) -> RunState:
+    now, info = workflow.now(), workflow.info()
+    is_retry = info.attempt > 1 and info.cron_schedule is None
+    return RunState(
+        run_id=ids.run_id_of(info.workflow_id),
+        goal=payload.goal,
+        agent=payload.agent or DEFAULT_AGENT,
+        context=payload.context,
+        conversation_id=payload.conversation_id,
+        sender=sender,
+        created_at=now,
+        updated_at=now,
+        limits=DEFAULTS,
+        execution=ids.start_of(info.first_execution_run_id, info.continued_run_id, is_retry=is_retry),
+    )
 
 
 async def open_run(run: LiveRun) -> None:
+    """Read the files that the run begins with, unless an earlier execution has done it."""
     if run.state.status is not RunStatus.queued:
-        return  # it goes on from an earlier execution
+        return
     if run.origin is not None:
         await _inherit(run, run.origin)
     elif run.state.is_turn:
@@ -40,8 +111,8 @@ async def open_run(run: LiveRun) -> None:
 
 
 async def _choose(run: LiveRun, choice: Choice) -> None:
-    """What the sender left open, a person says before the first turn."""
-    answer = await run.ask(QuestionKind.choice, f"{choice.name}: which one?", choice.options)
+    """Ask a person for a choice that the sender left open."""
+    answer = await ask(run, QuestionKind.choice, f"{choice.name}: which one?", choice.options)
     run.transcript.append(note_part(f"A person was asked which one {choice.name} is. The answer: {answer.text}"))
     run.update(choices=run.state.choices[1:])
 
@@ -49,8 +120,7 @@ async def _choose(run: LiveRun, choice: Choice) -> None:
 async def _inherit(run: LiveRun, origin: ResumePayload) -> None:
     request = InheritRequest(**origin.model_dump(), execution=run.state.execution)
     try:
-        summary = formatting.cut(f"go on from {origin.run_id}", 80)
-        inherited: Inherited = await run.halt.stoppable(filed_in_sight(Inheritances.inherit, request, summary))
+        inherited = await run.execute(Inheritances.inherit, request, formatting.cut(f"go on from {origin.run_id}", 80))
     except ActivityError as error:
         fail(run, error, RunFailure.not_resumable)
         return
@@ -60,19 +130,25 @@ async def _inherit(run: LiveRun, origin: ResumePayload) -> None:
 
 async def _join(run: LiveRun) -> None:
     try:
-        _go_on(run, await run.halt.stoppable(_read_conversation(run)))
+        _go_on(run, await run.cancellation.stoppable(_read_conversation(run)))
     except ActivityError as error:
         fail(run, error, RunFailure.bad_project)
 
 
 async def join_at_last(run: LiveRun) -> None:
-    """A turn that was stopped before it knew the conversation leaves it as it was, with the turn's own words."""
+    """Add the turn's own words to a conversation that it was stopped before reading, and change nothing else."""
     with suppress(ActivityError):
         _go_on(run, await _read_conversation(run))
 
 
+async def _read_conversation(run: LiveRun) -> Joined:
+    request = JoinRequest(conversation_id=run.state.conversation_id or "", after=run.after, forget=run.forget)
+    summary = "read the conversation so far"
+    return await execute_locally_first(run.cancellation, Conversations.join_conversation, request, summary)
+
+
 def _go_on(run: LiveRun, joined: Joined) -> None:
-    """The turn's own words come after what the conversation holds already."""
+    """Continue the conversation with the turn's own words."""
     own, run.opening = run.opening, ()
     if joined.segment is None:
         return
@@ -87,7 +163,7 @@ def _go_on(run: LiveRun, joined: Joined) -> None:
 
 
 async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
-    """As the project defines the agent now; not where a person has decided on another definition, `shown`."""
+    """Take over the agent's definition from the project; only the one that a person was `shown`, if given."""
     request = OpeningRequest(
         agent=run.state.agent,
         length=run.transcript.length,
@@ -97,13 +173,16 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
         execution=run.state.execution,
     )
     try:
-        opening: Opening = await run.halt.stoppable(filed(Runs.open_run, request, "read agent, tools and limits"))
+        opening = await run.execute_locally(Runs.open_run, request, "read agent, tools and limits")
     except ActivityError as error:
         fail(run, error, RunFailure.bad_project)
         return
     if shown not in (None, opening.definition):
         return
-    _apply_ceiling(run, opening)
+    if not run.state.definition:  # reported once, at the first snapshot
+        for excess in format_excess(with_requested(opening.limits, run.state.requested), opening.ceiling):
+            run.ignore("limits", excess)
+    run.update(ceiling=opening.ceiling)  # which bounds the limits below
     run.update(
         agent=opening.agent,
         model=opening.model,
@@ -115,21 +194,7 @@ async def take_snapshot(run: LiveRun, shown: str | None = None) -> None:
         key_id=run.state.key_id if run.state.definition else opening.key_id,
         limits=in_force(run.state, opening.limits),
         sessions=opening.sessions,
-        secret=run.state.secret or opening.secret,  # what has been handed out keeps its nonce
-        answer_keys=run.state.answer_keys or opening.answer_keys,  # those that the run began with bind it
-        window=None,  # of another model, perhaps
+        secret=run.state.secret or opening.secret,  # keeps the nonces that were sent
+        answer_keys=run.state.answer_keys or opening.answer_keys,  # those of the run's start bind it
+        window=None,  # perhaps of another model
     )
-
-
-def _apply_ceiling(run: LiveRun, opening: Opening) -> None:
-    """Take the project's ceiling over. What the start asks beyond it is reported once, at the first snapshot."""
-    if not run.state.definition:
-        for excess in format_excess(with_requested(opening.limits, run.state.requested), opening.ceiling):
-            run.ignore("limits", excess)
-    run.update(ceiling=opening.ceiling)
-
-
-async def _read_conversation(run: LiveRun) -> Joined:
-    request = JoinRequest(conversation_id=run.state.conversation_id or "", after=run.after, forget=run.forget)
-    joined: Joined = await filed(Conversations.join_conversation, request, "read the conversation so far")
-    return joined

@@ -1,4 +1,4 @@
-"""The edges of a turn: what a user says meanwhile, what a person is asked, its close, and its failure."""
+"""The edges of a turn: a user's messages, the close of the turn, and its failure."""
 
 import asyncio
 
@@ -7,12 +7,11 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 from contracts.conversation import Steered
 from contracts.failures import RunFailure
-from contracts.run.signals import Decision
-from contracts.run.state import Call, Ending, Forced, RunStatus
+from contracts.run.state import Ending, RunStatus
 from decisions import ids
 from decisions.run import loop
 from decisions.run.calls import was_refused
-from decisions.run.loop_detection import directed, sighting
+from decisions.run.loop_detection import sighting
 from decisions.run.transcript import call_part, note_part, said_part
 from workflows.agent_run import events
 from workflows.agent_run.context import LiveRun
@@ -20,7 +19,7 @@ from workflows.failures import Fate, fate
 
 
 def close_turn(run: LiveRun) -> None:
-    """Hands the results of a turn to the conversation, in the order of its tool uses."""
+    """Add the results of the turn to the conversation, in the order of its tool uses."""
     for call in run.state.calls:
         run.transcript.append(call_part(call))
     if refused := [call for call in run.state.calls if was_refused(call)]:
@@ -30,64 +29,43 @@ def close_turn(run: LiveRun) -> None:
     run.state = closed.state
     for thrash in closed.seen:
         figures = {"tier": thrash.tier, "tool": thrash.tool, "count": thrash.count, "level": run.state.rung}
-        advanced = thrash.is_barren and closed.climbed is not None
+        advanced = thrash.is_barren and closed.escalated_to is not None
         is_news = advanced or sighting(thrash) not in before
         events.emit(run, "agent.loop.detected", is_traced=is_news, **figures, advanced=advanced)
-    if closed.climbed is not None:
-        events.emit(run, "agent.guardrail.escalated", ladder="thrash", rung=run.state.rung, stage=closed.climbed)
+    if closed.escalated_to is not None:
+        events.emit(run, "agent.guardrail.escalated", ladder="thrash", rung=run.state.rung, stage=closed.escalated_to)
     if closed.note:
         run.transcript.append(note_part(closed.note))
 
 
 async def listen(run: LiveRun) -> None:
-    """It enters the conversation, and a run that was about to finish goes on with it.
+    """Add the user's messages to the conversation; a run that was about to finish continues.
 
-    The lane is told, so that it does not say it again in the next turn.
+    Notify the lane, so that it does not repeat them in the next turn.
     """
-    said, run.said = run.said, []
+    messages, run.said = run.said, []
     run.state = loop.reopened(run.state)
-    for each in said:
-        run.transcript.append(said_part(each.text))
+    for message in messages:
+        run.transcript.append(said_part(message.text))
     if run.state.is_turn and run.state.conversation_id is not None:
         lane = workflow.get_external_workflow_handle(ids.conversation_workflow_id(run.state.conversation_id))
-        for each in said:
+        for message in messages:
             try:
-                await lane.signal("steered", Steered(request_id=each.request_id).model_dump())
-            except ApplicationError as gone:
-                workflow.logger.warning("the lane is gone: %s", gone.message)
+                await lane.signal("steered", Steered(request_id=message.request_id).model_dump())
+            except ApplicationError as error:
+                workflow.logger.warning("the lane is gone: %s", error.message)
 
 
-KEEP_GOING = "keep going"
+def fail(run: LiveRun, error: ActivityError, default: RunFailure) -> None:
+    """End the run as failed, with the kind that the activity named, or the default.
 
-
-async def direction(run: LiveRun, forced: Forced, said: str = "", about: Call | None = None) -> str:
-    """Asks what `forced` is about, with what the model `said` to it. Where the answer is to stop, the run halts."""
-    if forced.asks is None:
-        raise AssertionError(f"{forced.tool} asks nobody")
-    text = f"{forced.text}\n\n{said}" if said else forced.text
-    answer = await run.ask(forced.asks, text, about=about)
-    run.state = directed(run.state)
-    if answer.decision is Decision.stop:
-        run.halt.request(f"stopped by {answer.by or 'a person'}: {answer.text or forced.asks}")
-    return answer.text or KEEP_GOING
-
-
-async def ask_in_its_place(run: LiveRun, forced: Forced) -> None:
-    """The runtime asks what the model was to ask, and the model is told the answer."""
-    said = await direction(run, forced)
-    run.transcript.append(note_part(f"A person was asked: {forced.text}\nThe answer: {said}"))
-
-
-def fail(run: LiveRun, error: ActivityError, otherwise: RunFailure) -> None:
-    """An activity failed for good: the run ends Failed, with the kind that the activity named.
-
-    Raises CancelledError where the run is to stop anyway.
+    Raises CancelledError if the run is to stop anyway.
     """
-    if fate(error) is Fate.cancelled or run.halt.reason is not None:
+    if fate(error) is Fate.cancelled or run.cancellation.reason is not None:
         raise asyncio.CancelledError from None
     cause = error.cause
-    text, reason = f"{error.activity_type} did not end in time", otherwise
+    text, reason = f"{error.activity_type} did not end in time", default
     if isinstance(cause, ApplicationError):
         text = cause.message
-        reason = next((kind for kind in RunFailure if kind == cause.type), otherwise)
+        reason = next((kind for kind in RunFailure if kind == cause.type), default)
     run.update(ending=Ending(status=RunStatus.failed, text=text, reason=reason))

@@ -1,7 +1,7 @@
 """`Conversation`: a lane that runs one turn at a time.
 
-actions       what it brings to its turn, and tells mailboxes
-context       a lane while a worker has it in memory
+actions       its messages to its turn and to mailboxes
+context       a lane in a worker's memory
 conversation  `Conversation`: a lane, one run at a time
-turn          its turns: how one begins, and is watched to its end
+turn          its turns: the start of a turn, and the wait for its end
 """

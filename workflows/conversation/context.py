@@ -1,6 +1,6 @@
-"""A lane while a worker has it in memory: its state, what has come for its turn, and the turn that it watches.
+"""A lane in a worker's memory: its state, what has arrived for its turn, and the turn that it watches.
 
-Handlers judge what arrives and keep it here; the loop finds it here. Nothing is decided in this module.
+Handlers judge what arrives and store it here for the loop. This module decides nothing.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from contracts.conversation import MAX_ID_LENGTH, ConversationStart, Ended, Lane
 from decisions import ids
 from decisions.conversation import lane, rules, view
 from workflows.cancellation import Halt
-from workflows.handlers import invalid, read, read_optional
+from workflows.handlers import invalid, read, read_optional, type_of_start
 
 
 class LiveLane:
     def __init__(self, state: LaneState, *, goes_on: bool) -> None:
-        self.goes_on = goes_on  # from an earlier execution, which knew of every turn
-        self.halt = Halt()
+        self.goes_on = goes_on  # from an earlier execution, which knew every turn
+        self.cancellation = Halt()
         self.errands: deque[lane.Errand] = deque()
         self.turn: asyncio.Task[Ended] | None = None
         self.turn_is_told_to_stop = False
@@ -28,7 +28,7 @@ class LiveLane:
         self.become(state)
 
     def become(self, state: LaneState) -> None:
-        """The next state, which the Web UI's current details tell."""
+        """Set the next state, and show it in the Web UI's current details."""
         self.state = state
         workflow.set_current_details(view.details(state))
 
@@ -37,7 +37,7 @@ class LiveLane:
             errand=self.errands[0] if self.errands else None,
             turn_is_over=self.turn is not None and self.turn.done(),
             turn_is_told_to_stop=self.turn_is_told_to_stop,
-            cancelled=self.halt.reason,
+            cancelled=self.cancellation.reason,
             history_is_long=workflow.info().is_continue_as_new_suggested(),
         )
         return rules.next_move(self.state, facts)
@@ -47,8 +47,8 @@ class LiveLane:
         return not isinstance(self.next_move(), rules.Wait)
 
     def is_about_to_begin(self, run_id: str) -> bool:
-        """Whether this request becomes the turn now, and its run may not be there yet."""
-        return self.starting == run_id or (self.halt.reason is None and lane.is_next(self.state, run_id))
+        """Return whether this request becomes the turn now, and its run may not have started yet."""
+        return self.starting == run_id or (self.cancellation.reason is None and lane.is_next(self.state, run_id))
 
     @property
     def active_id(self) -> str | None:
@@ -56,7 +56,7 @@ class LiveLane:
         return self.state.active.queued.run_id if self.state.active else None
 
     def running(self) -> str:
-        """The run that is the turn. Raises ApplicationError `InvalidInput` where none is."""
+        """Return the run that is the turn. Raises ApplicationError `InvalidInput` if no turn runs."""
         if (run_id := self.active_id) is None:
             raise invalid("no turn runs")
         return run_id
@@ -67,15 +67,15 @@ class LiveLane:
         over, self.turn = self.turn.result(), None
         self.become(lane.ended(self.state, over.end, over.said, workflow.now()))
 
-    def ignore(self, signal: str, why: str) -> None:
-        """What had no effect is counted and told, in the log and in the state, and harms nothing."""
-        workflow.logger.warning("%s ignored: %s", signal, why)
-        self.become(lane.refused(self.state, f"{signal}: {why}"))
+    def ignore(self, signal: str, reason: str) -> None:
+        """Log a signal that had no effect, and count and note it in the state."""
+        workflow.logger.warning("%s ignored: %s", signal, reason)
+        self.become(lane.refused(self.state, f"{signal}: {reason}"))
 
 
 def begin(args: Sequence[Any]) -> LiveLane:
-    """A new lane, or what an earlier execution carried over. Raises ApplicationError `InvalidInput`."""
-    if len(args) == 1 and isinstance(args[0], dict) and args[0].get("type") == "conversation.continue":
+    """Return a new lane, or that of an earlier execution. Raises ApplicationError `InvalidInput`."""
+    if type_of_start(args) == "conversation.continue":
         return LiveLane(read(LaneState, args), goes_on=True)
     own = workflow.info().workflow_id
     named = ids.conversation_id_of(own)

@@ -1,4 +1,4 @@
-"""`Conversation`: a lane. One run at a time, first come, first served (B8).
+"""`Conversation`: a lane. It runs one request at a time, first come, first served (B8).
 
 The loop asks `decisions.conversation.rules` for the next move and makes it. Handlers validate and append. Only `submit`
 waits: for the start of the run, if its request is next.
@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from activities.telemetry.attributes import CONVERSATION_ID
@@ -31,46 +30,39 @@ from decisions.text.formatting import cut
 from workflows.conversation.actions import bring, tell
 from workflows.conversation.context import LiveLane, begin
 from workflows.conversation.turn import begin_turn, take_up_turn
-from workflows.handlers import ignoring_refusals, invalid, read, read_optional
+from workflows.handlers import ValidatedWorkflow, cancel_reason, ignoring_refusals, invalid, read, read_optional
 from workflows.search_attributes import format_keyword
 
 
 @workflow.defn
-class Conversation:
+class Conversation(ValidatedWorkflow[LiveLane]):
     """A lane: one run at a time, in the order of its requests.
 
     Input: `{"conversation_id"}`. It stays open for later requests.
     """
 
+    UNKNOWN_SIGNAL = "no such signal; there are request, drop, cancel_turn, cancel and human_input"
+
     @workflow.init
     def __init__(self, *args: Any) -> None:
-        try:
-            self._begun: LiveLane | ApplicationError = begin(args)
-        except ApplicationError as refused:
-            self._begun = refused
+        super().__init__(begin, args)
 
     @workflow.run
     async def run(self, *args: Any) -> None:  # noqa: ARG002 - read by __init__; Temporal wants both alike
-        live = self._live
+        live = self.context
         if workflow.info().typed_search_attributes.get(CONVERSATION_ID) is None:
             workflow.upsert_search_attributes([CONVERSATION_ID.value_set(format_keyword(live.state.conversation_id))])
-        await live.halt.outlast(self._work(live))
-        if live.halt.reason is not None:
+        await live.cancellation.outlast(self._work(live))
+        if live.cancellation.reason is not None:
             raise asyncio.CancelledError
         if not lane.is_over(live.state):  # a request may have come just now
             workflow.continue_as_new(live.state)
 
-    @property
-    def _live(self) -> LiveLane:
-        if isinstance(self._begun, ApplicationError):
-            raise self._begun
-        return self._begun
-
     async def _work(self, live: LiveLane) -> None:
-        """Moves until the history is long, the lane is over, or it has been cancelled and its turn has ended."""
+        """Make moves until the history is long, the lane is over, or it has been cancelled and its turn has ended."""
         await take_up_turn(live)
         while True:
-            # Waited also where something is due at once: what the last move began gives its commands before the next.
+            # Awaited even if a move is due: the tasks of the last move issue their commands before the next.
             await workflow.wait_condition(lambda: live.is_due)
             move = live.next_move()
             if isinstance(move, rules.Leave) and workflow.all_handlers_finished():
@@ -93,29 +85,29 @@ class Conversation:
                 live.become(lane.emptied(live.state, reason, workflow.now()))
             case rules.Begin(message):
                 await begin_turn(live, message)
-            case rules.Leave():  # an open handler has its answer by now, and has only to give it
+            case rules.Leave():  # an open handler has its answer by now, and has only to return it
                 await workflow.wait_condition(workflow.all_handlers_finished)
             case rules.Wait():
                 pass
 
     @workflow.update(description='A request: {"request_id", "goal"}, with "when_busy"? queue, reject, steer, interrupt')
     async def submit(self, *args: Any) -> dict[str, Any]:
-        """The run of a request that becomes the turn now is there when this returns; others are told their position."""
+        """Return the request's run and position. If it becomes the turn now, its run has started."""
         submitted = self._take(args)
-        live, run_id = self._live, submitted.run_id
+        live, run_id = self.context, submitted.run_id
         await workflow.wait_condition(lambda: not live.is_about_to_begin(run_id))
-        if lane.is_next(live.state, run_id):  # the lane was cancelled meanwhile, and drops what waits
-            raise _refused(LaneFault.lane_closing, f"the conversation is being cancelled: {live.halt.reason}")
-        if not submitted.duplicate and (why := lane.drop_reason(live.state, run_id)):
-            raise _refused(LaneFault.lane_closing, why)
+        if lane.is_next(live.state, run_id):  # the lane was cancelled in the meantime, and drops its queue
+            raise _refused(LaneFault.lane_closing, f"the conversation is being cancelled: {live.cancellation.reason}")
+        if not submitted.duplicate and (reason := lane.drop_reason(live.state, run_id)):
+            raise _refused(LaneFault.lane_closing, reason)
         answer = submitted.model_copy(update={"position": lane.position_of(live.state, run_id)})
         return answer.model_dump(mode="json")
 
     def _take(self, args: Sequence[Any]) -> Submitted:
         admission = self._admitted(args)
-        self._live.become(admission.state)
+        self.context.become(admission.state)
         if admission.errand is not None:
-            self._live.errands.append(admission.errand)
+            self.context.errands.append(admission.errand)
         return admission.answer
 
     @submit.validator
@@ -123,12 +115,12 @@ class Conversation:
         self._admitted(args)
 
     def _admitted(self, args: Sequence[Any]) -> lane.Accepted:
-        live = self._live
-        if live.halt.reason is not None:
-            raise _refused(LaneFault.lane_closing, f"the conversation is being cancelled: {live.halt.reason}")
+        live = self.context
+        if live.cancellation.reason is not None:
+            raise _refused(LaneFault.lane_closing, f"the conversation is being cancelled: {live.cancellation.reason}")
         admission = lane.admit(live.state, read(SubmitRequest, args), workflow.now())
         if isinstance(admission, lane.Refusal):
-            raise _refused(admission.kind, admission.why)
+            raise _refused(admission.kind, admission.reason)
         return admission
 
     @workflow.signal(description="As the update `submit`, for senders that need no answer")
@@ -148,23 +140,22 @@ class Conversation:
 
     def _cancel_turn(self, args: Sequence[Any]) -> None:
         request = read_optional(CancelRequest, args)
-        by = f" by {request.by}" if request.by else ""
-        reason = (request.reason or "cancelled in its conversation") + by
-        self._live.errands.append(lane.Cancel(self._live.running(), reason, request.sender))
+        reason = cancel_reason(request, "cancelled in its conversation")
+        self.context.errands.append(lane.Cancel(self.context.running(), reason, request.sender))
 
     @workflow.signal(description='Take a request out of the queue: {"request_id", "by"?}')
     @ignoring_refusals
     def drop(self, *args: Any) -> None:
         request = read(DropRequest, args)
-        left = lane.dropped(self._live.state, request.request_id, request.by or "", workflow.now())
+        left = lane.dropped(self.context.state, request.request_id, request.by or "", workflow.now())
         if left is None:
             raise invalid(f"no request {cut(request.request_id, 80)} waits")
-        self._live.become(left)
+        self.context.become(left)
 
     @workflow.update(description='Leave an ended turn out from the next turn on: {"run_id"?}, the latest by default')
     def forget(self, *args: Any) -> dict[str, Any]:
         state, turn = self._forgotten(args)
-        self._live.become(state)
+        self.context.become(state)
         return Forgotten(run_id=turn.run_id, asked=turn.asked).model_dump(mode="json")
 
     @forget.validator
@@ -173,7 +164,7 @@ class Conversation:
 
     def _forgotten(self, args: Sequence[Any]) -> tuple[LaneState, Turn]:
         request = read_optional(ForgetRequest, args)
-        forgotten = lane.forget(self._live.state, request.run_id)
+        forgotten = lane.forget(self.context.state, request.run_id)
         if forgotten is None:
             named = f"run {cut(request.run_id, 80)} is not among" if request.run_id else "there is no turn among"
             raise _refused(
@@ -185,27 +176,22 @@ class Conversation:
     @ignoring_refusals
     def human_input(self, *args: Any) -> None:
         answer = read(HumanInput, args)
-        self._live.running()
-        self._live.errands.append(lane.PassOn(answer))
+        self.context.running()
+        self.context.errands.append(lane.PassOn(answer))
 
-    @workflow.signal(description="For runs: what was said while they were at work is taken")
+    @workflow.signal(description="For runs: a message that was sent to them at work has been taken in")
     @ignoring_refusals
     def steered(self, *args: Any) -> None:
-        self._live.become(lane.steered(self._live.state, read(Steered, args).request_id, workflow.now()))
+        self.context.become(lane.steered(self.context.state, read(Steered, args).request_id, workflow.now()))
 
-    @workflow.signal(dynamic=True)
-    def unknown_signal(self, name: str, args: Sequence[RawValue]) -> None:  # noqa: ARG002 - Temporal's signature
-        self.ignore(cut(name, 80), "no such signal; there are request, drop, cancel_turn, cancel and human_input")
+    def ignore(self, signal: str, reason: str) -> None:
+        self.context.ignore(signal, reason)
 
-    def ignore(self, signal: str, why: str) -> None:
-        if isinstance(self._begun, LiveLane):
-            self._begun.ignore(signal, why)
-
-    @workflow.query(description="What runs, what waits, how the latest requests ended", name="lane")
+    @workflow.query(description="The running turn, the queue, and how the latest requests ended", name="lane")
     def _view(self, *_: Any) -> LaneView:
-        return view.view(self._live.state)
+        return view.view(self.context.state)
 
 
-def _refused(kind: LaneFault, why: str) -> ApplicationError:
+def _refused(kind: LaneFault, reason: str) -> ApplicationError:
     retry = {"retry_after_seconds": lane.RETRY_AFTER} if kind in (LaneFault.lane_full, LaneFault.lane_busy) else {}
-    return ApplicationError(why, retry, type=kind, non_retryable=True)
+    return ApplicationError(reason, retry, type=kind, non_retryable=True)

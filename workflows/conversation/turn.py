@@ -1,4 +1,4 @@
-"""The turns of a lane: how one begins, and how it is watched to its end.
+"""The turns of a lane: the start of a turn, and the wait for its end.
 
 A turn may outlast many executions of its lane, so it is a child that is left alone when the lane continues as new.
 """
@@ -13,7 +13,6 @@ from temporalio.workflow import ChildWorkflowHandle, ParentClosePolicy
 
 from activities.conversation import Conversations
 from activities.run.outcome import of_event, of_failure
-from activities.run.status import Standings
 from activities.telemetry.metrics import count
 from contracts.conversation import Ended, Queued
 from contracts.failures import RunFailure
@@ -22,35 +21,36 @@ from decisions.conversation import lane
 from decisions.telemetry import metrics
 from decisions.text.formatting import SHOWN, cut, markdown
 from workflows.conversation.context import LiveLane
-from workflows.policies import LOOK_BACK, WATCHING
+from workflows.execution import watch_end
+from workflows.policies import LOOK_BACK
 
 Run = ChildWorkflowHandle[Any, Any]
 NEVER_BEGAN = (RunFailure.invalid_input, RunFailure.unknown_agent, RunFailure.bad_project)
 
 
 async def take_up_turn(live: LiveLane) -> None:
-    """Watches the turn that an execution before this one, or a lane before this one, has left open."""
-    if not live.goes_on and not live.state.closes:  # of what closes after itself no turn is left
+    """Watch the turn that an earlier execution, or an earlier lane, has left open."""
+    if not live.goes_on and not live.state.closes:  # a lane that closes after its turn leaves none open
         await _look_back(live)
     if live.state.active is not None:
-        live.turn = asyncio.create_task(_watched(live.state.active.queued))
+        _watch_turn(live, live.state.active.queued)
 
 
 async def _look_back(live: LiveLane) -> None:
-    """An earlier lane that was terminated may have left its turn open, and there must not be two."""
+    """Find the turn that a terminated lane may have left open, as there must not be two."""
     try:
-        turn: Queued | None = await workflow.execute_activity_method(
+        turn = await workflow.execute_activity_method(
             Conversations.open_turn, live.state.conversation_id, summary="look for an open turn", **LOOK_BACK
         )
     except ActivityError as error:
-        workflow.logger.warning("nobody knows whether a turn is open: %s", error.cause)
+        workflow.logger.warning("the look for an open turn failed: %s", error.cause)
         return
     if turn is not None:
         live.become(lane.found_open(live.state, turn))
 
 
 async def begin_turn(live: LiveLane, message: Queued) -> None:
-    """The first that waits. Its run's id follows from the request, so a request that comes again starts nothing."""
+    """Start the run of the first request. Its id derives from the request, so a repeated request starts nothing."""
     live.become(lane.begun(live.state))
     live.starting = message.run_id
     try:
@@ -65,11 +65,17 @@ async def begin_turn(live: LiveLane, message: Queued) -> None:
     except WorkflowAlreadyStartedError:
         _tell_failed_dispatch(live, message, "it was started before")
         live.become(lane.repeated(live.state))
-        live.turn = asyncio.create_task(_watched(message))
+        _watch_turn(live, message)
     else:
         live.turn = asyncio.create_task(_heard(live, message, run))
     finally:
         live.starting = None
+
+
+def _watch_turn(live: LiveLane, message: Queued) -> None:
+    """Watch a run that this execution has no handle for."""
+    watch = watch_end(ids.run_workflow_id(message.run_id), f"wait for run {message.run_id}")
+    live.turn = asyncio.create_task(watch)
 
 
 async def _heard(live: LiveLane, message: Queued, run: Run) -> Ended:
@@ -83,21 +89,10 @@ async def _heard(live: LiveLane, message: Queued, run: Run) -> Ended:
     return of_event(event).of_turn
 
 
-async def _watched(message: Queued) -> Ended:
-    """Where nobody here started the run, its end is looked for."""
-    ended: Ended = await workflow.execute_activity_method(
-        Standings.watch_run,
-        ids.run_workflow_id(message.run_id),
-        summary=f"wait for run {message.run_id}",
-        **WATCHING,
-    )
-    return ended
-
-
-def _tell_failed_dispatch(live: LiveLane, message: Queued, why: str) -> None:
-    """A run that could not begin never blocks the lane (B12)."""
+def _tell_failed_dispatch(live: LiveLane, message: Queued, reason: str) -> None:
+    """Log and count a run that could not begin, which does not block the lane (B12)."""
     name = "agent_run.dispatch_next_failed"
-    figures = {"run_id": message.run_id, "request_id": message.request.request_id, "why": cut(why, 300)}
-    told = {"event": name, "conversation_id": live.state.conversation_id, **figures}
-    workflow.logger.warning(name, extra={"event": told})
+    figures = {"run_id": message.run_id, "request_id": message.request.request_id, "why": cut(reason, 300)}
+    event = {"event": name, "conversation_id": live.state.conversation_id, **figures}
+    workflow.logger.warning(name, extra={"event": event})
     count(workflow.metric_meter(), metrics.of_event(name, figures))

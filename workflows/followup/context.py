@@ -1,4 +1,4 @@
-"""A follow-up while a worker has it in memory: its state, and what is told of each change of it."""
+"""A follow-up in a worker's memory: its state, and the events that report each change of it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,38 +13,38 @@ from decisions.followup import view
 from decisions.text import formatting
 from workflows import search_attributes
 from workflows.cancellation import Halt
-from workflows.handlers import invalid, must_continue, read
+from workflows.handlers import invalid, must_continue, read, type_of_start
 
 KEPT_EVENTS = 50
 
 
 class LiveFollowUp:
     def __init__(self, state: FollowUpState, *, is_new: bool) -> None:
-        self.halt = Halt()
+        self.cancellation = Halt()
         self.state = state
         self._shown: TypedSearchAttributes = workflow.info().typed_search_attributes
         self._tell(view.happened(None, state, now()) if is_new else ())
 
     def become(self, new: FollowUpState) -> None:
-        """The next state; whoever is to know of it is told."""
+        """Set the next state, and report the change."""
         if new != self.state:
             before, self.state = self.state, new
             self._tell(view.happened(before, new, now()))
 
-    def ignore(self, signal: str, why: str) -> None:
-        """What had no effect is told, in the log and in the state, and harms nothing."""
-        workflow.logger.warning("%s ignored: %s", signal, why)
-        notice = formatting.notice(signal, why)
+    def ignore(self, signal: str, reason: str) -> None:
+        """Log a signal that had no effect, and note it in the state."""
+        workflow.logger.warning("%s ignored: %s", signal, reason)
+        notice = formatting.notice(signal, reason)
         ignored = (*self.state.ignored, notice)[-followup.MOST_NOTED :]
         self.become(self.state.model_copy(update={"ignored": ignored}))
 
     def _tell(self, events: Sequence[LifecycleEvent]) -> None:
-        """One log line each, which a replay does not repeat; the latest are kept."""
+        """Log each event, which a replay does not repeat, and keep the latest in the state."""
         for event in events:
             workflow.logger.info(event.type, extra={"event": event.model_dump(mode="json", exclude_none=True)})
         if events:
-            kept = (*self.state.events, *(view.without_result(event) for event in events))
-            self.state = self.state.model_copy(update={"events": kept[-KEPT_EVENTS:]})
+            stored = (*self.state.events, *(view.without_result(event) for event in events))
+            self.state = self.state.model_copy(update={"events": stored[-KEPT_EVENTS:]})
         shown = search_attributes.of_follow_up(self.state)
         if changed := search_attributes.changes(self._shown, shown):
             workflow.upsert_search_attributes(changed)
@@ -53,8 +53,8 @@ class LiveFollowUp:
 
 
 def begin(args: Sequence[Any]) -> LiveFollowUp:
-    """The follow-up of a command, or what an earlier execution carried over. Raises ApplicationError InvalidInput."""
-    if len(args) == 1 and isinstance(args[0], dict) and args[0].get("type") == "followup.continue":
+    """Return the follow-up of a command or of an earlier execution. Raises ApplicationError `InvalidInput`."""
+    if type_of_start(args) == "followup.continue":
         state = read(FollowUpState, args)
         must_continue()
         return LiveFollowUp(state, is_new=False)
@@ -66,5 +66,5 @@ def begin(args: Sequence[Any]) -> LiveFollowUp:
 
 
 def now() -> int:
-    """Milliseconds since 1970."""
+    """Return the milliseconds since 1970."""
     return int(workflow.time() * 1000)

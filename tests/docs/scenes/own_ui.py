@@ -15,7 +15,7 @@ from tests.docs.stage import Scene, Stage, Step
 LINES = 12  # of a stream, until it breaks: in the middle of an event
 IN_NODE = """
 let told = [];
-follow(process.argv[2], process.argv[3], process.env.TOKEN, (name, it) => told.push(it.happening ?? name))
+follow(process.argv[2], process.argv[3], process.env.TOKEN, (name, it) => told.push(it.type ?? name))
   .then(() => console.log(JSON.stringify(told)));
 """
 
@@ -74,8 +74,8 @@ def all_of_it_was_told_once(stage: Stage) -> None:
     stage.write("follow.mjs", script + IN_NODE)
     if shutil.which("node"):
         told = json.loads(stage.ok(f"node follow.mjs {proxy.address} {run_id}"))
-        assert (told[0], told[-2:]) == ("started", ["over", "end"])
-        assert [told.count(each) for each in ("called", "waiting", "resumed")] == [2, 1, 1], told
+        assert (told[0], told[-2:]) == ("run_started", ["run_ended", "end"])
+        assert [told.count(each) for each in ("tool_call_finished", "wait_started", "wait_ended")] == [2, 1, 1], told
     proxy.shutdown()
     proxy.server_close()
 

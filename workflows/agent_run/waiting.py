@@ -1,0 +1,170 @@
+"""Waits of a run: for a person's answer, and for results from outside."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+from temporalio import workflow
+
+from contracts.failures import ToolFault
+from contracts.run.question import Question, QuestionKind
+from contracts.run.signals import Decision, HumanInput
+from contracts.run.state import Call, Forced, RunStatus
+from contracts.tool import ToolOutcome, failed
+from decisions import ids
+from decisions.run import call_state
+from decisions.run.calls import asked_first, question_in
+from decisions.run.loop_detection import directed
+from decisions.run.question import DECISIONS, is_same
+from decisions.run.transcript import note_part
+from decisions.text import formatting
+from decisions.text.visible_text import render_visible
+from workflows.agent_run.context import LiveRun
+
+SHOWN_WAIT = timedelta(days=365)
+AT_ONCE = timedelta(milliseconds=1)  # for a deadline that passed between two executions
+KEEP_GOING = "keep going"
+
+
+class StillWaiting(Exception):
+    """The history is long and the wait is not over, so it continues in another execution."""
+
+
+async def ask(
+    run: LiveRun, kind: QuestionKind, text: str, options: Sequence[str] = (), *, about: Call | None = None
+) -> HumanInput:
+    """Open the run's one question, and return the answer, which is empty if an approval has expired."""
+    question, text = run.state.question, render_visible(text)
+    if question is None or not is_same(question, kind, text, about):  # else an earlier execution has asked it
+        question = _question(run, kind, text, options, about)
+        run.set_status(RunStatus.waiting_on_human, question=question, questions=run.state.questions + 1, expired=None)
+    moves = about is not None and asked_first(run.state, about) and run.fits()
+    await run.cancellation.stoppable(_answered(run, question, moves=moves))
+    answer, run.answer = run.answer, None
+    if answer is None and question.kind is not QuestionKind.resume_unsafe and question.expires_at is None:
+        raise AssertionError("the wait for an answer ended without one")
+    expired = question.id if answer is None and question.expires_at else None
+    run.set_status(RunStatus.running, question=None, expired=expired)
+    return answer or HumanInput()
+
+
+def _question(run: LiveRun, kind: QuestionKind, text: str, options: Sequence[str], about: Call | None) -> Question:
+    now, name = workflow.now(), ids.question_id(run.state.questions + 1)
+    digest = timeout = None
+    if about and kind is QuestionKind.approval:
+        start = (run.state.run_id, run.state.execution)
+        digest = ids.approval_digest(start, name, about.step, about.tool, about.arguments)
+        timeout = run.route(about).approval_timeout
+    return Question(
+        id=name,
+        kind=kind,
+        text=text,
+        options=tuple(DECISIONS[kind]) or tuple(options),
+        step=about and about.step,
+        tool=about and about.tool,
+        asked_at=now,
+        call=digest,
+        expires_at=now + timeout if timeout else None,
+    )
+
+
+async def _answered(run: LiveRun, question: Question, *, moves: bool) -> None:
+    """Wait for the answer, the question's expiry, or the result of a call in doubt, which leaves nothing to ask.
+
+    The timer also serves people: it is the row in the Web UI's timeline that shows the wait. It is started even if the
+    answer has arrived: a replay must not differ by what came just before the question.
+
+    If the history is long and the question `moves`, an exception ends the wait: another execution asks it again.
+    """
+    in_doubt = question.step if question.kind is QuestionKind.resume_unsafe else None
+
+    def is_over() -> bool:
+        return run.answer is not None or in_doubt in run.results
+
+    while True:
+        remaining = question.expires_at - workflow.now() if question.expires_at else SHOWN_WAIT
+        with suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: is_over() or (moves and run.is_to_move),
+                timeout=max(remaining, AT_ONCE),
+                timeout_summary=formatting.waiting_for(question),
+            )
+        if is_over():
+            return
+        if moves and run.is_to_move:
+            raise StillWaiting
+        if question.expires_at is not None:
+            return
+
+
+async def direction(run: LiveRun, forced: Forced, reply: str = "", about: Call | None = None) -> str:
+    """Ask the question of `forced`, with the model's `reply` to it. The answer "stop" cancels the run."""
+    if forced.asks is None:
+        raise AssertionError(f"{forced.tool} asks no person")
+    text = f"{forced.text}\n\n{reply}" if reply else forced.text
+    answer = await ask(run, forced.asks, text, about=about)
+    run.state = directed(run.state)
+    if answer.decision is Decision.stop:
+        run.cancellation.request(f"stopped by {answer.by or 'a person'}: {answer.text or forced.asks}")
+    return answer.text or KEEP_GOING
+
+
+async def ask_human(run: LiveRun, call: Call) -> ToolOutcome:
+    """Carry out the tool `ask_human`. A question that the runtime forces is asked whatever the model says to it."""
+    text = question_in(call)
+    if run.state.forced is not None:
+        return ToolOutcome(result=await direction(run, run.state.forced, text or "", call))
+    if text is None:
+        return failed(ToolFault.invalid_arguments, "`question` is required: ask one question, in a sentence")
+    options = call.arguments.get("options")
+    texts = [option for option in options if isinstance(option, str)] if isinstance(options, list) else []
+    answer = await ask(run, QuestionKind.question, text, texts, about=call)
+    return ToolOutcome(result=answer.text)
+
+
+async def ask_in_its_place(run: LiveRun, forced: Forced) -> None:
+    """Ask the question that the model was to ask, and note the answer for the model."""
+    answer = await direction(run, forced)
+    run.transcript.append(note_part(f"A person was asked: {forced.text}\nThe answer: {answer}"))
+
+
+async def outside_result(run: LiveRun, step: int, tool: str, timeout: timedelta, *, moves: bool) -> ToolOutcome | None:
+    """Return the result of a step whose request was sent, unless the wait times out.
+
+    A result that has arrived already gives the same commands: one that comes with the end of the call may be applied
+    before or after it, and a replay must not differ by that.
+
+    If the history is long and the wait `moves`, an exception ends it: another execution waits again.
+    """
+    since = call_state.handed_out_at(run.state, step) or workflow.now()
+    run.awaited += 1
+    run.set_status(RunStatus.waiting_on_tool)
+    wait = workflow.wait_condition(
+        lambda: step in run.results or (moves and run.is_to_move),
+        timeout=max(since + timeout - workflow.now(), AT_ONCE),
+        timeout_summary=f"result of {tool} · step {step}",
+    )
+    in_time = False
+    with suppress(TimeoutError):
+        try:
+            await run.cancellation.stoppable(wait)
+            in_time = True
+        except asyncio.CancelledError:
+            if step not in run.results:  # one that has arrived counts
+                raise
+    run.awaited -= 1
+    if in_time and step not in run.results:
+        raise StillWaiting
+    run.set_status(RunStatus.waiting_on_tool if run.awaited else RunStatus.running)
+    return run.results.pop(step, None)
+
+
+@contextmanager
+def awaiting_outside(run: LiveRun) -> Iterator[None]:
+    """Show that another worker has a call. If the run is cancelled in this time, its end sets the status."""
+    run.awaited += 1
+    run.set_status(RunStatus.waiting_on_tool)
+    yield
+    run.awaited -= 1
+    run.set_status(RunStatus.waiting_on_tool if run.awaited else RunStatus.running)

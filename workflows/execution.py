@@ -1,0 +1,77 @@
+"""Activities as a workflow runs them: on a worker that can decrypt them, cancelled in order, or local first.
+
+A local activity runs in the worker that has the workflow, and costs the server one line of history: no task of its own,
+and no further workflow task. But while it runs it is shown nowhere, and no signal is handled. So it has little time and
+one attempt; a full disk or a share that hangs is waited out by a normal activity.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError, CancelledError, FailureError
+
+from activities.run.status import Standings
+from contracts.conversation import Ended
+from workflows.cancellation import Halt
+from workflows.encryption import readable
+from workflows.policies import FILES, IN_PASSING, WAIT_FOR_END, WATCHING, Policy
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+async def execute_activity(
+    cancellation: Halt, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str, policy: Policy = FILES
+) -> R:
+    """Run an activity, and again until a worker can decrypt its request. Raises ActivityError if it fails.
+
+    A cancel of this task asks the activity to stop, and waits for how it ends.
+    """
+    named: Any = activity
+
+    async def schedule() -> R:
+        result: R = await workflow.execute_activity(
+            named, request, summary=summary, cancellation_type=WAIT_FOR_END, **policy
+        )
+        return result
+
+    return await readable(cancellation, schedule)
+
+
+async def execute_locally_first(
+    cancellation: Halt, activity: Callable[[Any, Q], Awaitable[R]], request: Q, summary: str
+) -> R:
+    """Run a repeatable activity as a local one, and if that fails as a normal one.
+
+    Raises ActivityError, and asyncio.CancelledError.
+    """
+    named: Any = activity
+    try:
+        result: R = await workflow.execute_local_activity(named, request, summary=summary, **IN_PASSING)
+    except FailureError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # by the run itself; a worker that shuts down cancels, too
+            raise asyncio.CancelledError from None
+    else:
+        return result
+    return await execute_activity(cancellation, activity, request, summary)
+
+
+async def watch_end(workflow_id: str, summary: str) -> Ended:
+    """Wait for the end of a workflow that this one has no handle for, since it did not start it."""
+    return await workflow.execute_activity_method(Standings.watch_run, workflow_id, summary=summary, **WATCHING)
+
+
+async def watch_or_cancel(workflow_id: str, summary: str) -> None:
+    """Wait for the end of a workflow; a cancel of the wait cancels that workflow, and still waits for its end."""
+    try:
+        await watch_end(workflow_id, summary)
+    except ActivityError as error:
+        if not isinstance(error.cause, CancelledError):
+            raise
+        with suppress(ApplicationError):  # it has ended
+            await workflow.get_external_workflow_handle(workflow_id).cancel()
+        await watch_end(workflow_id, summary)
