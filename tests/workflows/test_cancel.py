@@ -279,7 +279,6 @@ async def test_what_comes_after_a_cancel_does_not_change_how_the_run_ends(world:
 async def test_a_cancel_that_comes_while_the_model_writes_its_last_answer_ends_the_run_canceled(
     world: Any, door: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    #
     monkeypatch.setattr(
         "activities.effects.heartbeat.PROGRESS_CHECK_EVERY", 30.0
     )  # no beat brings the cancel before the answer is there
