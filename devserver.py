@@ -108,7 +108,7 @@ async def embedded_server(
 
     Without a port, the previous, the default or any free one is used, in this order. `dynamic_config` (JSON values)
     applies only to the call that starts the server. Set the SDK's default `Runtime` before, if you need your own.
-    Raises ServerDidNotStart, also if `port` or `ui_port` cannot be used.
+    Raises ServerStartError, also if `port` or `ui_port` cannot be used.
     """
     wish = _Options(prepare_home(home), port, ui_port, dynamic_config or {})
     deadline = time.monotonic() + START_TIMEOUT
@@ -131,7 +131,7 @@ def address_of(home: Path) -> str | None:
 
 
 def prepare_home(home: Path) -> Path:
-    """Create the folder of the state and return its path. Raises ServerDidNotStart."""
+    """Create the folder of the state and return its path. Raises ServerStartError."""
     home = home.resolve()
     try:
         make_private(home)

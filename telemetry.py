@@ -122,7 +122,8 @@ def forward_events(*handlers: logging.Handler) -> Iterator[None]:
 def quiet_core(metrics: str | None = None) -> None:
     """Send the log of Temporal's core to our log instead of standard output. Call it before the first client.
 
-    `metrics` is the address of the Prometheus endpoint, "host:port". Raises NoMetrics if it cannot be opened.
+    `metrics` is the address of the Prometheus endpoint, "host:port". Raises MetricsUnavailableError if it cannot be
+    opened.
     """
     forwarded = LogForwardingConfig(logger=logging.getLogger("temporalio.core"))
     logs = LoggingConfig(filter=TelemetryFilter(core_level="WARN", other_level="ERROR"), forwarding=forwarded)

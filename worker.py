@@ -66,7 +66,9 @@ def build_worker(  # noqa: PLR0913 - a worker's parts
     observers: Sequence[Interceptor] | None = None,
     sizes: WorkerSettings | None = None,
 ) -> Worker:
-    """Return a worker with all workflows and activities. `observers` see redacted data (default: `Observation`)."""
+    """Return a worker with all workflows and activities. `observers` see redacted data (default:
+    `MetricsInterceptor`).
+    """
     sizes = sizes or WorkerSettings()
     transcripts = TranscriptCache(client, project.stores)
     return Worker(

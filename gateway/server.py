@@ -71,7 +71,7 @@ class _Server(uvicorn.Server):
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Open the listening socket. Raises NotReachable if the address is in use or not local."""
+    """Open the listening socket. Raises TemporalUnavailableError if the address is in use or not local."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)

@@ -69,11 +69,11 @@ class Webhook:
     platforms: frozenset[str] = frozenset()
 
     def check_signature(self, headers: Headers, body: bytes) -> None:
-        """Check the signature. Raises Forged."""
+        """Check the signature. Raises ForgedSignatureError."""
         _SCHEMES[self.scheme][0](self.secret, headers, body)
 
     def read_event(self, headers: Headers, value: Any) -> Event | IgnoredEvent | Challenge:
-        """Convert a checked body to an event. Raises Unusable, WrongPlatform."""
+        """Convert a checked body to an event. Raises InvalidEventError, WrongPlatformError."""
         if not isinstance(value, dict):
             raise InvalidEventError("the body: expected an object")
         try:

@@ -100,7 +100,7 @@ class Tokens:
     _stamp: tuple[int, ...] | None = field(default=None)
 
     def read_all(self) -> tuple[Token, ...]:
-        """Return all tokens. Raises Unreadable."""
+        """Return all tokens. Raises TokenFileError."""
         try:
             info = self.path.stat()
             if info.st_mode & OTHERS_ACCESS:
@@ -115,7 +115,7 @@ class Tokens:
         return (*self.fixed, *self._kept)
 
     def find_token(self, written: str, now: datetime) -> Token | None:
-        """Return the token with this text, if valid; compares all in constant time. Raises Unreadable."""
+        """Return the token with this text, if valid; compares all in constant time. Raises TokenFileError."""
         provided, match = token_digest(written), None
         for token in self.read_all():
             if hmac.compare_digest(provided, token.sha256) and not token.is_expired(now):
@@ -123,14 +123,14 @@ class Tokens:
         return match
 
     def add(self, token: Token) -> None:
-        """Store a token. Raises ProjectError if its name exists, Unreadable."""
+        """Store a token. Raises ProjectError if its name exists, TokenFileError."""
         with self._lock_file():
             if any(other.name == token.name for other in self.read_all()):
                 raise ProjectError(f"token {token.name!r} already exists; revoke it first, or choose another name")
             self._write_file((*self._kept, token))
 
     def revoke(self, name: str) -> None:
-        """Remove a token. Raises ProjectError if the file does not have it, Unreadable."""
+        """Remove a token. Raises ProjectError if the file does not have it, TokenFileError."""
         if any(token.name == name for token in self.fixed):
             raise ProjectError(f"token {name!r} is from {TOKENS_VARIABLE}: remove it there and restart the gateway")
         with self._lock_file():

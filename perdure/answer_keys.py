@@ -47,7 +47,7 @@ NO_KEYS = AnswerKeys()
 
 
 def read_answer_keys(text: str) -> AnswerKeys:
-    """Parse `PERDURE_ANSWER_KEY`. Raises BadKeys."""
+    """Parse `PERDURE_ANSWER_KEY`. Raises InvalidKeysError."""
     public: dict[str, str] = {}
     secret: dict[str, Ed25519PrivateKey] = {}
     for key_id, data, is_public in parse_key_entries(text, PUBLIC_PREFIX):

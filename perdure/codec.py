@@ -60,7 +60,9 @@ class AesGcmCodec(PayloadCodec):
         return [self._encrypt(payload) for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Decrypt payloads; broken ones become `UNREADABLE`, as a bad signal must not stop a run. Raises UnknownKey."""
+        """Decrypt payloads; broken ones become `UNREADABLE`, as a bad signal must not stop a run. Raises
+        UnknownKeyError.
+        """
         return [self.decrypt(payload) for payload in payloads]
 
     def _encrypt(self, payload: Payload) -> Payload:
@@ -107,12 +109,12 @@ def unreadable_payload(reason: str) -> Payload:
 
 
 def read_codec(text: str) -> AesGcmCodec:
-    """Return the codec of "k2:<base64 of 32 bytes>,k1:<…>". Raises BadKeys."""
+    """Return the codec of "k2:<base64 of 32 bytes>,k1:<…>". Raises InvalidKeysError."""
     return AesGcmCodec({key_id: key for key_id, key, _ in parse_key_entries(text)})
 
 
 def parse_key_entries(text: str, mark: str = "") -> list[tuple[str, bytes, bool]]:
-    """Return the id of each key, its 32 bytes, and whether `mark` precedes them. Raises BadKeys."""
+    """Return the id of each key, its 32 bytes, and whether `mark` precedes them. Raises InvalidKeysError."""
     entries: dict[str, tuple[str, bytes, bool]] = {}
     for number, entry in enumerate(text.split(","), 1):
         key_id, _, encoded = entry.strip().partition(":")

@@ -122,7 +122,7 @@ def _is_locked(path: Path) -> bool:
 async def open_session(
     settings: Settings, needs: Needs, *, port: int | None = None, ui_port: int | None = None
 ) -> AsyncIterator[Session]:
-    """Open a session. Raises NotReachable, ProjectError, ServerStartError."""
+    """Open a session. Raises TemporalUnavailableError, ProjectError, ServerStartError."""
     if configured_address() is not None:
         if port or ui_port:
             raise TemporalUnavailableError(

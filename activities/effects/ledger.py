@@ -109,7 +109,7 @@ class LedgerEntry:
         return f"{LEDGER_FOLDER}/{execution}step-{self.step:05}{generation}"
 
     def claim(self, tool: str, timeout: timedelta) -> ClaimGranted | RecordedOutcome | InDoubt:
-        """Claim the call, or return the state of an earlier claim. Raises LedgerUnavailable."""
+        """Claim the call, or return the state of an earlier claim. Raises LedgerUnavailableError."""
         now = datetime.now(UTC)
         claim = Claim(
             key=self.key,
@@ -131,7 +131,7 @@ class LedgerEntry:
         return ClaimGranted(now)
 
     def is_claimed(self) -> bool:
-        """Return True if an earlier attempt may have made the effect. Raises LedgerUnavailable."""
+        """Return True if an earlier attempt may have made the effect. Raises LedgerUnavailableError."""
         try:
             self.store.read(f"{self._file_stem}.claim")
         except FileNotFoundError:
@@ -141,7 +141,7 @@ class LedgerEntry:
         return True
 
     def read_outcome(self) -> RecordedOutcome | InDoubt:
-        """Return the state of a claimed call. Raises LedgerUnavailable."""
+        """Return the state of a claimed call. Raises LedgerUnavailableError."""
         try:
             claim = Claim.model_validate_json(self.store.read(f"{self._file_stem}.claim"))
             if claim.call != self.call:
@@ -186,7 +186,7 @@ class LedgerEntry:
         return doubtful
 
     def is_at_work(self, at_work: Collection[str]) -> bool:
-        """Return True if the claimant may be making the effect now. Raises LedgerUnavailable."""
+        """Return True if the claimant may be making the effect now. Raises LedgerUnavailableError."""
         existing = self.read_outcome()
         if isinstance(existing, RecordedOutcome) or existing.claim is None:
             return False

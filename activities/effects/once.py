@@ -53,7 +53,7 @@ async def run_to_completion(work: Coroutine[Any, Any, T], drain: timedelta) -> T
 
 
 async def with_timeout(timeout: timedelta, effect: Coroutine[Any, Any, T]) -> T:
-    """Await the effect. Raises TransientFailure if it does not end in time."""
+    """Await the effect. Raises TransientToolError if it does not end in time."""
     try:
         async with asyncio.timeout((timeout + GRACE).total_seconds()) as limit:
             return await effect
@@ -99,7 +99,7 @@ class Effects:
         effect: Callable[[], Coroutine[Any, Any, ToolOutcome]],
         finish: Callable[[ToolOutcome], Awaitable[ToolOutcome]],
     ) -> ToolOutcome | InDoubt:
-        """Claim, run, record. A call that was claimed before is looked up, not made. Raises LedgerUnavailable.
+        """Claim, run, record. A call that was claimed before is looked up, not made. Raises LedgerUnavailableError.
 
         `finish` maps an outcome to the one that is recorded and returned.
         """
@@ -120,7 +120,7 @@ class Effects:
             self._at_work.discard(entry.key)
 
     async def must_be_over(self, entry: LedgerEntry) -> None:
-        """Raise LedgerUnavailable while the effect may still run, on a disconnected machine too."""
+        """Raise LedgerUnavailableError while the effect may still run, on a disconnected machine too."""
         if await asyncio.to_thread(entry.is_at_work, self._at_work):
             raise LedgerUnavailableError("the call before this one may still be at work")
 

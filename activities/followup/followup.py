@@ -118,7 +118,7 @@ class FollowUps:
 
     @activity.defn
     async def notify(self, request: NotifyRequest) -> ToolOutcome:
-        """Send one message: once, or up to `MOST_SENDS` times if the outbox honors keys."""
+        """Send one message: once, or up to `MAX_SENDS` times if the outbox honors keys."""
         outbox = self._project.outbox
         if outbox is None:
             return NO_OUTBOX

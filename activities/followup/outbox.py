@@ -35,7 +35,7 @@ class Outbox(Protocol):
     def timeout(self) -> timedelta: ...
 
     async def send(self, message: Outbound, key: str) -> ToolOutcome:
-        """Send a message. Return a permanent failure; raise a transient one (`TransientFailure`)."""
+        """Send a message. Return a permanent failure; raise a transient one (`TransientToolError`)."""
 
 
 class ListedOutbox:

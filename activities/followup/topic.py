@@ -17,7 +17,7 @@ class NotAwaitedError(Exception):
 
 
 async def signal_event(client: Client, task_queue: str, event: Event) -> str:
-    """Signal an event to its topic. Return the topic's workflow id. Raises NotAwaited, RPCError."""
+    """Signal an event to its topic. Return the topic's workflow id. Raises NotAwaitedError, RPCError."""
     key = topic_of(event)
     if key is None:
         raise NotAwaitedError("it replies to no message, so nothing awaits it")

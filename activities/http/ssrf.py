@@ -29,7 +29,7 @@ async def resolve_host(host: str, port: int) -> list[str]:
 
 
 class GuardedTransport(httpx.AsyncBaseTransport):
-    """A transport for one fetch, without proxies. Raises `BlockedAddress` and the exceptions of httpcore."""
+    """A transport for one fetch, without proxies. Raises `BlockedAddressError` and the exceptions of httpcore."""
 
     def __init__(self, tls: ssl.SSLContext, allow_hosts: frozenset[str], resolver: Resolver) -> None:
         backend = _GuardedBackend(allow_hosts, resolver)
@@ -96,7 +96,7 @@ class _GuardedBackend(httpcore.AsyncNetworkBackend):
         await self._network.sleep(seconds)
 
     async def _allowed_addresses(self, host: str, port: int) -> list[Address]:
-        """Return the addresses of the host. Raises BlockedAddress if any of them is not allowed."""
+        """Return the addresses of the host. Raises BlockedAddressError if any of them is not allowed."""
         name = host.lower().rstrip(".")
         allowed = not self._allow_hosts.isdisjoint(host_spellings(name, port))
         if name in METADATA_NAMES:

@@ -105,7 +105,7 @@ class MailFolder:
         return "inbox" if self.outside else "outbox"
 
     def open_folder(self) -> None:
-        """Create the missing folders, and read or create the folder's permanent id. Raises NotAMailbox."""
+        """Create the missing folders, and read or create the folder's permanent id. Raises MailFolderError."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             for name in (self.incoming, self.outgoing, INPUTS, TASKS, ARCHIVE):
@@ -130,7 +130,7 @@ class MailFolder:
         self.id = identity["id"]
 
     def check_identity(self) -> None:
-        """Check that the folder is still the same mailbox; restore a removed identity. Raises NotAMailbox."""
+        """Check that the folder is still the same mailbox; restore a removed identity. Raises MailFolderError."""
         if not self.root.is_dir():
             self.open_folder()
         self._set_identity()
@@ -195,7 +195,7 @@ class MailFolder:
         return sorted(names[:MAX_PLANS])
 
     def _scan_plan(self, plan: str) -> Iterator[ArrivedFile | None]:
-        """Yield the files that arrived for a plan, and `None` after each `MOST_LOOKED` other names.
+        """Yield the files that arrived for a plan, and `None` after each `MAX_LOOKED` other names.
 
         Of the files that could not be claimed, one is retried. If that works, the next scan yields the others.
         """

@@ -48,7 +48,7 @@ class ResolvedInputs:
 
 
 def resolve_inputs(below: SafeDir, head: TaskHead, rests: RestTracker | None = None) -> ResolvedInputs:
-    """Find the files of a task's inputs. `rests` remembers files from earlier calls. Raises Unusable, OSError."""
+    """Find the files of a task's inputs. `rests` remembers files from earlier calls. Raises InputsError, OSError."""
     resolved = ResolvedInputs()
     for expected in head.inputs:
         match _choose_file(below, expected, head.pick_policy, rests or RestTracker()):
@@ -88,7 +88,7 @@ def _choose_file(below: SafeDir, expected: InputWanted, policy: PickPolicy | Non
 
 
 def read_input(below: SafeDir, path: str) -> bytes:
-    """Return the content of an input file. Raises OSError, Unusable."""
+    """Return the content of an input file. Raises OSError, InputsError."""
     data = below.read(INPUTS, *path.split("/"), most=MAX_INPUT, is_linkable=False)
     if len(data) > MAX_INPUT:
         raise InputsError(f"inputs: {truncate(path, 200)} has more than {MAX_INPUT:,} bytes")

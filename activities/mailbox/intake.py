@@ -113,7 +113,7 @@ class Intake:
     def _copy_inputs(self, head: TaskHead, body: str, workspace: Workspace) -> ResolvedInputs:
         """Copy the inputs into the run's workspace. Inputs that are being written again are missing for now.
 
-        Raises Unusable, OutsideWorkspace.
+        Raises InputsError, OutsideWorkspaceError.
         """
         resolved = resolve_inputs(self._folder.below, head, self._folder.rests)
         if resolved.missing and resolved.is_early:

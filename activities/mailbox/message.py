@@ -41,7 +41,7 @@ class MessageError(ValueError):
 
 
 def parse_message(data: bytes, plan: str) -> tuple[TaskHead | ReplyHead, str]:
-    """Return the head and the body of a message from the folder `plan`. Raises NotAMessage."""
+    """Return the head and the body of a message from the folder `plan`. Raises MessageError."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise MessageError(message_size_error(len(data)))
     text = _decode_text(data)
@@ -70,7 +70,7 @@ def replace_forbidden(text: str) -> str:
 
 
 def read_envelope(data: bytes) -> dict[str, Any]:
-    """Return the fields of a message's envelope, which other programs use. Raises NotAMessage."""
+    """Return the fields of a message's envelope, which other programs use. Raises MessageError."""
     if len(data) > MAX_ENVELOPE:
         raise MessageError(f"the envelope is larger than {MAX_ENVELOPE:,} bytes")
     return _parse_object(_decode_text(data))
@@ -139,7 +139,7 @@ def _read_markdown(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _must_be_plain(front: str) -> None:
-    """Raise NotAMessage for tags, deep nesting, and aliases, which can expand without limit."""
+    """Raise MessageError for tags, deep nesting, and aliases, which can expand without limit."""
     nested = 0
     for event in yaml.parse(front, Loader=yaml.CBaseLoader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:

@@ -85,7 +85,7 @@ class Connection:
         self._reason = ""
 
     async def tools(self, *, refresh: bool = False) -> Mapping[str, Pin]:
-        """Return the tools that can be offered. Raises Unreachable.
+        """Return the tools that can be offered. Raises McpUnreachableError.
 
         They are listed again if the server reported a change, and always with `refresh`.
         """
@@ -131,8 +131,8 @@ class Connection:
     ) -> CallToolResult:
         """Call a tool whose definition has one of these digests.
 
-        Raises Unreachable, Lost and TimedOut; MCPError if the server rejects the call; UnfitAnswerError or another
-        RuntimeError if the answer is not valid.
+        Raises McpUnreachableError, McpConnectionLostError and TimedOut; MCPError if the server rejects the call;
+        UnfitAnswerError or another RuntimeError if the answer is not valid.
         """
         link, client = await self._open_link()
         if self._is_stale or tool not in self._tools or self._tools[tool].sha256 not in accepted:
@@ -167,7 +167,7 @@ class Connection:
             await self._close_link(self._link)
 
     async def _open_link(self) -> tuple[_Link, Client]:
-        """Return the open connection, or open one. Raises Unreachable."""
+        """Return the open connection, or open one. Raises McpUnreachableError."""
         if self._link is not None and self._link.end.is_set():
             await self._close_link(self._link)
         if self._link is None:

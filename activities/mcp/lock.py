@@ -38,7 +38,7 @@ class AcceptedTools(dict[str, dict[str, Pin]]):
 
 
 def read_lock(path: Path) -> AcceptedTools:
-    """Read the lock file; a missing one is empty. Raises BadLock."""
+    """Read the lock file; a missing one is empty. Raises LockFileError."""
     try:
         file = PinFile.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -56,7 +56,9 @@ def read_lock(path: Path) -> AcceptedTools:
 
 
 def change_lock(path: Path, change: Callable[[AcceptedTools], None]) -> AcceptedTools:
-    """Apply a change to the current file and replace it. Concurrent writers take turns. Raises BadLock and OSError."""
+    """Apply a change to the current file and replace it. Concurrent writers take turns. Raises LockFileError and
+    OSError.
+    """
     with _locked_folder(path.parent):
         pins = read_lock(path)
         before = json.dumps(_lock_content(pins))

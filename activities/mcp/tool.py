@@ -37,7 +37,7 @@ class McpTool(PreflightTool):
 
         `effect` is the tool's effect when the run began, by which the run retries it. `accepts` is the digest of
         another definition that a person has accepted. The tools of a server at a URL are listed each time, since its
-        notifications may be lost. Raises TransientFailure.
+        notifications may be lost. Raises TransientToolError.
         """
         seconds = timeout.total_seconds()
         try:

@@ -95,7 +95,7 @@ class MessagesModel:
 
 
 async def _read_stream(events: AsyncIterator[RawMessageStreamEvent], on_text: Callable[[str], object]) -> ModelReply:
-    """Read a streamed reply. Raises NotMessages if fields are missing or have other types."""
+    """Read a streamed reply. Raises NotMessagesApiError if fields are missing or have other types."""
     stream = _ReplyBuilder(on_text)
     try:
         async for event in events:
@@ -111,7 +111,7 @@ async def _read_stream(events: AsyncIterator[RawMessageStreamEvent], on_text: Ca
 
 
 def _read_whole_message(message: dict[str, Any], on_text: Callable[[str], object]) -> ModelReply:
-    """Read a reply that a server without streaming sent as one message. Raises NotMessages."""
+    """Read a reply that a server without streaming sent as one message. Raises NotMessagesApiError."""
     stream = _ReplyBuilder(on_text)
     try:
         stream.add_message(message)

@@ -73,7 +73,7 @@ class FallbackModel:
 
         A model that fails or is rate-limited for long is skipped; a resting model is tried last. If a provider rejects
         a key, a name or a request, no other model is tried: a person must correct it. Raises as `MessagesModel` does,
-        and HeldBack.
+        and RateLimitedError.
         """
         failures: list[ApplicationError] = []
         names = call.definition.models

@@ -57,8 +57,8 @@ class RateLimiter:
     async def await_slot(self, caller: str, report: Callable[[str], object]) -> float:
         """Wait until a call may begin, and return that time for `passed` or `refused`. `report` receives the reason.
 
-        Raises HeldBack with the delay if the wait is long, or ApplicationError `RateLimited`, not retryable, if the
-        provider has accepted no call for `MOST_SHUT`.
+        Raises RateLimitedError with the delay if the wait is long, or ApplicationError `RateLimited`, not retryable,
+        if the provider has accepted no call for `MAX_SHUT_TIME`.
         """
         has_left = self._away.pop(caller, None) is not None
         limit = MAX_SLOT_WAIT if has_left or not self._away else MAX_SLOT_WAIT / 2  # room for callers that left before

@@ -155,7 +155,7 @@ class TranscriptCache:
     async def read_conversation(self, wanted: TranscriptCursor) -> CachedConversation:
         """Return the run's conversation with exactly the wanted length and hash.
 
-        Raises TranscriptMismatch if the run does not (or no longer) have that transcript.
+        Raises TranscriptMismatchError if the run does not (or no longer) have that transcript.
         """
         conversation = self._conversation_of(wanted.workflow_id)
         async with conversation.lock:

@@ -68,7 +68,7 @@ class ReconcileQueries:
             raise
 
     async def has_worker(self, task_queue: str) -> bool:
-        """Return True if a worker polls the queue; True for queues beyond `MOST_QUEUES`."""
+        """Return True if a worker polls the queue; True for queues beyond `MAX_CHECKED_QUEUES`."""
         if task_queue not in self._queues and len(self._queues) < MAX_CHECKED_QUEUES:
             self._queues[task_queue] = await self._is_polled(task_queue)
         return self._queues.get(task_queue, True)

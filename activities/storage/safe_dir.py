@@ -54,7 +54,7 @@ class SafeDir:
     def lock_folder(self, *names: str) -> Iterator[None]:
         """Hold the folder's lock during the block. The kernel releases it if the process dies.
 
-        Raises OSError if another process holds the lock for `LOCKED_WITHIN`.
+        Raises OSError if another process holds the lock for `LOCK_TIMEOUT`.
         """
         with self.open_folder(*names, create=True) as folder:
             _wait_for_lock(folder, "/".join(names))

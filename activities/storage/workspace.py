@@ -48,7 +48,7 @@ class OutsideWorkspaceError(ValueError):
 
 
 class _RunDir(SafeDir):
-    """A run's folder: private, without hard links. Raises OutsideWorkspace for links and special files."""
+    """A run's folder: private, without hard links. Raises OutsideWorkspaceError for links and special files."""
 
     folder_mode, file_mode = 0o700, 0o600
 
@@ -73,7 +73,7 @@ class _RunDir(SafeDir):
 class Workspace:
     """A run's folder, `root`. Paths are relative to it, with forward slashes. `secrets` are redacted in writes.
 
-    All methods raise `OutsideWorkspace` for a rejected path, and `OSError` for errors of the disk.
+    All methods raise `OutsideWorkspaceError` for a rejected path, and `OSError` for errors of the disk.
     """
 
     root: Path

@@ -122,7 +122,7 @@ class ToolCalls:
         """Return the reason not to make the call, if any, and the remaining time.
 
         A `once` call that the ledger has claimed needs no preflight: it is looked up, however its tool is defined now.
-        Raises TransientFailure, and ApplicationError of type Stop.not_begun.
+        Raises TransientToolError, and ApplicationError of type Stop.not_begun.
         """
         started = monotonic()
         if call.effect is Effect.once:
@@ -136,7 +136,7 @@ class ToolCalls:
         return rejection, timeout - timedelta(seconds=monotonic() - started)
 
     async def _make_call(self, call: ToolCall, arguments: dict[str, Any], workspace: Workspace) -> ToolOutcome:
-        """Call the tool, or return an error outcome if it cannot be called. Raises TransientFailure."""
+        """Call the tool, or return an error outcome if it cannot be called. Raises TransientToolError."""
         if call.approval not in (None, call_digest(call.tool, arguments)):
             return error_outcome(ToolFault.denied, "not made: a person approved this tool with other arguments")
         tool = self._project.tools.get(call.tool)
@@ -305,7 +305,7 @@ def drop_cut_end(outcome: ToolOutcome) -> ToolOutcome:
 
 
 def cut_error(text: str) -> str:
-    """Return at most MOST_ERROR characters, with a note of how many are missing."""
+    """Return at most MAX_ERROR characters, with a note of how many are missing."""
     if len(text) <= MAX_ERROR:
         return text
     shown = MAX_ERROR - 60  # the mark is shorter

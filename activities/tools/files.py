@@ -134,7 +134,7 @@ def _write_file(workspace: Workspace, path: str, data: bytes) -> str:
 
 
 def _to_failure(path: str, error: OutsideWorkspaceError | OSError) -> ToolOutcome:
-    """Return an error that the model can act on. Raises TransientFailure for an error of the disk."""
+    """Return an error that the model can act on. Raises TransientToolError for an error of the disk."""
     match error:
         case OutsideWorkspaceError():
             return error_outcome(ToolFault.blocked, str(error))

@@ -55,7 +55,7 @@ class Webpage:
 def read_webpage(body: bytes, content_type: str, url: str, patience: timedelta) -> Webpage:
     """Convert HTML to Markdown with absolute links; return other text unchanged.
 
-    Blocks for up to `patience` of CPU time, then raises `Tangled`.
+    Blocks for up to `patience` of CPU time, then raises `TangledPageError`.
     """
     media_type = content_type.partition(";")[0].strip().lower()
     declared = _CHARSET.search(content_type)

@@ -96,7 +96,7 @@ async def post_event(
     timeout: float,
     headers: Mapping[str, str],
 ) -> HttpAnswer:
-    """POST the event to `url`, without following redirects. Raises TransientFailure if the call may be retried."""
+    """POST the event to `url`, without following redirects. Raises TransientToolError if the call may be retried."""
     own = {"idempotency-key": to_header_value(event.dedupe_key), "content-type": "application/json", **IDENTITY}
     tool = event.payload.tool
     try:

@@ -61,5 +61,5 @@ class PreflightTool(ABC):
 
         `effect` is the tool's effect when the run began; `accepts` is as in `contracts.tool.ToolCall`.
 
-        Raises TransientFailure if the check fails, or does not end within `timeout`.
+        Raises TransientToolError if the check fails, or does not end within `timeout`.
         """

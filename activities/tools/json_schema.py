@@ -65,7 +65,7 @@ class SchemaValidator:
         self._validator = _BoundedValidator(schema)
 
     def find_error(self, arguments: dict[str, Any]) -> str | None:
-        """Return the worst error, if any, as one line: `path: message`. Raises NotApplicable."""
+        """Return the worst error, if any, as one line: `path: message`. Raises SchemaNotApplicableError."""
         _until.set(thread_time() + MAX_CPU_SECONDS)
         try:
             wrong = best_match(self._validator.iter_errors(arguments))

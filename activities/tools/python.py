@@ -36,7 +36,7 @@ class BadTargetError(ValueError):
 class PythonTool:
     """Calls `target` ("package.module:function"): a plain function in a thread, a coroutine on the loop.
 
-    `MAY_PASS` exceptions are transient, except `NEVER_SENT`; the model sees every other exception.
+    `MAY_PASS` exceptions are transient, except `UNSENT_ERRORS`; the model sees every other exception.
     """
 
     def __init__(self, route: ToolRoute, target: str, description: str | None = None) -> None:
@@ -126,7 +126,7 @@ def _call_safely(call: Callable[[], Any]) -> Any:
 
 
 def _to_failure(error: BaseException) -> ToolOutcome:
-    """Return the error for the model. Raises TransientFailure if it is transient."""
+    """Return the error for the model. Raises TransientToolError if it is transient."""
     message = f"{type(error).__name__}: {error}"
     if _is_transient(error):
         raise TransientToolError(ToolFault.unreachable, message) from error
@@ -148,7 +148,7 @@ _UNNAMED = (
 
 
 def load_function(target: str) -> Callable[..., Any]:
-    """Import the function that "package.module:function" names. Raises BadTarget."""
+    """Import the function that "package.module:function" names. Raises BadTargetError."""
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise BadTargetError(f'{target!r}: expected "package.module:function"')

@@ -192,7 +192,7 @@ def adopt_open_turn(state: LaneState, turn: Queued) -> LaneState:
 def begin_next_turn(state: LaneState) -> LaneState:
     """Begin the turn of the first request in the queue. Its agent, if it names one, becomes the lane's.
 
-    Raises IllegalMove if a turn runs already, or nothing waits.
+    Raises IllegalMoveError if a turn runs already, or nothing waits.
     """
     if state.active is not None:
         raise IllegalMoveError("begin a turn", f"run {state.active.queued.run_id} is one")
@@ -253,8 +253,8 @@ def begin_event(state: LaneState, message: Queued) -> BeginEvent:
 def end_turn(state: LaneState, end: TurnEnd, text: str, now: datetime) -> LaneState:
     """End the turn. Messages that were to steer it, and that it did not take, come next in the queue.
 
-    After a repeated turn, only the conversation's store knows which turn was the latest. Raises IllegalMove if no turn
-    runs.
+    After a repeated turn, only the conversation's store knows which turn was the latest. Raises IllegalMoveError if
+    no turn runs.
     """
     if state.active is None:
         raise IllegalMoveError("end a turn", "none runs")

@@ -30,7 +30,7 @@ class TurnTaken:
 def take_turn(state: RunState, turn: ModelTurn) -> TurnTaken:
     """Apply a reply to the run. A reply without a tool call ends the run, with its text as the outcome.
 
-    Raises IllegalMove while calls of the previous turn are open: they would never get their results.
+    Raises IllegalMoveError while calls of the previous turn are open: they would never get their results.
     """
     if state.calls:
         raise IllegalMoveError("take a reply", f"calls are open: {', '.join(call.tool_use_id for call in state.calls)}")

@@ -99,7 +99,7 @@ def cut_after_step(origin: RunState, parts: Sequence[Part], step: int, say: str 
     """Return the conversation up to `step` (0: before the first turn), the journal of then, and a note about the fork.
 
     Later calls of the same turn are answered as not made, so that each tool use has its result. Steps are those of the
-    origin: a turn of a conversation keeps everything before it. Raises NoSuchStep.
+    origin: a turn of a conversation keeps everything before it. Raises StepNotFoundError.
     """
     own = latest_goal(parts)
     prefix = [*parts[:own], *_parts_through(parts[own:], step)]

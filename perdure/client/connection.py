@@ -19,7 +19,7 @@ from perdure.converter import data_converter, with_encryption, with_offloading
 
 
 def configured_address() -> str | None:
-    """Return the Temporal address from TEMPORAL_* or a profile, if configured. Raises NotReachable."""
+    """Return the Temporal address from TEMPORAL_* or a profile, if configured. Raises TemporalUnavailableError."""
     try:
         return _load_config().get("target_host")
     except (RuntimeError, OSError, ValueError) as error:
@@ -31,7 +31,7 @@ async def connect(
 ) -> Client:
     """Connect to the configured Temporal, or to the embedded one at `address`, to which TEMPORAL_* does not apply.
 
-    `codec` encrypts payloads, and `payloads` stores large ones. Raises NotReachable.
+    `codec` encrypts payloads, and `payloads` stores large ones. Raises TemporalUnavailableError.
     """
     configured_address()
     config = ClientConnectConfig(target_host=address) if address else _load_config()
@@ -69,7 +69,7 @@ def _is_loopback(target: str) -> bool:
 async def register_search_attributes(client: Client) -> None:
     """Add missing search attributes: an upsert of an unknown one would leave the run stuck.
 
-    Raises NotReachable if one has another type, or if this client may not add them.
+    Raises TemporalUnavailableError if one has another type, or if this client may not add them.
     """
     expected = {
         key.name: IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{key.indexed_value_type.name}") for key in attributes.KEYS

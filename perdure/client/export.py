@@ -46,7 +46,7 @@ class Exporter:
     asks: bool
 
     async def export(self, run_id: str) -> Export:
-        """Raises NoSuchRun, codec.UnknownKey."""
+        """Raises RunNotFoundError, UnknownKeyError."""
         missing: list[str] = []
         run = await find_run(self.client, run_id)
         view = await query_run_state(self.client, run.run_id, EXPORT_QUERY_TIMEOUT) if self.asks else None

@@ -29,7 +29,7 @@ class HistoryReader:
     client: Client
 
     async def read_executions(self, run: RunInfo) -> list[ExportedExecution]:
-        """Return all executions of the run that the server still has. Raises codec.UnknownKey."""
+        """Return all executions of the run that the server still has. Raises UnknownKeyError."""
         execution: str | None = await first_retained(self.client, run)
         executions = []
         while execution is not None:
@@ -84,7 +84,7 @@ class HistoryReader:
         return plain if field.is_repeated else plain[0]
 
     async def _payload_to_json(self, payload: Payload) -> Any:
-        """Decode a payload, also from the object store. Raises codec.UnknownKey, OSError."""
+        """Decode a payload, also from the object store. Raises UnknownKeyError, OSError."""
         clear: Payload = (await self.client.data_converter.decode([payload], [RawValue]))[0].payload
         try:
             value = json.loads(clear.data) if clear.data else None

@@ -49,7 +49,8 @@ async def submit_with_retry(
 
     A request that answers a question is signed with one of `keys` if the running turn requires that.
 
-    Raises NotTaken with the lane's reason, Refused by the server, NotReachable if no worker took it in time.
+    Raises RequestRejectedError with the lane's reason, RejectedError by the server, TemporalUnavailableError if no
+    worker took it in time.
     """
     request = await _sign_request(client, conversation_id, stamp_sender(request), keys)
     deadline, reason = time.monotonic() + SUBMIT_TIMEOUT, "no worker took the request: is one running? (perdure worker)"
@@ -81,7 +82,7 @@ async def submit_with_retry(
 async def _sign_request(
     client: Client, conversation_id: str, request: SubmitRequest, keys: AnswerKeys
 ) -> SubmitRequest:
-    """Sign a request that answers a question. Raises Refused, NotReachable."""
+    """Sign a request that answers a question. Raises RejectedError, TemporalUnavailableError."""
     if request.question_id is None or not keys.public:
         return request.model_copy(update={"signature": None})
     try:
@@ -101,7 +102,8 @@ async def _sign_request(
 async def forget_lane_turn(client: Client, conversation_id: str, run_id: str | None = None) -> Forgotten:
     """Omit an ended turn, by default the latest, from the conversation as of the next turn.
 
-    Raises NotTaken with the lane's reason, NoSuchRun if the lane does not exist, NotReachable without a worker.
+    Raises RequestRejectedError with the lane's reason, RunNotFoundError if the lane does not exist,
+    TemporalUnavailableError without a worker.
     """
     handle = client.get_workflow_handle(ids.conversation_workflow_id(conversation_id))
     body = stamp_sender(ForgetRequest(run_id=run_id)).model_dump(mode="json", exclude_none=True)
@@ -119,7 +121,7 @@ async def forget_lane_turn(client: Client, conversation_id: str, run_id: str | N
 
 
 async def query_lane(client: Client, conversation_id: str) -> LaneView | None:
-    """Return the lane's state, if a worker answers. Raises NoSuchRun."""
+    """Return the lane's state, if a worker answers. Raises RunNotFoundError."""
     handle = client.get_workflow_handle(ids.conversation_workflow_id(conversation_id))
     try:
         view: LaneView = await handle.query("lane", result_type=LaneView, rpc_timeout=STATE_QUERY_TIMEOUT)

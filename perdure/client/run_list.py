@@ -102,14 +102,14 @@ class RunInfo:
 
 
 async def find_run(client: Client, run_id: str) -> RunInfo:
-    """Describe a run. Raises NoSuchRun, and Refused for a follow-up."""
+    """Describe a run. Raises RunNotFoundError, and RejectedError for a follow-up."""
     if run_id.startswith(ids.FOLLOW_UP_PREFIX):
         raise RejectedError(f"{run_id} is a follow-up, not a run; see it with: perdure show {run_id}")
     return await find_workflow(client, run_id)
 
 
 async def find_workflow(client: Client, run_id: str) -> RunInfo:
-    """Describe a run, or the follow-up `wf:<workflowId>`. Raises NoSuchRun."""
+    """Describe a run, or the follow-up `wf:<workflowId>`. Raises RunNotFoundError."""
     handle = client.get_workflow_handle(ids.addressed_workflow_id(run_id))
     try:
         execution = await handle.describe()
@@ -158,7 +158,7 @@ class RunInfoPage:
 
 
 async def list_page(client: Client, *, waiting: bool, limit: int, after: bytes | None) -> RunInfoPage:
-    """Return at most `limit` runs; fewer if the page has subtasks. Raises Refused, NotReachable."""
+    """Return at most `limit` runs; fewer if the page has subtasks. Raises RejectedError, TemporalUnavailableError."""
     listed = client.list_workflows(_build_query(waiting=waiting), page_size=limit, next_page_token=after)
     try:
         await listed.fetch_next_page()

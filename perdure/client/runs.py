@@ -67,7 +67,7 @@ async def start_or_get_run(
 ) -> WorkflowHandle[Any, Any]:
     """Start a run, or return the one that this id or dedupe key started before.
 
-    Only the handle of a new run has a `first_execution_run_id`. Raises Refused, NotReachable.
+    Only the handle of a new run has a `first_execution_run_id`. Raises RejectedError, TemporalUnavailableError.
     """
     check_start_size(event)
     return await _start_workflow(
@@ -81,7 +81,7 @@ def digest_of_start(event: StartEvent) -> str:
 
 
 async def read_start_digest(handle: WorkflowHandle[Any, Any]) -> str | None:
-    """Return the digest recorded at the run's start, if Perdure started it. Raises NoSuchRun."""
+    """Return the digest recorded at the run's start, if Perdure started it. Raises RunNotFoundError."""
     try:
         digest = await (await handle.describe()).memo_value(START_DIGEST, None)
     except RPCError as error:
@@ -90,13 +90,13 @@ async def read_start_digest(handle: WorkflowHandle[Any, Any]) -> str | None:
 
 
 def check_start_size(event: StartEvent) -> None:
-    """Raises TooLarge if the server would reject the start for its size."""
+    """Raises StartTooLargeError if the server would reject the start for its size."""
     if reason := start_rejection([goal_part(event.payload.goal, event.payload.context)]):
         raise StartTooLargeError(reason)
 
 
 async def resume_run(client: Client, task_queue: str, run_id: str) -> WorkflowHandle[Any, Any]:
-    """Resume a failed or timed-out run as a new run, always the same one. Raises NoSuchRun, Refused."""
+    """Resume a failed or timed-out run as a new run, always the same one. Raises RunNotFoundError, RejectedError."""
     origin = await find_run(client, run_id)
     if reason := resume_rejection(origin.run_id, RunStatus(origin.status)):
         raise RejectedError(reason)
@@ -121,7 +121,7 @@ async def _is_resume_of(client: Client, run_id: str, origin: str) -> bool:
 async def fork_run(
     client: Client, task_queue: str, run_id: str, step: int, say: str | None
 ) -> WorkflowHandle[Any, Any]:
-    """Start a new run that continues from another run's state after `step`. Raises NoSuchRun, Refused."""
+    """Start a new run that continues from another run's state after `step`. Raises RunNotFoundError, RejectedError."""
     origin = await find_run(client, run_id)
     last = await _find_last_step(client, origin)
     if last is not None and step > last:
@@ -182,7 +182,7 @@ def has_length_of_id(name: str) -> bool:
 
 
 async def query_run_state(client: Client, run_id: str, patience: timedelta = STATE_QUERY_TIMEOUT) -> RunView | None:
-    """Return the run's state. Raises NoSuchRun.
+    """Return the run's state. Raises RunNotFoundError.
 
     None if no worker answers, or if the run was rejected at its start and has no state.
     """
@@ -209,15 +209,15 @@ async def _query_state(client: Client, run_id: str, answers: type[V], patience: 
 async def follow_up_state(
     client: Client, follow_up_id: str, patience: timedelta = STATE_QUERY_TIMEOUT
 ) -> FollowUpState | None:
-    """Return the state of the follow-up `wf:<workflowId>`, if a worker answers. Raises NoSuchRun."""
+    """Return the state of the follow-up `wf:<workflowId>`, if a worker answers. Raises RunNotFoundError."""
     return await _query_state(client, follow_up_id, FollowUpState, patience)
 
 
 async def submit_answer(client: Client, run_id: str, body: HumanInput, keys: AnswerKeys = NO_KEYS) -> None:
     """Answer the run's question, signed with one of `keys` if the run requires that.
 
-    An answer that names no question is for the one that is open now, and for no later one. Raises AnswerRefused with
-    the run's reason, NoSuchRun, NotReachable without a worker.
+    An answer that names no question is for the one that is open now, and for no later one. Raises AnswerRejectedError
+    with the run's reason, RunNotFoundError, TemporalUnavailableError without a worker.
     """
     signed = await sign_answer(client, run_id, stamp_sender(body), keys)
     try:
@@ -228,7 +228,9 @@ async def submit_answer(client: Client, run_id: str, body: HumanInput, keys: Ans
 
 
 async def _execute_update(client: Client, run_id: str, name: str, body: Mapping[str, Any]) -> None:
-    """Raises WorkflowUpdateFailedError, Refused if the run has ended, NoSuchRun, NotReachable."""
+    """Raises WorkflowUpdateFailedError, RejectedError if the run has ended, RunNotFoundError,
+    TemporalUnavailableError.
+    """
     handle = client.get_workflow_handle(ids.addressed_workflow_id(run_id))
     what = {"answer": "answer", "deliver_result": "result"}[name]
     try:
@@ -248,7 +250,8 @@ async def _execute_update(client: Client, run_id: str, name: str, body: Mapping[
 async def sign_answer(client: Client, run_id: str, body: HumanInput, keys: AnswerKeys) -> HumanInput:
     """Return the answer for the run's open question, signed if the run requires signatures.
 
-    Without keys the answer stays unsigned, and the run decides. Raises NoSuchRun, Refused, NotReachable.
+    Without keys the answer stays unsigned, and the run decides. Raises RunNotFoundError, RejectedError,
+    TemporalUnavailableError.
     """
     if not keys.public and body.question_id is not None:
         return body
@@ -289,7 +292,7 @@ async def _sign_for_follow_up(client: Client, follow_up_id: str, body: HumanInpu
 
 
 async def request_cancel(client: Client, run_id: str, body: CancelRequest) -> None:
-    """Ask the run to stop. Raises NoSuchRun, and Refused if it has ended."""
+    """Ask the run to stop. Raises RunNotFoundError, and RejectedError if it has ended."""
     handle = client.get_workflow_handle(ids.addressed_workflow_id(run_id))
     try:
         await handle.signal("cancel", stamp_sender(body).model_dump(mode="json", exclude_none=True))
@@ -300,8 +303,8 @@ async def request_cancel(client: Client, run_id: str, body: CancelRequest) -> No
 async def deliver_result(client: Client, run_id: str, event: ToolResultEvent) -> bool:
     """Deliver the result of an external tool, with its request's nonce. Return False if the run has it already.
 
-    Unlike the signal `tool_result`, a rejected result cannot end the run. Raises ResultRefused with the run's reason,
-    Refused if the run has ended, NoSuchRun, and NotReachable without a worker.
+    Unlike the signal `tool_result`, a rejected result cannot end the run. Raises ResultRejectedError with the run's
+    reason, RejectedError if the run has ended, RunNotFoundError, and TemporalUnavailableError without a worker.
     """
     body = stamp_sender(event).model_dump(mode="json", exclude_unset=True) | {"type": event.type}
     try:
@@ -317,7 +320,7 @@ async def deliver_result(client: Client, run_id: str, event: ToolResultEvent) ->
 
 
 async def wait_for_run_end(client: Client, run_id: str) -> RunEnd:
-    """Wait for the run's end, across continue-as-new. Raises NoSuchRun, NotReachable."""
+    """Wait for the run's end, across continue-as-new. Raises RunNotFoundError, TemporalUnavailableError."""
     try:
         return await read_run_end(client.get_workflow_handle(ids.addressed_workflow_id(run_id)))
     except RPCError as error:

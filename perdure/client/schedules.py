@@ -74,7 +74,7 @@ class NewSchedule:
         return f"{self.cron} ({self.time_zone or 'UTC'})"
 
     def with_time_zone(self) -> "NewSchedule":
-        """Return it with the time zone of the cron line or of the option. Raises Refused for an invalid line."""
+        """Return it with the time zone of the cron line or of the option. Raises RejectedError for an invalid line."""
         if self.cron is None:
             return self
         try:
@@ -109,7 +109,7 @@ class ScheduleInfo:
 
 
 async def add_schedule(client: Client, task_queue: str, spec: NewSchedule) -> ScheduleInfo:
-    """Create a schedule. Raises Refused."""
+    """Create a schedule. Raises RejectedError."""
     if not SCHEDULE_NAME.fullmatch(spec.name):
         name = truncate(spec.name, 110)
         raise RejectedError(f"{name!r} is not a valid schedule name: use up to 100 letters, digits, - _ and .")
@@ -168,24 +168,25 @@ async def list_schedules(client: Client, task_queue: str) -> AsyncIterator[Sched
 
 
 async def remove_schedule(client: Client, task_queue: str, name: str) -> None:
-    """Remove a schedule; its active runs continue. Raises NoSuchSchedule."""
+    """Remove a schedule; its active runs continue. Raises ScheduleNotFoundError."""
     await (await _find_schedule(client, task_queue, name))[0].delete()
 
 
 async def pause_schedule(client: Client, task_queue: str, name: str) -> None:
-    """Pause a schedule. Raises NoSuchSchedule."""
+    """Pause a schedule. Raises ScheduleNotFoundError."""
     await (await _find_schedule(client, task_queue, name))[0].pause(note="paused by perdure")
 
 
 async def resume_schedule(client: Client, task_queue: str, name: str) -> None:
-    """Resume a paused schedule. Raises NoSuchSchedule."""
+    """Resume a paused schedule. Raises ScheduleNotFoundError."""
     await (await _find_schedule(client, task_queue, name))[0].unpause(note="resumed by perdure")
 
 
 async def trigger_schedule(client: Client, task_queue: str, name: str) -> str | None:
     """Start a run now, if the overlap policy allows. Return its id, unless it waits for the previous run.
 
-    Raises NoSuchSchedule, Refused if the policy skips the run, NotReachable if the server does not act.
+    Raises ScheduleNotFoundError, RejectedError if the policy skips the run, TemporalUnavailableError if the server
+    does not act.
     """
     handle, before = await _find_schedule(client, task_queue, name)
     known = {_run_id(action) for action in before.info.recent_actions}

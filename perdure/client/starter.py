@@ -9,7 +9,7 @@ from perdure.client.run_list import RunInfo
 
 
 async def find_starter(client: Client, run: RunInfo) -> SentBy | None:
-    """Return the sender, unless the start is past retention. Raises codec.UnknownKey."""
+    """Return the sender, unless the start is past retention. Raises UnknownKeyError."""
     execution = client.get_workflow_handle(run.execution.id, run_id=run.first_execution)
     try:
         first = await anext(execution.fetch_history_events(page_size=1))

@@ -103,7 +103,7 @@ class EventPosition:
 
 @dataclass
 class Watch:
-    """Follows one run. Raises NoSuchRun."""
+    """Follows one run. Raises RunNotFoundError."""
 
     client: Client
     run_id: str

@@ -98,7 +98,7 @@ async def _publish_event(client: Client, task_queue: str, line: int, data: bytes
 
 
 def _parse_event(data: bytes) -> Event:
-    """Parse an event. Raises NotAwaited."""
+    """Parse an event. Raises NotAwaitedError."""
     try:
         value = parse_strict_json(data)
         from_json(data)  # rejects nesting that is too deep for a run

@@ -36,7 +36,7 @@ def marker_id(task_queue: str) -> str:
 async def check_encryption(
     client: Client, task_queue: str, codec: AesGcmCodec | None, has_worker: Callable[[], Awaitable[bool]]
 ) -> None:
-    """Check that this client and the queue's workers can read each other's payloads. Raises NotReachable."""
+    """Check that client and workers can read each other's payloads. Raises TemporalUnavailableError."""
     marker = await _read_marker(client, task_queue, codec)
     if marker is not None:
         held = _read_key_ids(marker, task_queue, codec)
@@ -53,7 +53,9 @@ async def check_encryption(
 
 
 async def set_marker(client: Client, task_queue: str, codec: AesGcmCodec | None) -> None:
-    """Check the queue's marker for a worker, and write it if the worker has other keys. Raises NotReachable."""
+    """Check the queue's marker for a worker, and write it if the worker has other keys. Raises
+    TemporalUnavailableError.
+    """
     marker = await _read_marker(client, task_queue, codec)
     held = _read_key_ids(marker, task_queue, codec) if marker is not None else ()
     if codec is None or held == codec.key_ids:
@@ -95,7 +97,9 @@ async def _read_marker(client: Client, task_queue: str, codec: AesGcmCodec | Non
 
 
 def _read_key_ids(marker: Payload, task_queue: str, codec: AesGcmCodec | None) -> tuple[str, ...]:
-    """Return the key ids of the queue's workers. Raises NotReachable if this process cannot read the marker."""
+    """Return the key ids of the queue's workers. Raises TemporalUnavailableError if this process cannot read the
+    marker.
+    """
     key_id = payload_key_id(marker)
     if codec is None:
         raise TemporalUnavailableError(

@@ -88,7 +88,7 @@ async def _elsewhere(_: Sequence[RawValue]) -> NoReturn:
 
 
 def workflow_interceptors(client: Client) -> list[Interceptor]:
-    """Return the workflow interceptors: `Confidential` if payloads are encrypted."""
+    """Return the workflow interceptors: `ConfidentialInterceptor` if payloads are encrypted."""
     return [ConfidentialInterceptor()] if client.data_converter.payload_codec else []
 
 

@@ -60,7 +60,7 @@ class FollowUp(ValidatedWorkflow[FollowUpContext]):
     Input: the `cmd.workflow.create` command. Result: the `evt.workflow.resolved` event.
 
     Cancelled ones end Canceled. Those without tasks end Failed with `NoTasks`, and those whose lane refuses the request
-    for good with `Refused`.
+    for good with `RejectedError`.
     """
 
     UNKNOWN_SIGNAL = "no such signal; there are task_create, task_resolved, human_input and cancel"
