@@ -160,7 +160,7 @@ def load_function(target: str) -> Callable[..., Any]:
     if not callable(function):
         raise BadTargetError(f"{target} is not a function")
     if inspect.isasyncgenfunction(function):
-        raise BadTargetError(f"{target} is an async generator, which no one runs: return a list instead")
+        raise BadTargetError(f"{target} is an async generator: return a list instead")
     return function  # type: ignore[no-any-return]  # narrowed by callable()
 
 

@@ -190,7 +190,7 @@ class RunTools:
         self,
         goal: Annotated[str, Field(description="what to do, in words")],
         agent: Annotated[str | None, Field(description="one of the agents; the default one if left out")] = None,
-        context: Annotated[dict[str, Any] | None, Field(description="facts that the agent is told")] = None,
+        context: Annotated[dict[str, Any] | None, Field(description="facts for the agent")] = None,
         dedupe_key: Annotated[
             str | None, Field(min_length=1, description="the same key finds the same run again")
         ] = None,
@@ -207,7 +207,7 @@ class RunTools:
         return StartedRun(run_id=run_id, page=self._session.web_ui_page(run_id), note=note)
 
     async def run_state(self, run_id: str) -> RunStateResult:
-        """What a run does now: status, step, plan, last finding, open question, cost, and its outcome at the end."""
+        """The state of a run: status, step, plan, last finding, open question, cost, and its outcome at the end."""
         run = await find_run(self._client, run_id)
         view = await query_run_state(self._client, run_id)
         result = RunStateResult(
@@ -296,7 +296,7 @@ class RunTools:
         if not self._may_answer(question):
             raise RejectedError(
                 f"question {question_id} is for a person ({question.kind}): perdure show {run_id} tells how to answer "
-                "it; an MCP client may only where the server was started with --may-approve"
+                "it; an MCP client may do so only if the server was started with --may-approve"
             )
         body = HumanInput(question_id=question_id, text=text, decision=decision, by=MCP_SENDER)
         await submit_answer(self._client, run_id, body, self._session.settings.answer_keys)
