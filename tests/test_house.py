@@ -243,6 +243,27 @@ def test_every_module_of_a_folder_is_on_its_map_and_no_other() -> None:
     assert (missing, gone) == ([], [])
 
 
+def architecture(heading: str) -> list[list[str]]:
+    """Return the rows of the first table below a heading of docs/architecture.md, without the table's own heading."""
+    section = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split(f"\n## {heading}\n")[1]
+    rows = re.findall(r"^\| (.*)\|$", section.partition("\n## ")[0], re.MULTILINE)
+    return [[cell.strip() for cell in row.split("|")] for row in rows[2:]]
+
+
+def test_the_rooms_of_the_architecture_page_are_those_of_the_code() -> None:
+    layers = ("contracts", "decisions", "workflows", "activities")
+    cells = [cell for row in architecture("Rooms") for cell in zip(layers, row[1:], strict=True)]
+    named = {f"{layer}/{name}" for layer, cell in cells for name in re.findall(r"`([\w/.]+)`", cell)}
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    packages = {f"{path.parent.relative_to(ROOT)}/" for layer in layers for path in ROOT.glob(f"{layer}/*/__init__.py")}
+    assert packages - named == set()
+
+
+def test_the_glossary_has_each_word_once_in_alphabetical_order() -> None:
+    words = [word for word, _ in architecture("Glossary")]
+    assert words == sorted(set(words))
+
+
 def test_a_peer_takes_only_the_work_from_us() -> None:
     """Its environment has the peer, and nothing of ours; the suite installs no peer, so nothing here runs one."""
     for path in (ROOT / "bench" / "peers").glob("*.py"):

@@ -1,0 +1,64 @@
+"""docs/one-call.md against a call: it names exactly the modules that the call enters, and its functions in order."""
+
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import cli
+from contracts.tool import Effect
+from perdure.testkit.model_server import calls
+from perdure.testkit.tools import ScriptedTool
+
+ROOT = Path(cli.__file__).parent
+PAGE = (ROOT / "docs" / "one-call.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \| `(\w+)` \|", PAGE, re.MULTILINE)
+LAYERS = ("contracts/", "decisions/", "workflows/", "activities/")
+
+Entry = tuple[str, str]  # a module's path and the name of its function
+
+
+@contextmanager
+def entered(first: Entry, last: Entry) -> Iterator[list[Entry]]:
+    """Record each function that is entered from the begin of `first` to the end of `last`."""
+    found: list[Entry] = []
+    is_over = False
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal is_over
+        path = Path(frame.f_code.co_filename)
+        if is_over or event not in ("call", "return") or not path.is_relative_to(ROOT):
+            return
+        entry = (path.relative_to(ROOT).as_posix(), frame.f_code.co_name)
+        if event == "return":
+            is_over = entry == last
+        elif entry[0].startswith(LAYERS) and entry[1] != "<module>" and (found or entry == first):
+            found.append(entry)
+
+    threading.setprofile(profile)  # for the threads of workflow tasks
+    sys.setprofile(profile)
+    try:
+        yield found
+    finally:
+        threading.setprofile(None)
+        sys.setprofile(None)
+
+
+async def test_the_page_follows_a_call_through_the_code(world: Any) -> None:
+    """The tool is declared `once`, so its call takes the longest way."""
+    pay = ScriptedTool("pay", effect=Effect.once)
+    script = [calls(("pay", {"cents": 250})), calls(("finish", {"outcome": "paid"}))]
+    with entered(ROWS[0], ROWS[-1]) as found:
+        async with world(script, pay, caches=True) as it:
+            await (await it.start()).result()
+    assert len(pay.calls) == 1
+    modules = set(re.findall(r"`((?:contracts|decisions|workflows|activities)/[\w/]+\.py)`", PAGE))
+    crossed = {module for module, _ in found}
+    assert (crossed - modules, modules - crossed) == (set(), set())  # not on the page, and not on the way
+    assert [row for row in ROWS if row not in found] == []
+    assert sorted(ROWS, key=found.index) == ROWS
+    assert f"{len(crossed)} files" in PAGE
