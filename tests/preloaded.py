@@ -234,7 +234,7 @@ def _become(given: Given, descriptors: list[int]) -> Callable[[], object]:
             ((sys.stdin, "r", -1), (sys.stdout, "w", -1), (sys.stderr, "w", 1))
         )
     )
-    run: Callable[[], object] = import_module(name).main
+    run: Callable[[], object] = getattr(import_module(name), {"worker": "run_worker_process"}.get(name, "main"))
     return run
 
 

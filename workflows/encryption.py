@@ -18,7 +18,7 @@ from workflows.cancellation import Cancellation
 KEY_WAIT = timedelta(seconds=10)  # people add keys and restart workers
 
 _CONFIDENTIAL = "perdure_is_confidential"
-_UNKNOWN_KEY = "UnknownKey"  # the codec's own error, as Temporal names it
+_UNKNOWN_KEY = "UnknownKeyError"  # the codec's own error, as Temporal names it
 
 T = TypeVar("T")
 

@@ -40,7 +40,7 @@ async def tried(attempt: int, holds: int, error: Exception | None = None) -> tup
 async def test_those_that_were_held_back_are_not_counted(attempt: int, holds: int, number: int) -> None:
     this, beats = await tried(attempt, holds)
     assert (this.number, this.holds) == (number, holds)
-    assert this.told == ({"holds": holds} if holds else {})
+    assert this.beat_details == ({"holds": holds} if holds else {})
     assert beats == []
 
 

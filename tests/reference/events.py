@@ -113,8 +113,8 @@ SECTIONS = (
     Section(
         "An event from outside",
         Event,
-        "Something was written on a chat platform. It resolves the tasks that wait for a reply to that message: `perdure "
-        "event`, HTTP, or the signal `event` of `EventTopic`. At most 256 KiB, nested at most 50 deep.",
+        "A message on a chat platform. It resolves the tasks that wait for a reply to that message: `perdure event`, "
+        "HTTP, or the signal `event` of `EventTopic`. At most 256 KiB, nested at most 50 deep.",
     ),
     "## Follow-ups",
     Section("cmd.workflow.create", CreateCommand, "Opens a follow-up: the input of `FollowUp`."),

@@ -56,7 +56,7 @@ def http() -> str:
     return page("HTTP", *parts)
 
 
-SCOPES = "The permissions of a token; a token without scopes has all of them. `perdure token create NAME --scope …` makes one."
+SCOPES = "The permissions of a token; none includes another. `perdure token create NAME --scope …` makes a token."
 
 
 def _scopes() -> str:
